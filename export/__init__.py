@@ -1,0 +1,1 @@
+"""From a checkpoint to GGUF files that provably compute the same."""

@@ -1,0 +1,223 @@
+"""From the command line to typed configuration: Hydra composes, dataclasses check.
+
+Every stage has one YAML file under ``configs/`` (and groups beside it) and one keyword-only dataclass. Hydra
+merges the file with the overrides a person typed; :func:`build` turns the result into the dataclass and refuses
+what it does not know. Every mistake is one line with the nearest right name.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from data.errors import UserError, nearest
+
+T = TypeVar("T")
+CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
+
+
+def load_config(config_name: str, overrides: list[str]) -> dict[str, Any]:
+    """Compose ``configs/<config_name>.yaml`` with Hydra ``overrides`` and resolve it to plain Python values.
+
+    ``--help`` prints the configuration and exits 0. A value ``a,b`` for a key that the file declares as a list
+    becomes ``[a,b]`` (Hydra would read it as a sweep). Raises UserError for anything Hydra refuses.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if any(word in ("-h", "--help") for word in overrides):
+        print_help(config_name)
+        raise SystemExit(0)
+    for word in overrides:
+        if "=" not in word and not word.startswith("~"):
+            raise UserError(
+                f"cannot read {word!r}: options are written key=value (for example name=my-run); --help lists them"
+            )
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+        try:
+            lists = _list_keys(OmegaConf.to_container(compose(config_name), resolve=False))
+            overrides = [_bracket(word, lists) for word in overrides]
+            config = compose(config_name, overrides=overrides)
+            return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(_explain(error, config_name, overrides)) from error
+
+
+def print_help(config_name: str) -> None:
+    """Print the stage's configuration file with its comments, and the choices each group offers."""
+    print(f"Options of configs/{config_name}.yaml, given as key=value (Hydra's override syntax):\n")
+    print((CONFIG_DIR / f"{config_name}.yaml").read_text())
+    groups = [path for path in sorted(CONFIG_DIR.iterdir()) if path.is_dir()]
+    if groups:
+        print("Groups (group=choice):")
+    for group in groups:
+        print(f"  {group.name}: {', '.join(choices(group.name))}")
+
+
+def choices(group: str) -> list[str]:
+    """The names a configuration group offers, sorted."""
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+def _list_keys(tree: Any, prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list):
+            found.add(name)
+        elif isinstance(value, dict):
+            found |= _list_keys(value, f"{name}.")
+    return found
+
+
+def _bracket(word: str, lists: set[str]) -> str:
+    key, sign, value = word.partition("=")
+    if sign and key.lstrip("+") in lists and not value.startswith("["):
+        return f"{key}=[{value}]"
+    return word
+
+
+def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
+    """Hydra's error in our words: which option, what is near it."""
+    text = " ".join(str(error).split())
+    message = text.split(" Set the environment variable")[0].split(" To append to your config")[0]
+    # Could not find 'preset/1250m' ... / Could not override 'train.max_stps'.
+    missing_choice = re.search(r"(?:Could not find|In '[^']*': Could not find) '([\w./-]+)'", text)
+    if missing_choice and "/" in missing_choice.group(1):
+        group, _, choice = missing_choice.group(1).rpartition("/")
+        options = choices(group)
+        hint = nearest(choice, options)
+        return f"there is no {group} {choice!r}; {hint or ''} ({group} is one of: {', '.join(options)})".replace(
+            ";  (", " ("
+        )
+    key = _refused_key(text, overrides)
+    if key:
+        from hydra import compose
+        from omegaconf import OmegaConf
+
+        known = _known_keys(config_name, overrides, compose, OmegaConf)
+        hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
+        return f"there is no option {key!r}; {hint or 'see --help for the list'}"
+    missing = re.search(r"Missing mandatory value: ([\w.]+)", text)
+    if missing:
+        return f"{missing.group(1)} must be given: add {missing.group(1)}=VALUE"
+    return message
+
+
+def _refused_key(text: str, overrides: list[str]) -> str | None:
+    match = re.search(r"Could not override '([\w.@/-]+)'", text) or re.search(r"Key '([\w.]+)' is not in struct", text)
+    if not match:
+        return None
+    name = match.group(1)
+    # Hydra names only the last part in some messages: prefer what the person typed.
+    typed = [word.split("=", 1)[0].lstrip("+~") for word in overrides]
+    return next((key for key in typed if key == name or key.endswith(f".{name}")), name)
+
+
+def _known_keys(config_name: str, overrides: list[str], compose: Any, omegaconf: Any) -> list[str]:
+    """Keys of the configuration with the group choices a person made that Hydra accepts, and the groups."""
+    groups = {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
+    chosen = [word for word in overrides if word.split("=", 1)[0] in groups]
+    try:
+        tree = compose(config_name, overrides=chosen)
+    except Exception:
+        tree = compose(config_name)
+
+    def walk(node: Any, prefix: str = "") -> list[str]:
+        names = []
+        for key, value in node.items():
+            names.append(f"{prefix}{key}")
+            if isinstance(value, dict):
+                names.extend(walk(value, f"{prefix}{key}."))
+        return names
+
+    return walk(omegaconf.to_container(tree, resolve=False))
+
+
+def build(cls: type[T], mapping: Any, where: str = "") -> T:
+    """An instance of the dataclass ``cls`` from ``mapping``, every field checked against its annotation.
+
+    Nested dataclasses, lists of them, Optional, Literal, Path and scalars are understood. Unknown keys, missing
+    ones and wrong types are UserErrors that name the key under ``where``.
+    """
+    assert dataclasses.is_dataclass(cls)
+    if not isinstance(mapping, dict):
+        raise UserError(f"{where or cls.__name__} must be a group of options, not {mapping!r}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    prefix = f"{where}." if where else ""
+    for key in mapping:
+        if key not in fields:
+            hint = nearest(key, fields) or f"it is one of: {', '.join(fields)}"
+            raise UserError(f"there is no option {prefix}{key}; {hint}")
+    values = {}
+    for name, field in fields.items():
+        if name in mapping:
+            values[name] = _convert(hints[name], mapping[name], f"{prefix}{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{prefix}{name} must be given: add {prefix}{name}=VALUE")
+    try:
+        return cls(**values)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{where + ': ' if where else ''}{error}") from error
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        options = get_args(hint)
+        if value in options:
+            return value
+        hint_text = nearest(str(value), [str(option) for option in options])
+        raise UserError(f"{where}={value} is not known; {hint_text} (one of: {', '.join(map(str, options))})")
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(get_args(hint), value, where)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else build(hint, value, where)
+    if origin in (list, tuple):
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            value = [value]
+        item = (get_args(hint) or (Any,))[0]
+        return origin(_convert(item, each, f"{where}[{index}]") for index, each in enumerate(value))
+    if origin is dict or hint is dict:
+        if not isinstance(value, dict):
+            raise UserError(f"{where} must be a group of options, not {value!r}")
+        return value
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    errors = []
+    for option in (each for each in options if each is not type(None)):
+        try:
+            return _convert(option, value, where)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is Path and isinstance(value, str | Path):
+        return Path(value)
+    if hint is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)  # name=125 is a name
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e6 is how people write a million steps
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    raise UserError(f"{where} must be {kind.get(hint, hint)}, not {value!r}")

@@ -1,0 +1,139 @@
+"""Run directories: ``runs/<name>/`` with its configuration, metrics, checkpoints and exported files.
+
+A command's ``run=`` may name a run directory, one of its checkpoints, or a Hugging Face model directory from
+elsewhere; :func:`resolve` tells which and answers where things are.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.errors import UserError, nearest
+
+CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A directory that holds a model: ours (``is_hf`` False), or a bare Hugging Face one."""
+
+    root: Path
+    is_hf: bool = False
+    pinned: Path | None = None
+    """The checkpoint that was named, where one was; otherwise the newest counts."""
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def gguf_dir(self) -> Path:
+        return self.root / "gguf"
+
+    @property
+    def config_file(self) -> Path | None:
+        return _if_file(self.root / "config.yaml")
+
+    @property
+    def validation_text(self) -> Path | None:
+        """Held-out documents, written by training, joined by blank lines."""
+        return _if_file(self.root / "validation.txt")
+
+    @property
+    def calibration_text(self) -> Path | None:
+        """Training documents, written by training, joined by blank lines."""
+        return _if_file(self.root / "calibration.txt")
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first. A save that was cut off never has the final name."""
+        if self.is_hf:
+            return [self.root]
+        return list_checkpoints(self.root)
+
+    def checkpoint(self) -> Path:
+        """The checkpoint to use: the one named, else the newest. UserError where there is none yet."""
+        if self.pinned is not None:
+            return self.pinned
+        found = self.checkpoints()
+        if not found:
+            raise UserError(
+                f"{self.root} holds no checkpoint yet: train it further "
+                f'(`make train ARGS="name={self.name}"`) or name another run'
+            )
+        return found[-1]
+
+    def ggufs(self) -> list[Path]:
+        """The exported models, by name; importance matrices, which are GGUF files too, left out."""
+        if not self.gguf_dir.is_dir():
+            return []
+        return sorted(path for path in self.gguf_dir.glob("*.gguf") if not path.name.startswith("imatrix"))
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """The ``checkpoints/step-########`` directories of a run, oldest first."""
+    folder = root / "checkpoints"
+    if not folder.is_dir():
+        return []
+    return sorted(
+        path for path in folder.iterdir() if CHECKPOINT_NAME.fullmatch(path.name) and (path / "config.json").is_file()
+    )
+
+
+def checkpoint_step(path: Path) -> int:
+    """The optimizer step in a checkpoint directory's name."""
+    match = CHECKPOINT_NAME.fullmatch(path.name)
+    assert match, f"{path} is not named step-########"
+    return int(match.group(1))
+
+
+def resolve(path: str | os.PathLike[str]) -> Run:
+    """What ``path`` names: a run, a checkpoint of a run, or a model directory from elsewhere.
+
+    Raises UserError that says what is there instead, and which runs exist.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise UserError(_missing(root))
+    if root.is_file():
+        raise UserError(f"{root} is a file; give a run directory (runs/<name>) or a Hugging Face model directory")
+    root = root.resolve()
+    if CHECKPOINT_NAME.fullmatch(root.name) and root.parent.name == "checkpoints":
+        return Run(root=root.parent.parent, pinned=root)
+    if (root / "config.json").is_file():
+        return Run(root=root, is_hf=True)
+    if (root / "config.yaml").is_file() or (root / "checkpoints").is_dir() or (root / "gguf").is_dir():
+        return Run(root=root)
+    raise UserError(
+        f"{root} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
+        f"(no config.json); give runs/<name>, or the folder that config.json and model.safetensors are in"
+    )
+
+
+def _missing(root: Path) -> str:
+    parent = root.parent
+    siblings = []
+    if parent.is_dir():
+        siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if root.name == LATEST and not siblings:
+        return f"there is no run yet ({root} does not exist); train one first: `make train CONFIG=tiny`"
+    hint = nearest(root.name, siblings)
+    if not hint and siblings:
+        hint = f"there are: {', '.join(siblings[:8])}"
+    return f"{root} does not exist; {hint or 'train a run first: `make train CONFIG=tiny`'}"
+
+
+def point_latest(root: Path) -> None:
+    """Make ``<runs>/latest`` a relative link to ``root``, replaced in one step."""
+    link = root.parent / LATEST
+    if link.is_dir() and not link.is_symlink():
+        return  # somebody named a run "latest": theirs stays
+    temporary = root.parent / f".{LATEST}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(root.name, target_is_directory=True)
+    os.replace(temporary, link)
+
+
+def _if_file(path: Path) -> Path | None:
+    return path if path.is_file() else None

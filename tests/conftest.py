@@ -1,0 +1,26 @@
+"""What every test may use. The numerical tests pin threads so that their figures do not depend on the machine."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+os.environ.setdefault("WANDB_MODE", "disabled")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real text for measurements (WikiText's raw test set, Gutenberg, GPT-2's vocabulary); skips where absent."""
+    folder = Path(os.environ.get("SLM_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no test data at {folder}: set SLM_TEST_DATA to the folder that holds wikitext/ and gutenberg/")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY

@@ -1,0 +1,1 @@
+"""Training on a CPU: text in, checkpoints out."""
