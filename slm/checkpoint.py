@@ -155,7 +155,7 @@ def save_checkpoint(
             _fsync(path)
         _fsync(temporary)
         if directory.exists():
-            shutil.rmtree(directory)
+            remove(directory)
         os.replace(temporary, directory)
         _fsync(directory.parent)
     except OSError as error:
@@ -196,6 +196,14 @@ def load_trainer_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, An
     except (SafetensorError, ValueError) as error:
         raise UserError(f"the trainer state in {directory} cannot be read: {error}") from None
     return tensors, state
+
+
+def remove(directory: Path) -> None:
+    """Delete a checkpoint. It loses its name first, so that a half-deleted one is never taken for a whole one."""
+    doomed = directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(directory, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

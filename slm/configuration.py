@@ -39,7 +39,8 @@ def load_config(config_name: str, overrides: list[str]) -> dict[str, Any]:
             )
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         try:
-            lists = _list_keys(OmegaConf.to_container(compose(config_name), resolve=False))
+            base = compose(config_name, overrides=_group_choices(overrides))
+            lists = _list_keys(OmegaConf.to_container(base, resolve=False))
             overrides = [_bracket(word, lists) for word in overrides]
             config = compose(config_name, overrides=overrides)
             return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -108,6 +109,12 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     return message
 
 
+def _group_choices(overrides: list[str]) -> list[str]:
+    """The overrides that pick a file of a group (``data=local``): they decide which keys there are."""
+    groups = {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
+    return [word for word in overrides if word.split("=", 1)[0] in groups]
+
+
 def _refused_key(text: str, overrides: list[str]) -> str | None:
     match = re.search(r"Could not override '([\w.@/-]+)'", text) or re.search(r"Key '([\w.]+)' is not in struct", text)
     if not match:
@@ -120,10 +127,8 @@ def _refused_key(text: str, overrides: list[str]) -> str | None:
 
 def _known_keys(config_name: str, overrides: list[str], compose: Any, omegaconf: Any) -> list[str]:
     """Keys of the configuration with the group choices a person made that Hydra accepts, and the groups."""
-    groups = {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
-    chosen = [word for word in overrides if word.split("=", 1)[0] in groups]
     try:
-        tree = compose(config_name, overrides=chosen)
+        tree = compose(config_name, overrides=_group_choices(overrides))
     except Exception:
         tree = compose(config_name)
 

@@ -144,6 +144,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
+        self._cross_entropy = cross_entropy
         self.model = Trunk(config)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
@@ -170,10 +171,12 @@ class LanguageModel(nn.Module):
         if torch.is_autocast_enabled("cpu"):
             x_BTD = x_BTD.to(torch.get_autocast_dtype("cpu"))
         for index, layer in enumerate(self.model.layers):
-            if self.gradient_checkpointing and self.training:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
                 x_BTD = checkpoint(layer, x_BTD, cos_TE, sin_TE, use_reentrant=False)
             else:
-                x_BTD = layer(x_BTD, cos_TE, sin_TE, cache[index] if cache else None)
+                # Generation changes shape with every token: it must not reach a layer compiled for one shape.
+                call = layer.forward if cache else layer
+                x_BTD = call(x_BTD, cos_TE, sin_TE, cache[index] if cache else None)
         return self.model.norm(x_BTD)
 
     def forward(self, ids_BT: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
@@ -182,16 +185,17 @@ class LanguageModel(nn.Module):
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""
-        return cross_entropy(self.hidden(ids_BT), self.head_weight_VD, targets_BT)
+        return self._cross_entropy(self.hidden(ids_BT), self.head_weight_VD, targets_BT)
 
     def new_cache(self) -> list[LayerCache]:
         """An empty cache to pass to successive calls that continue one batch of sequences."""
         return [LayerCache() for _ in self.model.layers]
 
-    def compile_layers(self) -> None:
-        """Compile each layer with inductor. Layers share one compiled graph, so this costs one layer's time."""
+    def compile_parts(self) -> None:
+        """Compile the layers and the loss with inductor. All layers share one graph: this costs one layer's time."""
         for layer in self.model.layers:
             layer.compile(dynamic=False)
+        self._cross_entropy = torch.compile(cross_entropy, dynamic=False)
 
 
 def cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:

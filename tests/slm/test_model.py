@@ -12,7 +12,9 @@ SMALL = dict(
     vocab_size=96, n_layers=2, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, seq_len=64, eos_id=0
 )
 VARIANTS = [
-    pytest.param(dict(arch=arch, n_kv_heads=kv, tie_embeddings=tied), id=f"{arch}-kv{kv}-{'tied' if tied else 'untied'}")
+    pytest.param(
+        dict(arch=arch, n_kv_heads=kv, tie_embeddings=tied), id=f"{arch}-kv{kv}-{'tied' if tied else 'untied'}"
+    )
     for arch in ("llama", "qwen3")
     for kv in (1, 2, 4)
     for tied in (True, False)

@@ -1,0 +1,78 @@
+# One verb per stage. Every target sets up what it needs; `make help` lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+# PyTorch's CPU wheels live on an index of their own; the ordinary one would bring CUDA along on Linux.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# llama.cpp is built for this machine's own instruction set.
+CMAKE_ARGS ?= -DGGML_NATIVE=ON
+export CMAKE_ARGS
+
+CONFIG ?= tiny
+RUN ?= runs/latest
+MODEL ?= $(RUN)
+QUANT ?= q4_k_m
+PORT ?= 8080
+ARGS ?=
+
+.PHONY: help setup demo train plan export eval serve chat test lint format clean
+
+help: ## this list
+	@echo "slm: from raw text to a served language model on a CPU"; echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "  ARGS=\"key=value ...\" passes Hydra overrides to any stage, e.g. make train ARGS=\"name=mine train.max_steps=2000\""
+
+setup: $(VENV)/.ready ## create .venv and install everything (about 4 minutes on two cores)
+
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"slm needs Python 3.11 to 3.13; {sys.executable} is {v[0]}.{v[1]}: run make with PYTHON=python3.12")'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV). llama-cpp-python is built here for this processor: 3 to 4 minutes on two cores."
+	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(PY) -m pip install --quiet --disable-pip-version-check --retries 1 --extra-index-url $(TORCH_INDEX) "torch>=2.13,<2.14" 2> >(grep -v "^WARNING: Retrying" >&2)
+	@start=$$SECONDS; $(PY) -m pip install --quiet --disable-pip-version-check --editable ".[logging,dev]" && echo "Installed in $$((SECONDS - start)) s."
+	@touch $@
+
+demo: setup ## the whole life of a small model in minutes: train, export, evaluate, generate
+	@$(PY) -m train preset=tiny name=demo $(ARGS)
+	@$(PY) -m export run=runs/demo quant=q4_k_m
+	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt
+	@$(PY) -m serve.terminal model=runs/demo prompt="Once upon a time" max_tokens=220 temperature=0.6
+	@printf '\n%s\n' "That was raw text to a quantized model on this machine. Next:" \
+	  "  make serve MODEL=runs/demo                 an OpenAI-compatible server" \
+	  "  make chat MODEL=runs/demo                  the model in this terminal" \
+	  "  make train CONFIG=10m ARGS=\"name=mine data=local 'data.files=[my/*.txt]'\"   your own text"
+
+train: setup ## text in, checkpoints out: CONFIG=tiny|10m|50m|125m|350m ARGS="name=mine ..."
+	@$(PY) -m train preset=$(CONFIG) $(ARGS)
+
+export: setup ## checkpoint to GGUF, quantized and proven: QUANT=q4_k_m,q8_0 RUN=runs/latest
+	@$(PY) -m export run=$(RUN) quant=$(QUANT) $(ARGS)
+
+eval: setup ## perplexity of the checkpoint and every GGUF of RUN, on WikiText or eval.text=FILE
+	@$(PY) -m slm.evaluate run=$(RUN) $(ARGS)
+
+serve: setup ## an OpenAI-compatible server: MODEL=runs/latest PORT=8080
+	@$(PY) -m serve model=$(MODEL) port=$(PORT) $(ARGS)
+
+chat: setup ## talk to a model in the terminal: MODEL=runs/latest
+	@$(PY) -m serve.terminal model=$(MODEL) $(ARGS)
+
+plan: setup ## what a preset costs before it is trained: parameters, FLOPs, memory, time
+	@$(PY) -m train.plan preset=$(CONFIG) $(ARGS)
+
+test: setup ## every test
+	@$(PY) -m pytest -q $(ARGS)
+
+lint: setup ## style and import checks
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+
+format: setup ## rewrite the code in the project's style
+	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
+
+clean: ## remove the environment and caches; runs stay
+	@rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,143 @@
+"""Everything a training run is told, as checked dataclasses. The YAML under configs/ holds the values."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from data.config import DataConfig, TokenizerConfig
+from data.errors import UserError
+from slm.config import ModelConfig
+
+
+@dataclass(kw_only=True)
+class ModelSpec:
+    """The shape of a new model; its vocabulary comes from the tokenizer and its context from train.seq_len."""
+
+    arch: Literal["llama", "qwen3"]
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    vocab_multiple: int = 64
+    """The embedding's rows are padded up to a multiple of this."""
+
+    def model_config(self, *, vocab_size: int, seq_len: int, eos_id: int | None) -> ModelConfig:
+        """The model for a tokenizer of ``vocab_size`` ids. UserError for widths that K-quants cannot hold."""
+        values = {name: value for name, value in vars(self).items() if name != "vocab_multiple"}
+        padded = -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
+        config = ModelConfig(**values, vocab_size=padded, seq_len=seq_len, bos_id=eos_id, eos_id=eos_id)
+        config.check_widths()
+        return config
+
+
+@dataclass(kw_only=True)
+class OptimConfig:
+    """AdamW, its warm-up and its decay."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float
+    """Peak learning rate."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    """Per unit of learning rate, on matrices only."""
+    warmup_steps: int = 100
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a share of the peak."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0 leaves gradients alone."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise UserError(f"optim.lr must be positive, not {self.lr}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas must be two numbers from 0 to below 1, not {self.betas}")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise UserError(f"optim.min_lr_ratio must be from 0 to 1, not {self.min_lr_ratio}")
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """How long, in what portions, and what is written on the way."""
+
+    max_steps: int
+    """Optimizer steps."""
+    max_minutes: float | None = None
+    """Training time after which the run ends, minutes; the learning rate then decays with time too."""
+    seq_len: int
+    """Tokens per sequence."""
+    micro_batch: int
+    """Sequences per forward and backward pass."""
+    grad_accum: int = 1
+    """Passes per optimizer step."""
+    eval_every: int = 250
+    eval_blocks: int = 64
+    """Validation sequences of seq_len tokens."""
+    checkpoint_every: int = 500
+    keep_last: int = 3
+    log_every: int = 10
+    seed: int = 1234
+    precision: Literal["auto", "bf16", "f32"] = "auto"
+    compile: bool = True
+    gradient_checkpointing: bool = False
+    workers: int = 1
+    """Processes that read and tokenize ahead; 0 does it in the training process."""
+    threads: int = 0
+    """Compute threads; 0 takes every core this process may use."""
+    sample_prompts: list[str] = field(default_factory=list)
+    sample_tokens: int = 96
+    sample_temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        at_least_one = ("max_steps", "seq_len", "micro_batch", "grad_accum", "eval_every", "eval_blocks")
+        for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("workers", "threads", "sample_tokens"):
+            if getattr(self, name) < 0:
+                raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.micro_batch * self.grad_accum * self.seq_len
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    """Where metrics go besides metrics.jsonl."""
+
+    name: Literal["none", "wandb"] = "none"
+    project: str = "slm"
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """One training run."""
+
+    preset: str
+    """The preset's name; it is the default name of the run."""
+    name: str | None = None
+    runs_dir: str = "runs"
+    resume: str = "auto"
+    """``auto``, ``never``, or the path of a checkpoint of this run."""
+    init_from: str | None = None
+    """A Hugging Face model directory whose shape, tokenizer and weights a new run starts from."""
+    model: ModelSpec
+    tokenizer: TokenizerConfig
+    data: DataConfig
+    optim: OptimConfig
+    train: TrainConfig
+    logger: LoggerConfig
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the preset states about itself (parameters, FLOPs, memory); a test compares it with the formulas."""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.preset
+        if "/" in self.name or self.name in ("", ".", "..", "latest"):
+            raise UserError(f"name={self.name!r} cannot name a run: use letters, digits, '-', '_' and '.'")

@@ -1,0 +1,56 @@
+"""The process prepared for training: threads, allocator, number format, compiler. Each choice can be told."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from slm import hardware
+from train.config import TrainConfig
+
+BF16_WORTH_IT = 1.1
+"""bf16 must multiply this much faster than f32 before its coarser numbers are accepted."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What was chosen for this process."""
+
+    threads: int
+    precision: str
+    """"bf16" (autocast; weights and optimizer stay f32) or "f32"."""
+    compile: bool
+    notes: tuple[str, ...]
+    """One line for the person about each choice that depends on the machine."""
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def compiler() -> str | None:
+    """The C++ compiler that inductor would use, or None."""
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def prepare(config: TrainConfig) -> Environment:
+    """Set threads, allocator and caches for this process. Call it before the first large allocation."""
+    notes = []
+    hardware.keep_freed_memory()
+    threads = config.threads or hardware.n_threads()
+    torch.set_num_threads(threads)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "slm" / "inductor"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    precision = config.precision
+    if precision == "auto":
+        ratio = hardware.bf16_speedup()
+        precision = "bf16" if ratio > BF16_WORTH_IT else "f32"
+        notes.append(f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32")
+    use_compile = config.compile
+    if use_compile and compiler() is None:
+        use_compile = False
+        notes.append("no C++ compiler (g++ or clang++): training runs uncompiled, more slowly; install one for speed")
+    elif use_compile:
+        notes.append(f"torch.compile: the first steps wait for the compiler; kept in {cache} for the next run")
+    return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(notes))

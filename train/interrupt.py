@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM asked for politely: finish the step, save, leave."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupt:
+    """Remembers that a signal asked the run to end. A second Ctrl-C ends it at once, except during a save."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._saving = False
+        self._previous: dict[int, object] = {}
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, as shells report it: 130 after Ctrl-C, 143 after SIGTERM; 0 without one."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def __enter__(self) -> "Interrupt":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None and not self._saving and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """While this is open no signal breaks off what runs; it counts afterwards."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False

@@ -1,0 +1,50 @@
+"""The loss curves of a run as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from slm.report import atomic_write_bytes
+
+
+def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Draw training and validation loss, and validation bits per byte, over tokens; PNG at ``path``."""
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    train = [(r["tokens"] / 1e6, r["loss"]) for r in records if "loss" in r]
+    val = [(r["tokens"] / 1e6, r["val_loss"], r["val_bits_per_byte"]) for r in records if "val_loss" in r]
+    if not train:
+        return
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    tokens, losses = zip(*train, strict=True)
+    left.plot(tokens, losses, color="#9ecae1", linewidth=0.8, label="training, each record")
+    left.plot(tokens, smooth(losses), color="#2171b5", linewidth=1.6, label="training, smoothed")
+    if val:
+        left.plot([v[0] for v in val], [v[1] for v in val], "o-", color="#d94801", markersize=3, label="validation")
+        right.plot([v[0] for v in val], [v[2] for v in val], "o-", color="#d94801", markersize=3)
+        right.annotate(f"{val[-1][2]:.3f}", (val[-1][0], val[-1][2]), (0, 8), textcoords="offset points", ha="right")
+    left.set(xlabel="training tokens (millions)", ylabel="cross-entropy (nats per token)", title=title)
+    right.set(xlabel="training tokens (millions)", ylabel="validation (bits per byte)", title="held-out text")
+    low = min(min(losses), *(v[1] for v in val)) if val else min(losses)
+    left.set_ylim(low * 0.95, losses[min(len(losses) - 1, len(losses) // 50)] * 1.05 if len(losses) > 50 else None)
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    plt.close(figure)
+    atomic_write_bytes(path, buffer.getvalue())
+
+
+def smooth(values: tuple[float, ...] | list[float], weight: float = 0.95) -> list[float]:
+    """Exponential moving average, corrected for its start."""
+    out, mean = [], 0.0
+    for index, value in enumerate(values, start=1):
+        mean = weight * mean + (1 - weight) * value
+        out.append(mean / (1 - weight**index))
+    return out

@@ -1,0 +1,56 @@
+"""What a person watching a run sees: one live line in a terminal, plain lines elsewhere."""
+
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_SECONDS = 10.0
+"""Where there is no terminal, a line at most this often."""
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds as people write them: ``2:03:04``, ``3:04``."""
+    minutes, seconds = divmod(round(max(0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class ProgressLine:
+    """Step, loss, validation loss, tokens per second, memory and the time left."""
+
+    def __init__(self, max_steps: int, start: int) -> None:
+        self.console = Console()
+        self.max_steps = max_steps
+        self.validation: str = "-"
+        self._last_plain = 0.0
+        self._live: Progress | None = None
+        if self.console.is_terminal:
+            columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
+            self._live = Progress(*columns, console=self.console, transient=False)
+            self._task = self._live.add_task("starting", total=max_steps, completed=start)
+            self._live.start()
+
+    def update(self, record: dict[str, Any], seconds_left: float) -> None:
+        text = (
+            f"step {record['step']:,}/{self.max_steps:,}  loss {record['loss']:.3f}  val {self.validation}  "
+            f"{record['tokens_per_s']:,.0f} tok/s  {record['rss_gb']:.1f} GiB  ETA {duration(seconds_left)}"
+        )
+        if self._live:
+            self._live.update(self._task, completed=record["step"], description=text)
+        elif perf_counter() - self._last_plain >= PLAIN_SECONDS or record["step"] >= self.max_steps:
+            self._last_plain = perf_counter()
+            print(text, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the live one."""
+        if self._live:
+            self.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,74 @@
+"""How good the model is on held-out text, and what it writes.
+
+Shape suffixes: N validation blocks, T positions, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from data.tokenizer import Tokenizer
+from slm.generate import generate
+from slm.model import LanguageModel
+from train.environment import Environment
+from train.step import split
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out loss."""
+
+    loss: float
+    """Mean cross-entropy, nats per token, every target counted."""
+    bits_per_byte: float
+    """Bits spent on ordinary tokens over the UTF-8 bytes they stand for (end-of-text tokens are in neither)."""
+    tokens: int
+    """Targets scored."""
+
+
+class Validator:
+    """Scores the same blocks each time, in portions of the training's own shape."""
+
+    def __init__(self, blocks_NT1: np.ndarray, tokenizer: Tokenizer, vocab_size: int, micro_batch: int) -> None:
+        whole = len(blocks_NT1) // micro_batch * micro_batch
+        # The compiled step knows one shape: a remainder would be compiled for itself.
+        self.blocks = blocks_NT1[:whole] if whole else blocks_NT1
+        self.micro_batch = micro_batch
+        lengths = np.zeros(vocab_size, dtype=np.int64)
+        lengths[: tokenizer.vocab_size] = tokenizer.byte_lengths()
+        self.byte_lengths_V = torch.from_numpy(lengths)
+
+    @torch.no_grad()
+    def __call__(
+        self, model: LanguageModel, environment: Environment, stopped: Callable[[], bool] = lambda: False
+    ) -> Validation | None:
+        """Score ``model``; None where ``stopped`` became true before the end."""
+        nats, text_nats, n_bytes, n_tokens = 0.0, 0.0, 0, 0
+        for start in range(0, len(self.blocks), self.micro_batch):
+            if stopped():
+                return None
+            ids_BT, targets_BT = split(self.blocks[start : start + self.micro_batch])
+            with environment.autocast():
+                hidden_BTD = model.hidden(ids_BT)
+                logits_BTV = F.linear(hidden_BTD, model.head_weight_VD)
+            losses_N = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
+            lengths_N = self.byte_lengths_V[targets_BT.flatten()]
+            nats += losses_N.double().sum().item()
+            text_nats += losses_N[lengths_N > 0].double().sum().item()
+            n_bytes += int(lengths_N.sum())
+            n_tokens += targets_BT.numel()
+        bits = text_nats / math.log(2)
+        return Validation(loss=nats / n_tokens, bits_per_byte=bits / max(1, n_bytes), tokens=n_tokens)
+
+
+def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_tokens: int, temperature: float) -> str:
+    """The prompt and how the model goes on, as text. The same weights give the same text."""
+    ids = [tokenizer.eot_id, *tokenizer.encode(prompt)]
+    new = generate(
+        model, ids, max_tokens=max_tokens, temperature=temperature, stop_ids=(tokenizer.eot_id,), seed=len(prompt)
+    )
+    return prompt + tokenizer.decode(new)

@@ -1,0 +1,65 @@
+"""Weights & Biases, where a person asked for it; never a reason for a run to wait or to fail."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from train.config import RunConfig
+
+
+class WandbLogger:
+    """Sends each record to wandb. Online, offline or disabled as ``WANDB_MODE`` says; offline without an account."""
+
+    def __init__(self, config: RunConfig, resolved: dict[str, Any], root: Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError("logger=wandb needs the wandb package: pip install 'slm[logging]'") from None
+        self._run = None
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None and not _has_account(wandb):
+            mode = "offline"
+            print(f"wandb: no account is set up here, so this run is logged offline under {root / 'wandb'}")
+        try:
+            self._run = wandb.init(
+                project=config.logger.project,
+                name=config.name,
+                id=_run_id(root),
+                resume="allow",
+                dir=str(root),
+                config=resolved,
+                mode=mode,
+                settings=wandb.Settings(init_timeout=30, silent=True),
+            )
+        except Exception as error:  # whatever wandb's service does, training goes on
+            print(f"wandb: not logging this run ({' '.join(str(error).split())}); metrics.jsonl has everything")
+
+    def log(self, record: dict[str, Any]) -> None:
+        if self._run is None:
+            return
+        try:
+            values = {key: value for key, value in record.items() if key != "step"}
+            self._run.log(values, step=record["step"])
+        except Exception as error:
+            print(f"wandb: logging stopped ({' '.join(str(error).split())}); metrics.jsonl goes on")
+            self._run = None
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish(quiet=True)
+
+
+def _has_account(wandb: Any) -> bool:
+    try:
+        return bool(os.environ.get("WANDB_API_KEY") or wandb.Api().api_key)
+    except Exception:
+        return False
+
+
+def _run_id(root: Path) -> str:
+    """The same id for every start of one run, so that a resumed run continues its curves."""
+    path = root / "wandb-id"
+    if not path.exists():
+        path.write_text(os.urandom(6).hex())
+    return path.read_text().strip()
