@@ -152,15 +152,17 @@ def save_checkpoint(
         files = sorted(path for path in temporary.iterdir() if path.is_file())
         atomic_write_json(temporary / MANIFEST, {"sha256": {path.name: _sha256(path) for path in files}})
         for path in files:
+            path.chmod(0o644)  # safetensors makes files that only their owner reads
             _fsync(path)
         _fsync(temporary)
         if directory.exists():
             remove(directory)
         os.replace(temporary, directory)
         _fsync(directory.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"the checkpoint {directory} could not be written ({error.strerror or error}; it needs {needed:,} bytes); "
+            f"the checkpoint {directory} could not be written ({reason}; it needs {needed:,} bytes); "
             "earlier checkpoints are untouched"
         ) from error
     finally:

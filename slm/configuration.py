@@ -37,6 +37,7 @@ def load_config(config_name: str, overrides: list[str]) -> dict[str, Any]:
             raise UserError(
                 f"cannot read {word!r}: options are written key=value (for example name=my-run); --help lists them"
             )
+    overrides = [_quote_choice(word) for word in overrides]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         try:
             base = compose(config_name, overrides=_group_choices(overrides))
@@ -73,6 +74,12 @@ def _list_keys(tree: Any, prefix: str = "") -> set[str]:
         elif isinstance(value, dict):
             found |= _list_keys(value, f"{name}.")
     return found
+
+
+def _quote_choice(word: str) -> str:
+    """``preset=125`` names a file, though Hydra reads a number and refuses it without saying which."""
+    key, _, value = word.partition("=")
+    return f"{key}='{value}'" if value.isdigit() and (CONFIG_DIR / key).is_dir() else word
 
 
 def _bracket(word: str, lists: set[str]) -> str:

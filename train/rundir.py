@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.loader import sample_documents
+from data.sources import sample_documents
 from data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from slm import checkpoint
 from slm.report import atomic_write_text

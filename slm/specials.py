@@ -1,0 +1,54 @@
+"""A checkpoint's special tokens: which ids, which are added to a text by default. One answer for export and scoring."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_IDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "eom")
+_ADDED = ("bos", "eos", "sep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specials:
+    """What tokenizer_config.json, tokenizer.json and config.json say together."""
+
+    ids: dict[str, int]
+    """bos, eos, ... -> id, for those there are."""
+    added: dict[str, bool]
+    """bos (always present), eos, sep -> whether it is put around a text by default."""
+    chat_template: Any
+    """Jinja text, or several as llama.cpp's converter takes them; None for a base model."""
+
+    @property
+    def bos_added(self) -> int | None:
+        """The beginning-of-text token, where it is added by default."""
+        return self.ids.get("bos") if self.added["bos"] else None
+
+    @property
+    def document_start(self) -> int | None:
+        """The token that stands before a text: beginning-of-text, else end-of-text."""
+        return self.ids.get("bos", self.ids.get("eos"))
+
+
+def read_specials(directory: Path, vocab_size: int) -> Specials:
+    """Read a model directory the way llama.cpp's converter does; ids from ``vocab_size`` up are left out.
+
+    Where the files do not say whether the beginning-of-text token is added, the tokenizer itself is asked; a bare
+    SentencePiece model adds it, as transformers and llama.cpp both assume.
+    """
+    import gguf
+
+    special = gguf.SpecialVocab(directory, load_merges=False, n_vocab=vocab_size)
+    ids = {name: token for name, token in special.special_token_ids.items() if name in _IDS}
+    added = {name: bool(value) for name, value in special.add_special_token.items() if name in _ADDED}
+    if "bos" not in ids:
+        added["bos"] = False
+    elif "bos" not in added:
+        tokenizer_json = directory / "tokenizer.json"
+        if tokenizer_json.is_file():
+            from tokenizers import Tokenizer
+
+            added["bos"] = Tokenizer.from_file(str(tokenizer_json)).encode("a").ids[:1] == [ids["bos"]]
+        else:
+            added["bos"] = True
+    return Specials(ids=ids, added=added, chat_template=special.chat_template)
