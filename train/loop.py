@@ -153,7 +153,8 @@ class Trainer:
         left = (train.max_steps - self.step) * train.tokens_per_step / record["tokens_per_s"]
         if train.max_minutes:
             left = min(left, 60 * train.max_minutes - self.elapsed)
-        self.progress.update(record, left)
+        # The first step waits for the compiler: it says nothing about the ones to come.
+        self.progress.update(record, None if self.step == 1 else left)
 
     def _record(self, record: dict[str, Any]) -> None:
         self.metrics.write(record)

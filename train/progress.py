@@ -11,9 +11,11 @@ PLAIN_SECONDS = 10.0
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds as people write them: ``2:03:04``, ``3:04``."""
+    """Time as people write it: ``12 days 3 h``, ``2:03:04``, ``3:04``."""
     minutes, seconds = divmod(round(max(0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24:,} days {hours % 24} h"
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
@@ -32,10 +34,12 @@ class ProgressLine:
             self._task = self._live.add_task("starting", total=max_steps, completed=start)
             self._live.start()
 
-    def update(self, record: dict[str, Any], seconds_left: float) -> None:
+    def update(self, record: dict[str, Any], seconds_left: float | None) -> None:
+        """Show a training record; ``seconds_left`` None: not known yet."""
+        eta = "-" if seconds_left is None else duration(seconds_left)
         text = (
             f"step {record['step']:,}/{self.max_steps:,}  loss {record['loss']:.3f}  val {self.validation}  "
-            f"{record['tokens_per_s']:,.0f} tok/s  {record['rss_gb']:.1f} GiB  ETA {duration(seconds_left)}"
+            f"{record['tokens_per_s']:,.0f} tok/s  {record['rss_gb']:.1f} GiB  ETA {eta}"
         )
         if self._live:
             self._live.update(self._task, completed=record["step"], description=text)

@@ -36,7 +36,29 @@ SMALL = (
 def corpus(tmp_path_factory) -> Path:
     """A JSON Lines file of a few hundred short documents."""
     chance = random.Random(11)
-    words = "the a cat dog sat ran on mat hill and saw big small red ball house then slept ate found tree".split()
+    words = [
+        "the",
+        "a",
+        "cat",
+        "dog",
+        "sat",
+        "ran",
+        "on",
+        "mat",
+        "hill",
+        "and",
+        "saw",
+        "big",
+        "small",
+        "red",
+        "ball",
+        "house",
+        "then",
+        "slept",
+        "ate",
+        "found",
+        "tree",
+    ]
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
     lines = [json.dumps({"text": " ".join(chance.choices(words, k=chance.randint(20, 60)))}) for _ in range(400)]
     path.write_text("\n".join(lines) + "\n")

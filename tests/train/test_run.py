@@ -186,7 +186,7 @@ def test_training_goes_on_from_a_downloaded_model(command, train, tmp_path):
         max_position_embeddings=64,
     )
     LlamaForCausalLM(config).save_pretrained(tokenizer)
-    code, out, err = train(command("name=tuned", "train.max_steps=3", f"init_from={tokenizer}"))
+    code, _, err = train(command("name=tuned", "train.max_steps=3", f"init_from={tokenizer}"))
     assert code == 0, err
     saved = json.loads((tmp_path / "runs" / "tuned" / "checkpoints" / "step-00000003" / "config.json").read_text())
     assert (saved["hidden_size"], saved["max_position_embeddings"]) == (96, 64)

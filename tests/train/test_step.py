@@ -1,0 +1,115 @@
+"""One optimizer step does what the textbook says."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from data.errors import UserError
+from slm.config import ModelConfig
+from slm.model import LanguageModel
+from train.config import OptimConfig
+from train.environment import Environment
+from train.optim import load_state_tensors, make_optimizer, state_tensors
+from train.step import train_step
+
+SHAPE = ModelConfig(vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
+PLAIN = Environment(threads=1, precision="f32", compile=False, notes=())
+OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1)
+
+
+def new_model() -> LanguageModel:
+    torch.manual_seed(4)
+    return LanguageModel(SHAPE).train()
+
+
+def blocks(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 64, (rows, 17)).astype(np.int32)
+
+
+def step(model, optimizer, batches, environment=PLAIN, **changes):
+    options = {"grad_accum": len(batches), "grad_clip": 0.0, "lr": 1e-2} | changes
+    return train_step(model, optimizer, iter(batches), environment=environment, **options)
+
+
+def test_accumulated_micro_batches_are_one_large_batch():
+    whole, parts = new_model(), new_model()
+    batch = blocks(4)
+    one = step(whole, make_optimizer(whole, OPTIM), [batch])
+    two = step(parts, make_optimizer(parts, OPTIM), [batch[:2], batch[2:]])
+    assert one.loss == pytest.approx(two.loss, rel=1e-5)
+    assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-4)
+    assert one.tokens == two.tokens == 64
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_it_is_plain_adamw_with_decay_on_the_layers_matrices_only():
+    model, reference = new_model(), new_model()
+    batch = blocks(2)
+    step(model, make_optimizer(model, OPTIM), [batch])
+    ids = torch.from_numpy(batch.astype(np.int64))
+    reference.loss(ids[:, :-1], ids[:, 1:]).backward()
+    for (name, new), old in zip(model.named_parameters(), reference.parameters(), strict=True):
+        decay = OPTIM.weight_decay if old.ndim == 2 and "embed" not in name else 0.0
+        # AdamW's first step, both moments corrected for their start, is the gradient's sign, nearly.
+        update = old.grad / (old.grad.abs() + OPTIM.eps)
+        torch.testing.assert_close(new, old * (1 - 1e-2 * decay) - 1e-2 * update, atol=1e-5, rtol=1e-4)
+
+
+def test_clipping_scales_the_gradient_and_reports_the_norm_before():
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    result = step(model, optimizer, [blocks(2)], grad_clip=0.01, lr=1.0)
+    moved = math.sqrt(sum((b - p).pow(2).sum().item() for b, p in zip(before, model.parameters(), strict=True)))
+    assert result.grad_norm > 0.1
+    assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update():
+    model = new_model()
+    optimizer = make_optimizer(model, OPTIM)
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(UserError, match="stopped before the update"):
+        step(model, optimizer, [blocks(2)])
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.nan_to_num(), before[name].nan_to_num()), name
+
+
+def test_optimizer_state_survives_by_name():
+    model, other = new_model(), new_model()
+    optimizer, fresh = make_optimizer(model, OPTIM), make_optimizer(other, OPTIM)
+    step(model, optimizer, [blocks(2)])
+    other.load_state_dict(model.state_dict())
+    load_state_tensors(other, fresh, state_tensors(model, optimizer))
+    step(model, optimizer, [blocks(2, seed=1)])
+    step(other, fresh, [blocks(2, seed=1)])
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_bf16_autocast_learns_what_f32_learns():
+    losses = {}
+    for precision in ("f32", "bf16"):
+        model = new_model()
+        optimizer = make_optimizer(model, OPTIM)
+        environment = Environment(threads=1, precision=precision, compile=False, notes=())
+        losses[precision] = [step(model, optimizer, [blocks(4)], environment).loss for _ in range(15)]
+    assert losses["f32"][-1] < losses["f32"][0] - 1
+    assert losses["bf16"] == pytest.approx(losses["f32"], rel=0.03)
+
+
+@pytest.mark.slow
+def test_compiled_and_plain_training_take_the_same_way():
+    losses = {}
+    for compiled in (False, True):
+        model = new_model()
+        optimizer = make_optimizer(model, OPTIM)
+        if compiled:
+            model.compile_parts()
+        losses[compiled] = [step(model, optimizer, [blocks(4)]).loss for _ in range(20)]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
