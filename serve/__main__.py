@@ -1,0 +1,119 @@
+"""`python -m serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]`"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+
+from data.errors import UserError
+from serve.config import ServeConfig, load
+from serve.models import resolve_model
+from slm.cli import run
+
+
+def main(words: list[str]) -> int:
+    """Serves until told to stop. Raises `UserError` for what the caller can mend."""
+    config = load(ServeConfig, "serve", words, literal=("model",))
+    path, note = resolve_model(config.model)
+    if note:
+        print(note, flush=True)
+    listener = _listen(config.host, config.port)
+    with contextlib.closing(listener):
+        return asyncio.run(_serve(config, path, listener))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, before the model is loaded: a taken port should be told at once."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Listening now also tells a second server apart from a first that is still loading.
+        listener.listen(2048)
+    except socket.gaierror as error:
+        raise UserError(f"host={host} is not known ({error.strerror}); use 127.0.0.1 or 0.0.0.0") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} on {host} is in use; choose another with port=...") from None
+        if error.errno == errno.EACCES:
+            raise UserError(f"port {port} needs more rights; choose one above 1023 with port=...") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def _serve(config: ServeConfig, path, listener: socket.socket) -> int:
+    import uvicorn
+
+    from serve.app import make_app
+    from serve.supervisor import Supervisor
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self):
+            # uvicorn's own would raise the signal again after a clean end; ours ends with status 0.
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self.stop)
+            yield
+
+        def stop(self) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+    options = config.serve
+    keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
+    supervisor = Supervisor(config.engine(path), max_waiting=options.queue)
+    try:
+        info = await supervisor.start()
+        name = options.name or path.stem
+        app = make_app(supervisor, options, name=name, keys=keys)
+        port = listener.getsockname()[1]
+        _banner(name, info, config.host, port, keyed=bool(keys))
+        uvicorn_config = uvicorn.Config(
+            app,
+            log_level="warning",
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=max(1, round(options.drain_s)),
+            server_header=False,
+            lifespan="on",
+        )
+        # One line per request, without uvicorn's own talk of starting and stopping.
+        logging.getLogger("uvicorn.access").setLevel("INFO" if options.access_log else "WARNING")
+        server = Server(uvicorn_config)
+        await server.serve(sockets=[listener])
+    finally:
+        await supervisor.close()
+    return 0
+
+
+def _banner(name: str, info, host: str, port: int, *, keyed: bool) -> None:
+    from serve.chat import ChatPrompt
+
+    chat = ChatPrompt(info)
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    print(f"model    {name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
+    print(f"{info.size_bytes / 2**20:.1f} MiB, loaded in {info.load_s:.2f} s")
+    print(f"context  {info.context} tokens per request, {info.slots} at a time, {info.kv_tokens} cached in all")
+    print(f"threads  {info.threads}")
+    template = "the model's own template" if chat.own else "the plain form (the file has no template)"
+    print(f"chat     {chat.problem or template}")
+    print(f"url      {url}/v1 (schema at {url}/docs)")
+    print("try\n  " + _example(url, keyed), flush=True)
+
+
+def _example(url: str, keyed: bool) -> str:
+    key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    body = '{"prompt": "Once upon a time", "max_tokens": 60}'
+    return f"curl -s {url}/v1/completions{key} -d '{body}'"
+
+
+if __name__ == "__main__":
+    run(main)

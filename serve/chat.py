@@ -1,0 +1,100 @@
+"""Chat messages to prompt text, by the model's own template or a plain one.
+
+A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. Not
+promised: that a template ends in good time, nor that text of a user which spells a special token is told apart
+from the template's own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from serve.messages import ModelInfo
+
+FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
+"""Ends a reply of the plain template, whose turns have no token of their own."""
+
+_FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
+
+
+class ChatTemplateError(Exception):
+    """The template refuses these messages, or does not work; the message says which."""
+
+
+class ChatPrompt:
+    """Renders messages for one model.
+
+    `own` tells whether the model brought a template. Without one the plain form is used, which a base model can
+    at least continue: `System: ...`, `User: ...` and `Assistant: ...` paragraphs.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._bos, self._eos = info.bos, info.eos
+        self.own = False
+        self.problem: str | None = None
+        """Why the model's own template is not used, where it has one."""
+        if info.chat_template:
+            try:
+                self._template = _environment().from_string(info.chat_template)
+                self.own = True
+            except TemplateError as error:
+                self.problem = f"the model's chat template is not valid ({error}); using the plain one"
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings that go with the template."""
+        return () if self.own else FALLBACK_STOP
+
+    def render(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
+        """The prompt, and whether BOS is still to be put before it. Messages have `role` and `content`."""
+        if not self.own:
+            return _plain(messages), True
+        try:
+            text = self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=self._bos,
+                eos_token=self._eos,
+                tools=None,
+                documents=None,
+            )
+        except SecurityError as error:
+            raise ChatTemplateError(f"the model's chat template does what is not allowed: {error}") from None
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, OverflowError) as error:
+            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
+        return text, not (self._bos and text.startswith(self._bos))
+
+
+def _plain(messages: list[dict[str, str]]) -> str:
+    turns = [f"{_FALLBACK_NAMES[each['role']]}: {each['content']}" for each in messages]
+    return "\n\n".join([*turns, "Assistant:"])
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    # Jinja's own escapes for HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,178 @@
+"""Configuration of the server and of the engine inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from data.errors import UserError
+from slm.configuration import build, load_config
+
+DEFAULT_CONTEXT = 4096
+
+Config = TypeVar("Config")
+
+
+def load(cls: type[Config], config_name: str, words: list[str], *, literal: tuple[str, ...]) -> Config:
+    """The configuration from command-line words. The `literal` options are taken as they are: paths and prompts
+    are no text for Hydra's grammar (and `model` is the name of a configuration group of another stage).
+
+    Raises `UserError`, also when no model is named.
+    """
+    taken = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if sign and name in literal:
+            taken[name] = text
+    others = [word for word in words if word.partition("=")[0] not in literal or "=" not in word]
+    values = load_config(config_name, others) | taken
+    if not values.get("model"):
+        raise UserError("model must be given: model=runs/latest, or the path of a .gguf file")
+    return build(cls, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the engine process needs; plain data, sent to it once."""
+
+    model_path: Path
+    context: int = 0
+    """Most tokens of one sequence; 0: the training context, at most `DEFAULT_CONTEXT`."""
+    slots: int = 4
+    """Sequences computed at the same time."""
+    kv_tokens: int = 0
+    """0: every slot has a cache of its own, of one context. Above: one cache of so many tokens is shared; when it
+    is full, the youngest sequence is sent back and computed again later.
+
+    A seed gives the same text again when requests come one at a time. In company, the batch and the place of a
+    sequence's cells decide in which order numbers are added, and a quantized model's rounding can make that
+    visible as another text: often with a shared cache, less often with caches of their own, never with one slot.
+    """
+    threads: int = 0
+    """0: the cores this process may use."""
+    batch: int = 512
+    """Most tokens of one decode call."""
+    ubatch: int = 512
+    """Most tokens of one pass through the graph."""
+    prefill_chunk: int = 256
+    """Most prompt tokens of one step while other sequences are generating."""
+    n_gpu_layers: int = 0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "context": (0, 1 << 20),
+            "slots": (1, 256),
+            "kv_tokens": (0, 1 << 24),
+            "threads": (0, 1024),
+            "batch": (1, 1 << 16),
+            "ubatch": (1, 1 << 16),
+            "prefill_chunk": (1, 1 << 16),
+            "n_gpu_layers": (-1, 1 << 16),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UserError(f"serve.{name} is {value}; it must be between {low} and {high}")
+        if self.batch < self.slots:
+            raise UserError(f"serve.batch={self.batch} is smaller than serve.slots={self.slots}; raise it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The `serve` group of configs/serve.yaml (see the comments there)."""
+
+    name: str | None = None
+    context: int = 0
+    slots: int = 4
+    queue: int = 64
+    """Requests that may wait for a slot."""
+    kv_tokens: int = 0
+    threads: int = 0
+    batch: int = 512
+    ubatch: int = 512
+    prefill_chunk: int = 256
+    n_gpu_layers: int = 0
+    api_keys: list[str] = field(default_factory=list)
+    cors_origins: list[str] = field(default_factory=list)
+    max_body_bytes: int = 4 << 20
+    max_n: int = 16
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    drain_s: float = 20.0
+    access_log: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_n"):
+            if getattr(self, name) < 1:
+                raise UserError(f"serve.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("body_timeout_s", "write_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"serve.{name} is {getattr(self, name)}; it must be above 0 seconds")
+        for name in ("queue", "drain_s"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"serve.{name} is {getattr(self, name)}; it must not be negative")
+        if any(not key for key in self.api_keys):
+            raise UserError("serve.api_keys holds an empty key; leave the list empty for no key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """configs/serve.yaml."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8080
+    serve: ServerOptions = field(default_factory=ServerOptions)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UserError(f"port={self.port} is no port; give one from 1 to 65535 (0: any free one)")
+
+    def engine(self, model_path: Path) -> EngineConfig:
+        """The engine's part of it."""
+        own = self.serve
+        return EngineConfig(
+            model_path=model_path,
+            context=own.context,
+            slots=own.slots,
+            kv_tokens=own.kv_tokens,
+            threads=own.threads,
+            batch=own.batch,
+            ubatch=own.ubatch,
+            prefill_chunk=own.prefill_chunk,
+            n_gpu_layers=own.n_gpu_layers,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminalConfig:
+    """configs/terminal.yaml."""
+
+    model: str
+    prompt: str | None = None
+    system: str | None = None
+    max_tokens: int = 512
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    context: int = 0
+    threads: int = 0
+    n_gpu_layers: int = 0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_tokens": (1, 1 << 20),
+            "temperature": (0, 10),
+            "top_k": (0, 1 << 20),
+            "top_p": (0, 1),
+            "min_p": (0, 1),
+            "repeat_penalty": (0.01, 10),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UserError(f"{name}={value} is out of range; it must be between {low} and {high}")

@@ -1,0 +1,169 @@
+"""What travels between the server and the engine process: plain, frozen, picklable data.
+
+Commands go in, lists of events come out. Whoever makes a command has validated it for the client's sake; the
+engine checks again whatever would reach native code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the next token is picked. The defaults sample from the model's own distribution."""
+
+    temperature: float = 1.0
+    """0: the likeliest token."""
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    """Tokens the repeat penalty looks back, prompt included."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generate:
+    """One sequence to continue."""
+
+    id: str
+    prompt: str | tuple[int, ...]
+    add_special: bool = True
+    """Put BOS before a text prompt where the model's file asks for it."""
+    parse_special: bool = False
+    """Read special tokens spelled in a text prompt as such."""
+    max_tokens: int | None = None
+    """None: as far as the context goes. 0: only look at the prompt."""
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    top_logprobs: int | None = None
+    """None: no log-probabilities; n: the picked token's and the n likeliest."""
+    echo: bool = False
+    """Give the prompt back as text, with its log-probabilities where `top_logprobs` is set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancel:
+    """Forget a sequence; nothing more is said about it."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokenize:
+    id: str
+    text: str
+    add_special: bool
+    parse_special: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detokenize:
+    id: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shutdown:
+    """End the engine process."""
+
+
+Command = Generate | Cancel | Tokenize | Detokenize | Shutdown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """What the server tells about the model and needs to know of it."""
+
+    path: str
+    architecture: str
+    n_params: int
+    size_bytes: int
+    n_vocab: int
+    n_ctx_train: int
+    context: int
+    """Most tokens of one sequence in this engine."""
+    slots: int
+    kv_tokens: int
+    threads: int
+    bos: str
+    """The text of the token; "" where there is none."""
+    eos: str
+    add_bos: bool
+    chat_template: str | None
+    load_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    info: ModelInfo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartFailed:
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """One token with the model's own (unmodified) log-probability, natural logarithm."""
+
+    token: int
+    piece: bytes
+    logprob: float | None
+    """None for the first token of a prompt, which nothing precedes."""
+    top: tuple[tuple[int, bytes, float], ...]
+    offset: int
+    """Characters of text before it (prompt tokens: in the prompt; others: in the reply)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompted:
+    """The prompt has been computed."""
+
+    id: str
+    prompt_tokens: int
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delta:
+    """More text of a sequence; the last one has `finish`."""
+
+    id: str
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    completion_tokens: int = 0
+    """Tokens generated so far, the end-of-text token included."""
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The sequence or question `id` ended without a result."""
+
+    id: str
+    code: Literal["context_length_exceeded", "invalid_request", "engine_error", "engine_died"]
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """The answer to Tokenize or Detokenize."""
+
+    id: str
+    value: list[int] | str
+
+
+Event = Ready | StartFailed | Prompted | Delta | Failure | Reply

@@ -1,0 +1,44 @@
+"""Which GGUF file `model=` means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data.errors import UserError, nearest
+from slm import runs
+
+_PREFERRED = ("q4_k_m", "q8_0")
+
+
+def resolve_model(model: str) -> tuple[Path, str | None]:
+    """The GGUF file for a .gguf path, a run directory or a model directory with a gguf/ folder, and a line
+    that says which was picked out of several (None where there was no choice).
+
+    Raises `UserError` with what to do where there is none.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path, None
+    if path.suffix == ".gguf":
+        folder = path.parent
+        there = [each.name for each in sorted(folder.glob("*.gguf"))] if folder.is_dir() else []
+        hint = nearest(path.name, there) or (f"there are: {', '.join(there)}" if there else "")
+        raise UserError(f"{path} does not exist; {hint}".rstrip("; "))
+    found = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    found = [each for each in found if not each.name.startswith("imatrix")]
+    if not found:
+        found = runs.resolve(path).ggufs()
+    if not found:
+        raise UserError(f"{model} has no exported model yet; run `make export RUN={model}` first")
+    return _pick(found)
+
+
+def _pick(found: list[Path]) -> tuple[Path, str | None]:
+    if len(found) == 1:
+        return found[0], None
+    for quant in _PREFERRED:
+        for path in found:
+            if path.stem.lower().endswith(quant):
+                return path, f"of {len(found)} exported files, serving {path.name} ({quant})"
+    smallest = min(found, key=lambda path: path.stat().st_size)
+    return smallest, f"of {len(found)} exported files, serving {smallest.name} (the smallest)"

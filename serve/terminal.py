@@ -1,0 +1,226 @@
+"""`python -m serve.terminal model=PATH [prompt='Once upon a time' ...]`: a model in the terminal, no HTTP.
+
+The engine runs in this process. A model with a chat template is talked to; one without continues text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+
+from data.errors import UserError
+from serve.config import EngineConfig, TerminalConfig, load
+from serve.messages import Cancel, Delta, Failure, Generate, ModelInfo, Prompted, SamplingParams
+from serve.models import resolve_model
+from slm.cli import run
+
+_HELP = """/help   this text
+/reset  forget the conversation
+/exit   leave (or Ctrl-D)
+Ctrl-C stops a reply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """One finished reply."""
+
+    text: str
+    n_tokens: int
+    seconds: float
+    """Of generation, without the prompt's computation."""
+    finish: str
+
+    @property
+    def tokens_per_s(self) -> float:
+        # The first token comes with the prompt's computation.
+        return (self.n_tokens - 1) / self.seconds if self.n_tokens > 1 and self.seconds > 0 else 0.0
+
+
+class Talk:
+    """A conversation with an engine in this process."""
+
+    def __init__(self, config: TerminalConfig) -> None:
+        from serve.chat import ChatPrompt
+        from serve.engine import Engine
+        from slm.llamacpp import LlamaError
+
+        path, self.note = resolve_model(config.model)
+        engine = EngineConfig(
+            model_path=path,
+            slots=1,
+            context=config.context,
+            threads=config.threads,
+            n_gpu_layers=config.n_gpu_layers,
+        )
+        try:
+            self._engine = Engine(engine)
+        except LlamaError as error:
+            raise UserError(str(error)) from None
+        self._config = config
+        self.name = path.name
+        self.info: ModelInfo = self._engine.info
+        self.chat = ChatPrompt(self.info)
+        self._n = 0
+        self._messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was said."""
+        system = self._config.system
+        self._messages = [{"role": "system", "content": system}] if system else []
+
+    def say(self, text: str, show) -> Reply:
+        """Sends a message (or, for a base model, text to continue); `show` gets the reply's text as it comes.
+
+        Ctrl-C ends the reply early. Raises `UserError` when the text does not fit the context.
+        """
+        from serve.chat import ChatTemplateError
+
+        if not self.chat.own:
+            return self._generate(text, True, False, show)
+        self._messages.append({"role": "user", "content": text})
+        try:
+            prompt, add_special = self.chat.render(self._messages)
+            reply = self._generate(prompt, add_special, True, show)
+        except ChatTemplateError as error:
+            self._messages.pop()
+            raise UserError(str(error)) from None
+        except UserError:
+            self._messages.pop()
+            raise
+        self._messages.append({"role": "assistant", "content": reply.text})
+        return reply
+
+    def _generate(self, prompt: str, add_special: bool, parse_special: bool, show) -> Reply:
+        config = self._config
+        self._n += 1
+        key = str(self._n)
+        request = Generate(
+            id=key,
+            prompt=prompt,
+            add_special=add_special,
+            parse_special=parse_special,
+            max_tokens=config.max_tokens,
+            sampling=SamplingParams(
+                temperature=config.temperature,
+                top_k=config.top_k,
+                top_p=config.top_p,
+                min_p=config.min_p,
+                repeat_penalty=config.repeat_penalty,
+                seed=secrets.randbits(32) if config.seed is None else config.seed,
+            ),
+        )
+        parts: list[str] = []
+        n_tokens, finish, began = 0, "stopped", time.perf_counter()
+        try:
+            events = self._engine.handle(request)
+            while True:
+                for event in events:
+                    if isinstance(event, Failure):
+                        raise UserError(f"{event.message} (/reset forgets the conversation)")
+                    if isinstance(event, Prompted):
+                        began = time.perf_counter()
+                    elif isinstance(event, Delta):
+                        parts.append(event.text)
+                        show(event.text)
+                        n_tokens, finish = event.completion_tokens, event.finish or finish
+                if not self._engine.busy:
+                    break
+                events = self._engine.step()
+        except KeyboardInterrupt:
+            self._engine.handle(Cancel(id=key))
+        seconds = time.perf_counter() - began
+        return Reply(text="".join(parts), n_tokens=n_tokens, seconds=seconds, finish=finish)
+
+    def close(self) -> None:
+        """Frees the model."""
+        self._engine.close()
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _figures(reply: Reply) -> str:
+    why = {"length": ", stopped by max_tokens or the context", "stopped": ", stopped by you"}
+    return f"[{reply.n_tokens} tokens, {reply.tokens_per_s:.1f} tokens/s{why.get(reply.finish, '')}]"
+
+
+def _once(talk: Talk, prompt: str) -> None:
+    """One prompt, one reply. A base model's text goes on from the prompt, so the prompt is shown first."""
+    if not talk.chat.own:
+        _show(prompt)
+    reply = talk.say(prompt, _show)
+    print(f"\n{_figures(reply)}", flush=True)
+
+
+def _converse(talk: Talk) -> None:
+    info = talk.info
+    print(f"{talk.name}: {info.n_params / 1e6:.1f}M parameters, context {info.context}, {info.threads} threads")
+    if talk.note:
+        print(talk.note)
+    if talk.chat.problem:
+        print(talk.chat.problem)
+    if talk.chat.own:
+        print("Chat. /help lists commands, Ctrl-D leaves.")
+    else:
+        print("A base model: it continues the text you type. /help lists commands, Ctrl-D leaves.")
+    while True:
+        try:
+            line = input("\n> ")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)")
+            continue
+        match line.strip():
+            case "":
+                continue
+            case "/exit" | "/quit":
+                return
+            case "/help":
+                print(_HELP)
+                continue
+            case "/reset":
+                talk.reset()
+                print("(forgotten)")
+                continue
+            case command if command.startswith("/") and " " not in command:
+                print(f"there is no command {command}; /help lists them")
+                continue
+        try:
+            if not talk.chat.own:
+                _show(line)
+            reply = talk.say(line, _show)
+            print(f"\n{_figures(reply)}", flush=True)
+        except UserError as error:
+            print(f"error: {error}")
+
+
+def main(words: list[str]) -> int:
+    """Talks until the person leaves. Raises `UserError` for what they can mend."""
+    config = load(TerminalConfig, "terminal", words, literal=("model", "prompt", "system"))
+    for stream in (sys.stdin, sys.stdout):
+        # A pipe in a C locale is ASCII; a model's text is not.
+        if codecs.lookup(stream.encoding or "ascii").name != "utf-8":
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    talk = Talk(config)
+    try:
+        if config.prompt is None:
+            _converse(talk)
+        else:
+            if talk.note:
+                print(talk.note, file=sys.stderr)
+            _once(talk, config.prompt)
+    finally:
+        talk.close()
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

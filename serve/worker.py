@@ -1,0 +1,41 @@
+"""The engine's process: native aborts stay in here, and the decode loop has a GIL of its own."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing.connection import Connection
+
+from data.errors import UserError
+from serve.config import EngineConfig
+from serve.messages import Ready, Shutdown, StartFailed
+
+
+def run_process(config: EngineConfig, commands: Connection, events: Connection) -> None:
+    """Target of the child process: loads the model, says so, and works until told to end or left alone."""
+    # Ctrl-C reaches the whole terminal group; the parent decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from serve.engine import Engine
+    from slm.llamacpp import LlamaError
+
+    try:
+        engine = Engine(config)
+    except (UserError, LlamaError) as error:
+        events.send([StartFailed(message=" ".join(str(error).split()))])
+        return
+    try:
+        events.send([Ready(info=engine.info)])
+        while True:
+            while not engine.busy or commands.poll():
+                command = commands.recv()
+                if isinstance(command, Shutdown):
+                    return
+                answer = engine.handle(command)
+                if answer:
+                    events.send(answer)
+            out = engine.step()
+            if out:
+                events.send(out)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    finally:
+        engine.close()

@@ -1,0 +1,185 @@
+"""Deaths, queues, disconnects and ends of the server process."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+LONG = {"prompt": "once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+SHORT = {"prompt": "hello", "max_tokens": 2}
+IN_FLIGHT = "slm_sequences_in_flight"
+
+
+@contextlib.contextmanager
+def stream(server, body=LONG):
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=20) as answer:
+        assert answer.status_code == 200, answer.read()
+        yield answer.iter_lines()
+
+
+def post(server, body=SHORT, **more):
+    return httpx.post(server.url + "/v1/completions", json=body, **{"timeout": 20, **more})
+
+
+def test_engine_killed_and_back(slow_server):
+    server = slow_server
+    pid = server.engine_pid()
+    with stream(server) as lines:
+        assert next(lines).startswith("data: ")
+        os.kill(pid, signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert "engine_died" in rest[-1]
+    assert "data: [DONE]" not in rest
+    seen = set()
+
+    def back():
+        seen.add(httpx.get(server.url + "/health").status_code)
+        return seen and httpx.get(server.url + "/health").status_code == 200
+
+    assert server.wait(back) < 10
+    assert post(server).json()["usage"]["completion_tokens"] == 2
+    assert server.engine_pid() != pid
+    assert server.metrics()["slm_engine_restarts_total"] == 1
+    assert server.metrics()[IN_FLIGHT] == 0
+
+
+def test_health_and_requests_while_the_engine_is_down(slow_server):
+    server = slow_server
+    pid = server.engine_pid()
+    os.kill(pid, signal.SIGSTOP)  # frozen: the server must go on answering
+    began = time.perf_counter()
+    assert httpx.get(server.url + "/health").status_code == 200
+    assert time.perf_counter() - began < 1
+    os.kill(pid, signal.SIGKILL)
+    statuses = set()
+    server.wait(lambda: statuses.add(httpx.get(server.url + "/health").status_code) or 503 in statuses)
+    answer = post(server)
+    assert answer.status_code in (200, 503)
+    if answer.status_code == 503:
+        assert answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+    server.wait(lambda: post(server).status_code == 200)
+
+
+def test_a_reader_that_leaves_frees_the_slot(slow_server):
+    server = slow_server
+    with stream(server) as lines:
+        next(lines)
+        assert server.metrics()[IN_FLIGHT] == 1
+    assert server.wait(lambda: server.metrics()[IN_FLIGHT] == 0) < 1
+    # Not streaming, and still in work: the client gives up.
+    with pytest.raises(httpx.ReadTimeout):
+        post(server, {**LONG, "stream": False}, timeout=0.3)
+    assert server.wait(lambda: server.metrics()[IN_FLIGHT] == 0) < 1
+    # Waiting in the queue: the same.
+    with stream(server) as lines:
+        next(lines)
+        with pytest.raises(httpx.ReadTimeout):
+            post(server, timeout=0.3)
+        assert server.wait(lambda: server.metrics()[IN_FLIGHT] == 1) < 1
+        next(lines)
+    server.wait(lambda: server.metrics()[IN_FLIGHT] == 0)
+    assert post(server).status_code == 200
+
+
+def test_a_full_queue_answers_429_and_the_waiting_are_served(slow_server):
+    server = slow_server
+    answers = []
+    with stream(server) as lines:
+        next(lines)
+        waiting = [threading.Thread(target=lambda: answers.append(post(server))) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        server.wait(lambda: server.metrics()[IN_FLIGHT] == 3)
+        refused = post(server)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        began = time.perf_counter()
+        assert httpx.get(server.url + "/health").status_code == 200
+        assert time.perf_counter() - began < 0.5
+    for thread in waiting:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(slow_server, number):
+    server = slow_server
+    engine = server.engine_pid()
+    with stream(server, {**LONG, "max_tokens": 300}) as lines:
+        next(lines)
+        server.process.send_signal(number)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert server.process.wait(10) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
+
+
+def test_the_engine_does_not_outlive_a_killed_server(slow_server):
+    server = slow_server
+    engine = server.engine_pid()
+    server.process.kill()
+    server.process.wait()
+    import psutil
+
+    _, alive = psutil.wait_procs([psutil.Process(engine)] if psutil.pid_exists(engine) else [], timeout=5)
+    assert not alive
+
+
+def serve(*words):
+    command = [sys.executable, "-m", "serve", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return done.returncode, line
+
+
+def test_mistakes_at_the_start_are_one_line(tmp_path, tiny_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, line = serve(f"model={tiny_path}", f"port={port}")
+        assert status == 2
+        assert f"port {port} on 127.0.0.1 is in use" in line
+    status, line = serve(f"model={tiny_path.parent / 'tiny.ggux'}")
+    assert status == 2
+    assert "does not exist" in line
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(tiny_path.read_bytes()[:100_000])
+    status, line = serve(f"model={damaged}", "port=0")
+    assert status == 2
+    assert "damaged" in line
+    renamed = tmp_path / "renamed.gguf"
+    renamed.write_bytes(tiny_path.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_xx"))
+    status, line = serve(f"model={renamed}", "port=0")
+    assert status == 2
+    assert "blk.1.ffn_up" in line
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    status, line = serve(f"model={tmp_path / 'run'}")
+    assert status == 2
+    assert "make export RUN=" in line
+    status, line = serve(f"model={tiny_path}", "serve.slot=1")
+    assert status == 2
+    assert "serve.slots" in line
+    status, line = serve()
+    assert status == 2
+    assert "model must be given" in line
+
+
+def test_starting_imports_nothing_heavy():
+    code = (
+        "import sys, importlib, pkgutil, serve\n"
+        "for m in pkgutil.iter_modules(serve.__path__):\n"
+        "    if m.name != '__main__': importlib.import_module('serve.' + m.name)\n"
+        "print([n for n in ('torch', 'transformers', 'datasets', 'tokenizers') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,70 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+
+def terminal(*words, typed=None):
+    command = [sys.executable, "-m", "serve.terminal", *words, "threads=1"]
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=30)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_one_prompt(tiny_path):
+    prompt = 'Once, upon a "time" (it\'s = odd): {x}'
+    ask = (f"model={tiny_path}", f"prompt={prompt}", "max_tokens=12", "seed=3")
+    done = terminal(*ask)
+    assert done.returncode == 0
+    assert done.stdout.startswith(prompt)
+    assert re.search(r"\[12 tokens, [\d.]+ tokens/s, stopped by max_tokens or the context\]\n$", done.stdout)
+    again = terminal(*ask)
+    assert again.stdout.rpartition("[")[0] == done.stdout.rpartition("[")[0]
+
+
+def test_conversation_and_commands(chat_path):
+    done = terminal(f"model={chat_path}", "max_tokens=3", typed="/help\nhello\n/nothing\n/reset\n/exit\n")
+    assert done.returncode == 0
+    for part in ("Chat.", "Ctrl-C stops", "[3 tokens", "no command /nothing", "(forgotten)"):
+        assert part in done.stdout
+
+
+def test_a_base_model_says_that_it_continues(tiny_path):
+    done = terminal(f"model={tiny_path}", "max_tokens=3", typed="the old fox\n")
+    assert done.returncode == 0
+    assert "continues the text" in done.stdout
+    assert "the old fox" in done.stdout
+
+
+def test_a_text_too_long_is_one_line(tiny_path):
+    done = terminal(f"model={tiny_path}", "prompt=" + "x " * 3000)
+    assert done.returncode == 2
+    assert "maximum context length is 512" in done.stderr
+
+
+def test_ctrl_c_stops_the_reply_not_the_program(slow_path):
+    command = [sys.executable, "-m", "serve.terminal", f"model={slow_path}", "max_tokens=4000", "threads=1"]
+    talk = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.set_blocking(talk.stdout.fileno(), False)
+    out = b""
+
+    def until(found, timeout_s=15):
+        nonlocal out
+        deadline = time.monotonic() + timeout_s
+        while not found(out):
+            assert time.monotonic() < deadline, out
+            out += talk.stdout.read() or b""
+            time.sleep(0.02)
+
+    until(lambda text: text.endswith(b"> "))
+    before = len(out)
+    talk.stdin.write(b"hello\n")
+    talk.stdin.flush()
+    until(lambda text: len(text) > before + 50)
+    talk.send_signal(signal.SIGINT)
+    until(lambda text: b"stopped by you]" in text)
+    talk.stdin.close()
+    assert talk.wait(10) == 0
+    assert b"Traceback" not in talk.stderr.read()

@@ -1,0 +1,111 @@
+"""Writes a tiny llama-architecture GGUF with random weights, for tests that need a real file and no training.
+
+Byte-level BPE (GPT-2's pre-tokenizer) of 256 bytes, some merges and special tokens. Seeded: the same bytes
+each time. Loaded by path, since test folders are no packages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+EOT = "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_TEXT = (
+    "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
+    "once upon a time there was a girl who had a blue hat and she said hello to the bear in the garden "
+) * 4
+
+
+def _byte_alphabet() -> dict[int, str]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {byte: chr(byte) for byte in printable}
+    spare = 256
+    for byte in range(256):
+        if byte not in alphabet:
+            alphabet[byte] = chr(spare)
+            spare += 1
+    return alphabet
+
+
+def _merges(n: int) -> list[tuple[str, str]]:
+    alphabet = _byte_alphabet()
+    words = [[alphabet[b] for b in (" " + word).encode()] for word in _TEXT.split()]
+    merges: list[tuple[str, str]] = []
+    for _ in range(n):
+        pairs = Counter(pair for word in words for pair in pairwise(word))
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append(best)
+        for word in words:
+            i = 0
+            while i + 1 < len(word):
+                if (word[i], word[i + 1]) == best:
+                    word[i : i + 2] = ["".join(best)]
+                i += 1
+    return merges
+
+
+def write(path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_layers: int = 2) -> Path:
+    """Writes the file and returns its path."""
+    rng = np.random.default_rng(7)
+    merges = _merges(60)
+    alphabet = _byte_alphabet()
+    tokens = [alphabet[b] for b in range(256)] + ["".join(pair) for pair in merges]
+    types = [gguf.TokenType.NORMAL] * len(tokens)
+    specials = [EOT] + (["<|im_start|>", "<|im_end|>"] if chat_template else [])
+    tokens += specials
+    types += [gguf.TokenType.CONTROL] * len(specials)
+    d, ffn, heads, kv_heads, head_dim, vocab = 256, 512, 4, 2, 64, len(tokens)
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny test model")
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(d)
+    writer.add_block_count(n_layers)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(tokens.index(EOT))
+    writer.add_eos_token_id(tokens.index(specials[-1]))
+    writer.add_add_bos_token(False)
+    if chat_template:
+        writer.add_chat_template(chat_template)
+
+    def matrix(name: str, rows: int, columns: int, scale: float) -> None:
+        writer.add_tensor(name, rng.normal(0, scale, (rows, columns)).astype(np.float32))
+
+    matrix("token_embd.weight", vocab, d, 1.0)
+    for i in range(n_layers):
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(d, np.float32))
+        matrix(f"blk.{i}.attn_q.weight", heads * head_dim, d, d**-0.5)
+        matrix(f"blk.{i}.attn_k.weight", kv_heads * head_dim, d, d**-0.5)
+        matrix(f"blk.{i}.attn_v.weight", kv_heads * head_dim, d, d**-0.5)
+        matrix(f"blk.{i}.attn_output.weight", d, heads * head_dim, d**-0.5)
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(d, np.float32))
+        matrix(f"blk.{i}.ffn_gate.weight", ffn, d, d**-0.5)
+        matrix(f"blk.{i}.ffn_up.weight", ffn, d, d**-0.5)
+        matrix(f"blk.{i}.ffn_down.weight", d, ffn, ffn**-0.5)
+    writer.add_tensor("output_norm.weight", np.ones(d, np.float32))
+    # Logits of a standard deviation near 3: sampling varies, and one token never takes all.
+    matrix("output.weight", vocab, d, 3 * d**-0.5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
