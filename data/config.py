@@ -1,0 +1,122 @@
+"""What a person may say about text and tokens: plain keyword-only dataclasses, checked where they are made."""
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from data.errors import UserError
+
+SourceKind = Literal["tales", "files", "hub", "mixture"]
+
+
+@dataclass(kw_only=True)
+class SourceConfig:
+    """One stream of documents. Which of the fields count depends on ``kind``."""
+
+    kind: SourceKind
+    """``tales`` (embedded stories), ``files`` (local), ``hub`` (a Hugging Face data set), ``mixture``."""
+    name: str = ""
+    """What messages call this source; empty: made from the kind and the first path."""
+    weight: float = 1.0
+    """Share of the mixture's text, by bytes, relative to the other sources' weights."""
+
+    files: list[str] = field(default_factory=list)
+    """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst."""
+    val_files: list[str] = field(default_factory=list)
+    """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
+    document_chars: int = 65536
+    """``files``: about how many bytes of a text file without ``<|endoftext|>`` make a document (smaller in small
+    corpora, so that some can be held out)."""
+
+    path: str = ""
+    """``hub``: ``owner/name``, or a folder that ``datasets`` can load."""
+    subset: str = ""
+    """``hub``: the data set's configuration, for example ``20231101.en``."""
+    split: str = "train"
+    """``hub``: the split to train on."""
+    val_split: str = ""
+    """``hub``: the split to validate on; empty: ``val_fraction`` of the documents is held out instead."""
+    revision: str = ""
+    """``hub``: branch, tag or commit; empty: the default branch."""
+    rows: Literal["documents", "wikitext"] = "documents"
+    """``hub``: a row is a document, or WikiText's line, to be joined into articles."""
+
+    text_field: str = "text"
+    """``files`` and ``hub``: the column or JSON key that holds the text."""
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0 or self.weight == float("inf"):
+            raise UserError(f"weight={self.weight} of source {self.label!r} must be a positive number")
+        if self.document_chars < 256:
+            raise UserError(f"document_chars={self.document_chars} is too small: give at least 256")
+        if self.kind == "hub" and not self.path:
+            raise UserError("a Hub source needs a path: add data.path=owner/name")
+
+    @property
+    def label(self) -> str:
+        """The name that messages use."""
+        return self.name or self.path or (self.files[0] if self.files else self.kind)
+
+
+@dataclass(kw_only=True)
+class DataConfig(SourceConfig):
+    """The text of a run: one source, or with ``kind=mixture`` several weighted ones."""
+
+    sources: list[SourceConfig] = field(default_factory=list)
+    """``mixture``: what is mixed, by ``weight``."""
+    val_fraction: float = 0.01
+    """Share of the documents (chosen by a hash of their text) held out where no validation text is named."""
+    shuffle_buffer: int = 1024
+    """Documents shuffled together, in consecutive groups of at most this many (and 16 MB); 0: in file order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.val_fraction < 1:
+            raise UserError(f"val_fraction={self.val_fraction} must be between 0 and 1, for example 0.01")
+        if self.shuffle_buffer < 0:
+            raise UserError(f"shuffle_buffer={self.shuffle_buffer} must be 0 (off) or a number of documents")
+        if self.kind == "mixture":
+            if not self.sources:
+                raise UserError("data kind=mixture needs data.sources: a list of sources with weights")
+            if any(source.kind == "mixture" for source in self.sources):
+                raise UserError("a mixture's sources cannot be mixtures themselves: list their sources directly")
+        elif self.sources:
+            raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
+
+    def all_sources(self) -> list[SourceConfig]:
+        """The sources to read: this one, or the mixture's."""
+        if self.kind == "mixture":
+            return list(self.sources)
+        return [SourceConfig(**{f.name: getattr(self, f.name) for f in fields(SourceConfig)})]
+
+
+@dataclass(kw_only=True)
+class TokenizerConfig:
+    """Which tokenizer a run uses, and for ``bpe`` how it is trained."""
+
+    kind: Literal["tiktoken", "bpe", "file"]
+    """A tiktoken encoding by name; a byte-level BPE trained on the run's own text; a tokenizer from disk."""
+    name: str = "gpt2"
+    """``tiktoken``: the encoding's name (gpt2, cl100k_base, o200k_base, ...)."""
+    vocab_size: int = 4096
+    """``bpe``: ids wanted, the end-of-text token and the 256 bytes among them; little text may give fewer."""
+    min_frequency: int = 2
+    """``bpe``: a pair is merged only if it was seen this often."""
+    sample_bytes: int = 50_000_000
+    """``bpe``: how much of the text it is trained on, in bytes."""
+    path: str = ""
+    """``file``: a Hugging Face model or tokenizer directory, a tokenizer.json, or a SentencePiece .model."""
+    eot_token: str = ""
+    """``file``: the token that ends a document, where the files do not say."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "bpe" and self.vocab_size < 257:
+            raise UserError(
+                f"tokenizer.vocab_size={self.vocab_size} is too small: 256 bytes and the end-of-text token make 257"
+            )
+        if self.min_frequency < 1 or self.sample_bytes < 1:
+            raise UserError("tokenizer.min_frequency and tokenizer.sample_bytes must be at least 1")
+        if self.kind == "file" and not self.path:
+            raise UserError(
+                "tokenizer=file needs a path: add tokenizer.path=DIR (a Hugging Face directory, "
+                "a tokenizer.json or a SentencePiece .model)"
+            )

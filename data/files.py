@@ -1,0 +1,311 @@
+"""Local text as documents: txt, md, jsonl and parquet, also gzip- and zstd-compressed.
+
+Every reader gives raw documents with the position just after each (a byte offset into the decompressed text, or
+a row number), so that reading can start again at any of them.
+"""
+
+import glob
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data.errors import UserError, nearest
+
+SEPARATOR = b"<|endoftext|>"
+CHUNK = 1 << 20
+LONGEST_DOCUMENT = 16 << 20  # bytes; a longer stretch without a separator is cut at a blank line
+TEXT_SUFFIXES = (".txt", ".md", ".text", ".markdown", ".raw")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+COMPRESSED_SUFFIXES = (".gz", ".zst")
+BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Raw = Any  # bytes for text and JSON lines, str or None for parquet
+
+
+def file_format(path: str) -> str | None:
+    """``text``, ``jsonl`` or ``parquet`` by the file's name (before .gz or .zst), None where it does not say."""
+    name = path.lower()
+    for suffix in COMPRESSED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    if name.endswith(TEXT_SUFFIXES):
+        return "text"
+    if name.endswith(JSON_SUFFIXES):
+        return "jsonl"
+    if name.endswith(".parquet"):
+        return "parquet"
+    return None
+
+
+def expand(patterns: list[str], option: str = "data.files") -> list[str]:
+    """The files behind paths, globs and folders, each once, in order.
+
+    A file named in full may have any ending (unknown ones are read as plain text); globs and folders give those
+    with a known one. Raises UserError for what matches nothing.
+    """
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        path = os.path.expanduser(pattern)
+        if os.path.isdir(path):
+            inside = sorted(str(each) for each in Path(path).rglob("*") if each.is_file())
+            matches = [each for each in inside if file_format(each)]
+            if not matches:
+                raise UserError(f"{option}: the folder {pattern} holds no txt, md, jsonl or parquet file")
+        elif os.path.isfile(path):
+            matches = [path]
+        elif glob.has_magic(path):
+            inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
+            matches = [each for each in inside if file_format(each)]
+            if not matches:
+                raise UserError(f"{option}: {pattern} matches no txt, md, jsonl or parquet file")
+        else:
+            folder = os.path.dirname(path) or "."
+            near = nearest(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
+            raise UserError(f"{option}: there is no file {pattern}; {near or 'check the path'}")
+        for each in matches:
+            found.setdefault(os.path.realpath(each), each)
+    return list(found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read."""
+
+    text_field: str = "text"
+    document_bytes: int = 65536
+
+
+def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
+    """Raw documents of ``path`` from position ``start``, each with the position after it.
+
+    Raises UserError, naming the file, for damaged files and for missing columns.
+    """
+    kind = file_format(path) or "text"
+    if kind == "parquet":
+        yield from _read_parquet(path, start, reading.text_field)
+        return
+    try:
+        with _open(path) as stream:
+            yield from (_read_lines if kind == "jsonl" else _read_text)(stream, path, start, reading)
+    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+        raise UserError(f"{path} cannot be read ({_one_line(error)}): is the file complete?") from error
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":
+            raise UserError(f"{path} cannot be read ({_one_line(error)}): is the file complete?") from error
+        raise
+
+
+def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
+    """The text of a raw document that :func:`read` gave with the position ``end``; ``""`` where it has none."""
+    kind = file_format(path) or "text"
+    if kind == "parquet":
+        return raw or ""
+    if kind == "jsonl":
+        return _parse_line(raw, path, end, reading)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, end, raw, error) from error
+
+
+def _open(path: str) -> BinaryIO:
+    if path.lower().endswith(".gz"):
+        return gzip.open(path, "rb")
+    if path.lower().endswith(".zst"):
+        import zstandard
+
+        raw = open(path, "rb")  # noqa: SIM115 (the reader closes it)
+        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=True)
+    return open(path, "rb")
+
+
+def _skip(stream: BinaryIO, count: int, path: str) -> None:
+    """Move to ``count`` bytes from the start, by seeking where the file is not compressed."""
+    if path.lower().endswith(COMPRESSED_SUFFIXES):
+        while count:
+            chunk = stream.read(min(CHUNK, count))
+            if not chunk:
+                return
+            count -= len(chunk)
+    else:
+        stream.seek(count)
+
+
+def _read_lines(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
+    _skip(stream, start, path)
+    position, rest = start, b""
+    while True:
+        chunk = stream.read(CHUNK)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            position += len(line) + 1
+            yield line, position
+    if rest:
+        yield rest, position + len(rest)
+
+
+def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
+    if not line.strip():
+        return ""
+    try:
+        row = json.loads(line.removeprefix(BYTE_ORDER_MARK))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{_where(path, end, line)} is not UTF-8: convert the file to UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{_where(path, end, line)} is not a line of JSON ({_one_line(error)}): JSON lines hold one object each"
+        ) from error
+    if not isinstance(row, dict):
+        raise UserError(f"{_where(path, end, line)} must be a JSON object with a {reading.text_field!r} key")
+    if reading.text_field not in row:
+        raise UserError(
+            f"{_where(path, end, line)} has no key {reading.text_field!r}; its keys are {', '.join(map(repr, row))}: "
+            "set data.text_field"
+        )
+    text = row[reading.text_field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise UserError(f"{_where(path, end, line)}: {reading.text_field!r} is not text but {_one_line(text)}")
+    return text
+
+
+def _where(path: str, end: int, line: bytes) -> str:
+    """``path:line`` of the line that ends at ``end``; the lines before it are counted only now, for the message."""
+    start, number = max(0, end - len(line) - 1), 1
+    with _open(path) as stream:
+        while start > 0:
+            chunk = stream.read(min(CHUNK, start))
+            if not chunk:
+                break
+            start -= len(chunk)
+            number += chunk.count(b"\n")
+    return f"{path}:{number}"
+
+
+def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
+    """Documents between separators, or pieces cut at blank lines where the file's first part has none.
+
+    Where a document ends depends only on the bytes from its start on, so reading may begin at any of them.
+    """
+    buffer = stream.read(CHUNK)
+    if buffer[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{path} looks like UTF-16, not UTF-8: convert it (iconv -f UTF-16 -t UTF-8)")
+    separated = SEPARATOR in buffer
+    size = LONGEST_DOCUMENT if separated else reading.document_bytes
+    if start == 0 and buffer.startswith(BYTE_ORDER_MARK):
+        start = len(BYTE_ORDER_MARK)
+    if start <= len(buffer):
+        buffer = buffer[start:]
+    else:
+        if path.lower().endswith(COMPRESSED_SUFFIXES):
+            _skip(stream, start - len(buffer), path)
+        else:
+            stream.seek(start)
+        buffer = b""
+    position, used, ended = start, 0, False
+    while True:
+        end, after = _document_end(buffer, used, size, ended)
+        if end is None:
+            chunk = stream.read(CHUNK)
+            ended = not chunk
+            position += used
+            buffer = buffer[used:] + chunk
+            used = 0
+            if ended and not buffer:
+                return
+            continue
+        document = buffer[used:end]
+        yield document.strip() if separated else document, position + after
+        used = after
+
+
+def _document_end(buffer: bytes, start: int, size: int, ended: bool) -> tuple[int | None, int]:
+    """Where the document from ``start`` ends and the next begins; None while more bytes are needed to tell."""
+    separator = buffer.find(SEPARATOR, start, start + size + len(SEPARATOR))
+    if separator >= 0:
+        return separator, separator + len(SEPARATOR)
+    left = len(buffer) - start
+    if not ended and left < 2 * size + len(SEPARATOR):
+        return None, start
+    if left == 0:
+        return None, start
+    if left <= size:
+        return len(buffer), len(buffer)
+    low, high = start + size, min(start + 2 * size, len(buffer))
+    blank = BLANK_LINE.search(buffer, low, high)
+    if blank:
+        cut = blank.end()
+    else:
+        cut = max(buffer.find(b"\n", low, high), buffer.find(b" ", low, high)) + 1
+        if cut == 0:  # nothing to cut at: keep a character whole
+            cut = high
+            while cut < len(buffer) and cut > low and buffer[cut] & 0xC0 == 0x80:
+                cut -= 1
+    separator = buffer.find(SEPARATOR, low, cut)
+    if separator >= 0:
+        return separator, separator + len(SEPARATOR)
+    return cut, cut
+
+
+def _not_utf8(path: str, end: int, raw: bytes, error: UnicodeDecodeError) -> UserError:
+    """The error for a text file, with the first bad byte's offset and line.
+
+    ``raw`` may be stripped, so the file is read up to the document's end to find the byte.
+    """
+    with _open(path) as stream:
+        text = stream.read(end) or b""
+    bad = text.rfind(raw) + error.start
+    line = text.count(b"\n", 0, bad) + 1
+    return UserError(
+        f"{path}:{line} is not UTF-8 (byte 0x{raw[error.start]:02x} at offset {bad}): convert the file to UTF-8, for "
+        "example with iconv -f LATIN1 -t UTF-8"
+    )
+
+
+def _read_parquet(path: str, start: int, text_field: str) -> Iterator[tuple[str | None, int]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=CHUNK) as file:
+            schema = file.schema_arrow
+            if text_field not in schema.names:
+                raise UserError(
+                    f"{path} has no column {text_field!r}; its columns are {', '.join(map(repr, schema.names))}: set "
+                    "data.text_field"
+                )
+            kind = schema.field(text_field).type
+            if pa.types.is_dictionary(kind):
+                kind = kind.value_type
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                raise UserError(f"{path}: the column {text_field!r} holds {kind}, not text: set data.text_field")
+            row, group = 0, 0
+            while group < file.num_row_groups and row + file.metadata.row_group(group).num_rows <= start:
+                row += file.metadata.row_group(group).num_rows
+                group += 1
+            if group == file.num_row_groups:
+                return
+            batches = file.iter_batches(
+                batch_size=64, row_groups=range(group, file.num_row_groups), columns=[text_field], use_threads=False
+            )
+            for batch in batches:
+                skip = min(max(0, start - row), len(batch))
+                row += skip
+                for text in batch.column(0)[skip:].to_pylist():
+                    row += 1
+                    yield text, row
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as parquet ({_one_line(error)}): is the file complete?") from error
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:200]
