@@ -159,22 +159,9 @@ def sliding_context(config: EvalConfig, own: int) -> int:
 
 def read_text(path: Path | None) -> Text:
     """The text to score. A file is taken as it is; without one, WikiText-2's raw test set."""
-    if path is not None and not path.is_file():
-        raise UserError(f"{path} does not exist; give a UTF-8 text file as eval.text=FILE")
-    if path is None or path.name == "wiki.test.raw":
-        from data import wikitext
+    from data import wikitext
 
-        name = "WikiText-2 raw test" if path is None else path.name
-        return Text(content=wikitext.load(None if path is None else str(path)), name=name)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start}); give another file as eval.text=FILE"
-        ) from error
-    if not content.strip():
-        raise UserError(f"{path} is empty; give a file with text as eval.text=FILE")
-    return Text(content=content, name=path.name)
+    return Text(content=wikitext.load(path), name="WikiText-2 raw test" if path is None else path.name)
 
 
 def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]]:
@@ -197,13 +184,15 @@ def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]
 
 
 def shorten(scorer: Scorer, content: str, max_tokens: int | None) -> tuple[str, np.ndarray]:
-    """The text, or its longest run of whole lines from the start with at most about ``max_tokens``; and its ids."""
+    """The text, or its whole words from the start with about ``max_tokens`` at most; and its ids."""
     ids = scorer.tokenize(content)
     if max_tokens is None or len(ids) <= max_tokens:
         return content, ids
-    cut = int(len(content) * max_tokens / len(ids))
-    end = content.rfind("\n", 0, cut) + 1 or cut
-    return content[:end], scorer.tokenize(content[:end])[:max_tokens] if end == cut else scorer.tokenize(content[:end])
+    part = content[: int(len(content) * max_tokens / len(ids))]
+    while part and not part[-1].isspace():
+        part = part[:-1]
+    part = part.rstrip() or content
+    return part, scorer.tokenize(part)
 
 
 def row(scorer: Scorer, definition: str, score: Score, text: Text | None) -> dict[str, Any]:

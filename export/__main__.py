@@ -1,0 +1,65 @@
+"""``python -m export run=RUN quant=q4_k_m,q8_0``: checkpoint in, proven GGUF files out."""
+
+import signal
+import sys
+from typing import Any
+
+from export.config import ExportConfig
+from slm import cli, report
+from slm.configuration import build, load_config
+
+EXIT_NOT_PROVEN = 3
+"""A file failed its proof; nothing was published."""
+
+
+def main(argv: list[str]) -> int:
+    """Parse, export, report. Returns the exit status."""
+    from export.pipeline import export
+
+    config = build(ExportConfig, load_config("export", argv), where="")
+    # A polite kill removes the staged files as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    record = export(config, say=lambda line: print(line, flush=True))
+    show(record)
+    report.final_json(record)
+    return 0 if record["published"] else EXIT_NOT_PROVEN
+
+
+def show(record: dict[str, Any]) -> None:
+    """The table a person reads."""
+    rows = [
+        ["checkpoint", "", "", f"{record['checkpoint_perplexity']:.4f} ± {record['checkpoint_stderr']:.4f}", "", "", ""]
+    ]
+    for each in record["files"]:
+        rows.append(
+            [
+                each["file"],
+                f"{each['size_mb']:.2f}",
+                f"{each['bits_per_weight']:.2f}",
+                f"{each['perplexity']:.4f} ± {each['stderr']:.4f}",
+                f"{each['perplexity_change']:+.2%}",
+                f"{each['kl']:.2g}",
+                f"{each['same_top']:.1%}",
+            ]
+        )
+    columns = ["file", "MB", "bits/weight", "perplexity", "change", "KL (nats)", "same top token"]
+    report.table(
+        f"{record['run']} / {record['checkpoint']}",
+        columns,
+        rows,
+        caption=(
+            f"perplexity: llama.cpp's definition, n_ctx {record['n_ctx']}, {record['tokens']} tokens of "
+            f"{record['text']}; KL: mean divergence of the file's predictions from the checkpoint's"
+        ),
+    )
+    for each in record["files"]:
+        for failure in each["failures"]:
+            print(f"FAILED {each['file']}: {failure}", file=sys.stderr)
+    if record["published"]:
+        print(f"wrote {len(record['files'])} file(s) to {record['out']}")
+    else:
+        print("error: a file failed its proof; nothing was written to " + record["out"], file=sys.stderr)
+
+
+if __name__ == "__main__":
+    cli.run(main)

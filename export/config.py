@@ -1,0 +1,103 @@
+"""What `python -m export` can be told; configs/export.yaml holds the defaults."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from data.errors import UserError, nearest
+
+UNQUANTIZED = ("f32", "f16", "bf16")
+"""Types that are written straight from the checkpoint."""
+
+
+@dataclass(kw_only=True)
+class CalibrationConfig:
+    """Text that the importance matrix is measured on."""
+
+    text: Path | None = None
+    """A UTF-8 file; None takes the run's calibration.txt."""
+    chunks: int = 64
+    """Most chunks to run."""
+    n_ctx: int = 512
+    """Tokens per chunk."""
+    output: bool = False
+    """Weigh output.weight too."""
+    imatrix: bool = True
+    """Quantize with an importance matrix at all."""
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1 or self.n_ctx < 16:
+            raise UserError("calibration.chunks must be at least 1 and calibration.n_ctx at least 16 tokens")
+
+
+@dataclass(kw_only=True)
+class ProofConfig:
+    """How much text the files are compared with the checkpoint on."""
+
+    text: Path | None = None
+    """A UTF-8 file; None takes the run's validation.txt, else the calibration text."""
+    chunks: int = 8
+    """Most chunks for perplexity."""
+    n_ctx: int = 512
+    """Tokens per chunk."""
+    kl_tokens: int = 512
+    """Most positions whose whole distribution is compared."""
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1 or self.n_ctx < 16 or self.kl_tokens < 16:
+            raise UserError("proof.chunks must be at least 1, proof.n_ctx and proof.kl_tokens at least 16")
+
+
+@dataclass(kw_only=True)
+class ExportConfig:
+    """One export: which checkpoint, which files."""
+
+    run: Path
+    """A run, one of its checkpoints, or a Hugging Face model directory."""
+    quant: list[str] = field(default_factory=lambda: ["q4_k_m"])
+    """Types to write, any case; aliases and repetitions are resolved by :meth:`types`."""
+    base: Literal["f32", "f16", "bf16"] = "f32"
+    """What quantized types are made from."""
+    out: Path | None = None
+    """Folder of the files."""
+    name: str | None = None
+    """Base of the file names."""
+    version: str = "v1.0"
+    """Version part of the file names."""
+    license: str | None = None
+    """SPDX name."""
+    pre: str | None = None
+    """tokenizer.ggml.pre to write, whatever the tokenizer looks like."""
+    threads: int | None = None
+    """CPU threads; None for all that this process may use."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    proof: ProofConfig = field(default_factory=ProofConfig)
+
+    def __post_init__(self) -> None:
+        if not self.quant:
+            raise UserError("quant names no type; give one or more, for example quant=q4_k_m,q8_0")
+        if self.threads is not None and self.threads < 1:
+            raise UserError(f"threads={self.threads} must be at least 1")
+        for key in ("name", "version"):
+            value = getattr(self, key)
+            if value is not None and (not value.strip() or "/" in value or value.startswith(".")):
+                raise UserError(f"{key}={value!r} cannot be part of a file name; use letters, digits, - and .")
+
+    def types(self, known: dict[str, int]) -> list[str]:
+        """The types asked for, lower case, in order, each once, given what llama.cpp offers (name -> ftype).
+
+        An alias counts as what it stands for: ``q4_k,q4_k_m`` is one file, under the more exact name.
+        """
+        found: dict[int | str, str] = {}
+        for typed in self.quant:
+            name = typed.strip().lower()
+            if name not in known and name not in UNQUANTIZED:
+                hint = nearest(name, [*UNQUANTIZED, *known])
+                raise UserError(
+                    f"quant {typed!r} is not a type llama.cpp writes; {hint or 'for example q4_k_m'} "
+                    f"(all of them: {', '.join(sorted({*UNQUANTIZED, *known}))})"
+                )
+            number = name if name in UNQUANTIZED else known[name]
+            exact = max((other for other, value in known.items() if value == number), key=len, default=name)
+            found.setdefault(number, name if name in UNQUANTIZED else exact)
+        return list(found.values())

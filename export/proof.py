@@ -1,0 +1,244 @@
+"""The proof that ends an export: each file against the checkpoint, in token ids, logits and perplexity.
+
+Gates (a file that fails one is not published): every file must give the checkpoint's token ids and finite logits;
+an unquantized file must also give its logits and perplexity within TOLERANCES. What quantization costs is measured
+and told, not gated: mean Kullback-Leibler divergence of the file's predictions from the checkpoint's, and perplexity.
+
+Shape suffixes: N positions, V vocabulary.
+"""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm.perplexity import (
+    GGUFScorer,
+    Score,
+    TorchScorer,
+    Window,
+    chunked_plan,
+    reduce,
+)
+
+PROBES = (
+    "",
+    " ",
+    "\n",
+    "Hello, world!",
+    "Once upon a time, there was a little fox named Pip.",
+    "  two spaces   three\ttab\n\nblank line\r\n  end  ",
+    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n",
+    "I'm sure they'll say it's what we've done, isn't it? I'D THINK SO, WE'LL SEE, he'S",
+    "0 1 12 123 1234 12345 123456 3.14159 1,000,000 1e-9 0x7F ½ ² ٣ 五 ⅷ",
+    "naïve café Ångström Zoë — “quotes” ‘single’ … ellipsis",
+    "Привет, мир! Γειά σου Κόσμε. שלום עולם مرحبا بالعالم नमस्ते दुनिया สวัสดีชาวโลก",
+    "我想在apple工作1314151天～ 日本語テキスト 한국어 문장",
+    "🚀 😶\u200d🌫️ 👩\u200d👩\u200d👧\u200d👦 🦙🦙 🇫🇷 ✅",
+    "def f(x):\n    return x ** 2  # comment\n\n\tif a != b and c >= d: pass",
+    '<html><body class=\'x\'>&amp;</body></html> {"key": [1, 2, {"a": null}]}',
+    "https://example.org/a?b=c&d=e#f user@example.org C:\\path\\file.txt",
+    "\u0000\u0001\u0007\u001b[31m\u007f\u0085\u00a0\u00ad\u200b\u2028\ufeff\ufffd",
+    "<|endoftext|> <|im_start|>user <s> </s> [PAD7] <unk> <0x41>",
+    "e\u0301 n\u0303 o\u0308 \u1112\u1161\u11ab ﬁ Ⅳ",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "------======= ''''''```````\"\"\"\"......!!!!!!??????",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𓀀𓀁 𐍈 ꙮ",
+    " leading space and trailing space ",
+)
+"""Strings that tokenizers are known to disagree on."""
+
+TEXT_PIECE, TEXT_PIECES = 2_000, 100
+"""Characters per piece and most pieces of the run's own text whose ids are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far an unquantized file may be from the checkpoint."""
+
+    logits: float
+    """Largest difference of a logit, as a part of the checkpoint's root-mean-square logit (at least 1)."""
+    kl: float
+    """Mean Kullback-Leibler divergence, nats."""
+    perplexity: float
+    """Relative difference of perplexity."""
+
+
+TOLERANCES = {
+    "f32": Tolerance(logits=1e-3, kl=1e-6, perplexity=1e-4),
+    "f16": Tolerance(logits=5e-2, kl=1e-3, perplexity=5e-3),
+    "bf16": Tolerance(logits=3e-1, kl=1e-2, perplexity=2e-2),
+}
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """One file beside the checkpoint."""
+
+    file: str
+    type: str
+    size_mb: float
+    """File length, 10^6 bytes."""
+    bits_per_weight: float
+    perplexity: float
+    stderr: float
+    perplexity_change: float
+    """Relative to the checkpoint's."""
+    tokens: int
+    """Tokens the perplexity was measured on."""
+    kl: float
+    """Mean Kullback-Leibler divergence from the checkpoint, nats per position."""
+    max_abs: float
+    """Largest difference of a logit."""
+    same_top: float
+    """Part of positions where the likeliest token is the same."""
+    strings: int
+    """Strings whose token ids were compared."""
+    failures: list[str]
+    """Gates that failed; empty for a good file."""
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Proof:
+    """The checkpoint's side of every comparison, computed once."""
+
+    def __init__(
+        self,
+        checkpoint: TorchScorer,
+        encode: Callable[[str], list[int]],
+        text: str,
+        *,
+        n_ctx: int,
+        chunks: int,
+        kl_tokens: int,
+        nfc: bool = False,
+        n_threads: int | None = None,
+    ) -> None:
+        """``nfc``: compare token ids on NFC text only (the tokenizer normalizes, llama.cpp does not)."""
+        self.checkpoint, self.n_threads = checkpoint, n_threads
+        pieces = [text[start : start + TEXT_PIECE] for start in range(0, len(text), TEXT_PIECE)][:TEXT_PIECES]
+        strings = [*PROBES, *pieces]
+        self.strings = [unicodedata.normalize("NFC", each) for each in strings] if nfc else strings
+        self.ids = [encode(each) for each in self.strings]
+        ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])
+        n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + 1) // 2, 4))
+        self.stream, self.windows = chunked_plan(checkpoint, ids, n_ctx, chunks)
+        self.n_ctx = n_ctx
+        self.score: Score = reduce(checkpoint.nll(self.windows, self.stream))
+        length = min(256, n_ctx)
+        n_windows = max(1, min(kl_tokens // length, len(self.stream) // length))
+        self.whole = [Window(start=i * length, stop=(i + 1) * length, first=0, last=length) for i in range(n_windows)]
+        self.logits = [logits for _, logits in checkpoint.logits(self.whole, self.stream)]
+        """f32 [N, V] per window of ``whole``."""
+
+    def compare(self, path: Path, file_type: str) -> Comparison:
+        """Run the GGUF at ``path`` beside the checkpoint."""
+        with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True) as scorer:
+            failures = token_failures(scorer.llama, self.strings, self.ids)
+            if scorer.bos != self.checkpoint.bos:
+                failures.append(
+                    f"the file adds the token {scorer.bos} before a text, the checkpoint {self.checkpoint.bos}"
+                )
+            difference = compare_logits(self.logits, (found for _, found in scorer.logits(self.whole, self.stream)))
+            nll_N = scorer.nll(self.windows, self.stream)
+            header = scorer.llama.header
+        score = reduce(nll_N)
+        change = score.perplexity / self.score.perplexity - 1
+        if not np.isfinite(nll_N).all() or not difference.finite:
+            failures.append("its logits are not finite")
+        elif file_type in TOLERANCES:
+            failures += logit_failures(difference, change, TOLERANCES[file_type])
+        n_weights = sum(int(np.prod(tensor.shape)) for tensor in header.tensors)
+        return Comparison(
+            file=path.name,
+            type=file_type,
+            size_mb=header.size_bytes / 1e6,
+            bits_per_weight=8 * sum(tensor.n_bytes for tensor in header.tensors) / n_weights,
+            perplexity=score.perplexity,
+            stderr=score.stderr,
+            perplexity_change=change,
+            tokens=score.tokens,
+            kl=difference.kl,
+            max_abs=difference.max_abs,
+            same_top=difference.same_top,
+            strings=len(self.strings),
+            failures=failures,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitDifference:
+    """Two engines' predictions over the same positions."""
+
+    max_abs: float
+    rms: float
+    """Root-mean-square of the reference logits."""
+    kl: float
+    """Mean KL(reference || other), nats."""
+    same_top: float
+    finite: bool
+
+
+def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray], rows: int = 64) -> LogitDifference:
+    """Compare f32 [N, V] logits window by window, a few rows at a time."""
+    max_abs = square = kl = same = 0.0
+    n_positions = n_values = 0
+    finite = True
+    for all_NV, other_all_NV in zip(reference, other, strict=True):
+        assert all_NV.shape == other_all_NV.shape
+        for start in range(0, len(all_NV), rows):
+            a_NV, b_NV = all_NV[start : start + rows], other_all_NV[start : start + rows]
+            finite = finite and bool(np.isfinite(b_NV).all())
+            max_abs = max(max_abs, float(np.abs(a_NV - b_NV).max()))
+            square += float(np.square(a_NV, dtype=np.float64).sum())
+            p_NV, q_NV = _log_softmax(a_NV), _log_softmax(b_NV)
+            kl += float((np.exp(p_NV) * (p_NV - q_NV)).sum())
+            same += int((a_NV.argmax(1) == b_NV.argmax(1)).sum())
+            n_positions += len(a_NV)
+            n_values += a_NV.size
+    return LogitDifference(
+        max_abs=max_abs,
+        rms=float(np.sqrt(square / n_values)),
+        kl=max(kl / n_positions, 0.0),
+        same_top=same / n_positions,
+        finite=finite,
+    )
+
+
+def token_failures(llama: Any, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
+    """The first string whose ids differ, told; empty where none does. ``llama`` is a slm.llamacpp.Model."""
+    for text, expected in zip(strings, ids, strict=True):
+        found = llama.tokenize(text, add_special=False, parse_special=False)
+        if found != expected:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
+                min(len(found), len(expected)),
+            )
+            return [
+                f"its tokenizer gives other ids: {text[:60]!r} is {expected[at : at + 5]} in the checkpoint and "
+                f"{found[at : at + 5]} in the file, from token {at} on"
+            ]
+    return []
+
+
+def logit_failures(difference: LogitDifference, perplexity_change: float, tolerance: Tolerance) -> list[str]:
+    """The tolerances that are exceeded, told."""
+    failures = []
+    allowed = tolerance.logits * max(1.0, difference.rms)
+    if difference.max_abs > allowed:
+        failures.append(f"a logit differs by {difference.max_abs:.3g} (at most {allowed:.3g})")
+    if difference.kl > tolerance.kl:
+        failures.append(f"the mean KL divergence is {difference.kl:.3g} nats (at most {tolerance.kl:g})")
+    if not abs(perplexity_change) <= tolerance.perplexity:
+        failures.append(f"the perplexity differs by {perplexity_change:+.3%} (at most {tolerance.perplexity:.2%})")
+    return failures
+
+
+def _log_softmax(logits_NV: np.ndarray) -> np.ndarray:
+    shifted = logits_NV.astype(np.float64) - logits_NV.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -1,0 +1,35 @@
+import pytest
+
+from data.errors import UserError
+from export.config import ExportConfig
+from slm.llamacpp import quant_types
+
+
+def types(*names: str) -> list[str]:
+    return ExportConfig(run="run", quant=list(names)).types(quant_types())
+
+
+def test_types_any_case_and_once():
+    assert types("Q4_K_M", "q8_0", "F16", "q8_0") == ["q4_k_m", "q8_0", "f16"]
+
+
+def test_an_alias_is_the_type_it_stands_for():
+    assert types("q4_k", "q4_k_m", "q5_k", "q3_k") == ["q4_k_m", "q5_k_m", "q3_k_m"]
+    assert types("q2_k", "q2_k_s") == ["q2_k", "q2_k_s"]
+
+
+def test_every_offered_type_is_accepted():
+    assert set(types(*quant_types())) == {n for n in quant_types() if n not in ("q3_k", "q4_k", "q5_k")}
+
+
+def test_unknown_type_names_the_nearest():
+    with pytest.raises(UserError, match=r"'q4_k_x'.*did you mean 'q4_k"):
+        types("q4_k_x")
+
+
+@pytest.mark.parametrize(
+    "options", [{"quant": []}, {"name": "a/b"}, {"name": ".hidden"}, {"version": " "}, {"threads": 0}]
+)
+def test_refused_options(options):
+    with pytest.raises(UserError):
+        ExportConfig(run="run", **options)

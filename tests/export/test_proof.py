@@ -1,0 +1,90 @@
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import export.pipeline
+import export.tensors
+from export.__main__ import EXIT_NOT_PROVEN, main
+from export.proof import TOLERANCES, LogitDifference, compare_logits, logit_failures, token_failures
+
+_spec = importlib.util.spec_from_file_location("tiny_checkpoint", Path(__file__).parents[1] / "tiny_checkpoint.py")
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
+
+def test_compare_logits_is_the_textbook_sum():
+    rng = np.random.default_rng(3)
+    a_NV, b_NV = (rng.normal(size=(5, 11)).astype(np.float32) for _ in range(2))
+    found = compare_logits([a_NV[:2], a_NV[2:]], [b_NV[:2], b_NV[2:]], rows=2)
+    p, q = torch.from_numpy(a_NV).double().log_softmax(1), torch.from_numpy(b_NV).double().log_softmax(1)
+    expected = torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean").item()
+    assert found.kl == pytest.approx(expected, rel=1e-9)
+    assert found.max_abs == pytest.approx(np.abs(a_NV - b_NV).max())
+    assert found.rms == pytest.approx(np.sqrt((a_NV.astype(float) ** 2).mean()))
+    assert found.same_top == (a_NV.argmax(1) == b_NV.argmax(1)).mean()
+    assert found.finite
+    b_NV[1, 1] = np.nan
+    assert not compare_logits([a_NV], [b_NV]).finite
+
+
+def difference(**changes) -> LogitDifference:
+    return LogitDifference(**({"max_abs": 0.0, "rms": 3.0, "kl": 0.0, "same_top": 1.0, "finite": True} | changes))
+
+
+def test_each_tolerance_has_its_own_words():
+    allowed = TOLERANCES["f32"]
+    assert logit_failures(difference(), 0.0, allowed) == []
+    assert "a logit differs" in logit_failures(difference(max_abs=0.01), 0.0, allowed)[0]
+    assert "KL divergence" in logit_failures(difference(kl=0.01), 0.0, allowed)[0]
+    assert "perplexity differs" in logit_failures(difference(), -0.01, allowed)[0]
+    assert "perplexity differs" in logit_failures(difference(), float("nan"), allowed)[0]
+    assert logit_failures(difference(max_abs=0.01), 0.001, TOLERANCES["f16"]) == []
+
+
+def test_token_failures_tell_the_first_difference():
+    class Fake:
+        def tokenize(self, text, *, add_special, parse_special):
+            return [ord(letter) for letter in text]
+
+    assert token_failures(Fake(), ["ab"], [[97, 98]]) == []
+    assert "from token 1 on" in token_failures(Fake(), ["ab", "abc"], [[97, 98], [97, 99]])[0]
+    assert "from token 2 on" in token_failures(Fake(), ["ab"], [[97, 98, 99]])[0]
+
+
+def export_broken(root: Path, capsys, *options: str) -> str:
+    """Export, expecting the proof to fail; what was said."""
+    assert main([f"run={root}", "threads=1", *options]) == EXIT_NOT_PROVEN
+    assert list((root / "gguf").iterdir()) == []
+    said = capsys.readouterr()
+    assert '"published": false' in said.out.splitlines()[-1]
+    return said.err
+
+
+def test_a_forgotten_permutation_is_caught(tmp_path, monkeypatch, capsys):
+    """The classic silent conversion error: the file loads and speaks, but not as the checkpoint does."""
+    monkeypatch.setattr(export.tensors, "interleave_heads", lambda weight, n_heads: weight)
+    said = export_broken(tiny.run(tmp_path / "run"), capsys)
+    assert "a logit differs" in said
+    assert "nothing was written" in said
+
+
+def test_a_wrong_pre_tokenizer_is_caught(tmp_path, capsys):
+    assert "other ids" in export_broken(tiny.run(tmp_path / "run"), capsys, "pre=smollm", "quant=f16")
+
+
+def test_a_wrong_beginning_of_text_is_caught(tmp_path, monkeypatch, capsys):
+    build = export.pipeline.build_vocab
+
+    def wrong(*arguments, **options):
+        vocab = build(*arguments, **options)
+        monkeypatch.setattr(vocab, "write", lambda writer, write=vocab.write: (write(writer), _add_bos(writer)))
+        return vocab
+
+    def _add_bos(writer):
+        writer.kv_data[0]["tokenizer.ggml.add_bos_token"].value = True
+
+    monkeypatch.setattr(export.pipeline, "build_vocab", wrong)
+    assert "before a text" in export_broken(tiny.run(tmp_path / "run"), capsys, "quant=f32")
