@@ -19,11 +19,11 @@ QUANT ?= q4_k_m
 PORT ?= 8080
 ARGS ?=
 
-.PHONY: help setup demo train plan export eval serve chat test lint format clean
+.PHONY: help setup demo train plan export eval serve chat bench-train test lint format clean
 
 help: ## this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  ARGS=\"key=value ...\" passes Hydra overrides to any stage, e.g. make train ARGS=\"name=mine train.max_steps=2000\""
 
 setup: $(VENV)/.ready ## create .venv and install everything (about 4 minutes on two cores)
@@ -40,7 +40,7 @@ $(VENV)/.ready: pyproject.toml
 demo: setup ## the whole life of a small model in minutes: train, export, evaluate, generate
 	@$(PY) -m train preset=tiny name=demo train.max_minutes=5 $(ARGS)
 	@$(PY) -m export run=runs/demo quant=q4_k_m
-	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt
+	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt eval.max_tokens=30000
 	@$(PY) -m serve.terminal model=runs/demo prompt="Once upon a time" max_tokens=220 temperature=0.6
 	@printf '\n%s\n' "That was raw text to a quantized model on this machine. Next:" \
 	  "  make serve MODEL=runs/demo                 an OpenAI-compatible server" \
@@ -64,6 +64,9 @@ chat: setup ## talk to a model in the terminal: MODEL=runs/latest
 
 plan: setup ## what a preset costs before it is trained: parameters, FLOPs, memory, time
 	@$(PY) -m train.plan preset=$(CONFIG) $(ARGS)
+
+bench-train: setup ## training speed beside the plain loop, Hugging Face's Trainer and the machine's GEMM peak
+	@$(PY) -m train.bench preset=$(CONFIG) $(ARGS)
 
 test: setup ## every test
 	@$(PY) -m pytest -q $(ARGS)

@@ -181,7 +181,7 @@ def hf_trainer(task: dict[str, Any]) -> dict[str, Any]:
         import torch
         import transformers
     except ImportError as error:
-        return {"skipped": f"{error}; install it with pip install 'slm[bench]'"}
+        return {"skipped": f"{error}; install it with pip install 'slm[dev]'"}
     import tempfile
 
     config = build(RunConfig, task["resolved"])

@@ -46,8 +46,12 @@ class WandbLogger:
             self._run = None
 
     def close(self) -> None:
-        if self._run is not None:
-            self._run.finish(quiet=True)
+        if self._run is None:
+            return
+        try:
+            self._run.finish()
+        except Exception as error:
+            print(f"wandb: the run was not closed cleanly ({' '.join(str(error).split())}); metrics.jsonl is complete")
 
 
 def _has_account(wandb: Any) -> bool:

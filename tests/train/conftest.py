@@ -75,8 +75,9 @@ def command(corpus, tmp_path):
     return arguments
 
 
-def start(arguments: list[str], **options) -> subprocess.Popen:
+def start(arguments: list[str], unset: tuple[str, ...] = (), **options) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {name: value for name, value in environment.items() if name not in unset}
     return subprocess.Popen(
         [sys.executable, "-m", "train", *arguments],
         cwd=REPOSITORY,
@@ -92,8 +93,8 @@ def start(arguments: list[str], **options) -> subprocess.Popen:
 def train():
     """Run ``python -m train`` with arguments to its end: (exit code, stdout, stderr)."""
 
-    def run(arguments: list[str]) -> tuple[int, str, str]:
-        process = start(arguments)
+    def run(arguments: list[str], unset: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        process = start(arguments, unset)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 

@@ -195,6 +195,19 @@ def test_training_goes_on_from_a_downloaded_model(command, train, tmp_path):
     assert "longer than the context" in err
 
 
+def test_wandb_without_an_account_logs_offline_and_blocks_nothing(command, train, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no credentials of the person who runs the tests
+    pytest.importorskip("wandb")
+    code, out, err = train(
+        command("name=logged", "train.max_steps=3", "logger=wandb"), unset=("WANDB_MODE", "WANDB_API_KEY")
+    )
+    assert code == 0, err
+    assert "no account is set up here" in out
+    root = tmp_path / "runs" / "logged"
+    assert list((root / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(losses(root)) == 3
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
