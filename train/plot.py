@@ -14,6 +14,7 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib import ticker
 
     train = [(r["tokens"] / 1e6, r["loss"]) for r in records if "loss" in r]
     val = [(r["tokens"] / 1e6, r["val_loss"], r["val_bits_per_byte"]) for r in records if "val_loss" in r]
@@ -22,15 +23,19 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     tokens, losses = zip(*train, strict=True)
     left.plot(tokens, losses, color="#9ecae1", linewidth=0.8, label="training, each record")
-    left.plot(tokens, smooth(losses), color="#2171b5", linewidth=1.6, label="training, smoothed")
+    window = max(1.0, len(losses) / 60)
+    left.plot(tokens, smooth(losses, 1 - 1 / window), color="#2171b5", linewidth=1.6, label="training, smoothed")
     if val:
         left.plot([v[0] for v in val], [v[1] for v in val], "o-", color="#d94801", markersize=3, label="validation")
         right.plot([v[0] for v in val], [v[2] for v in val], "o-", color="#d94801", markersize=3)
         right.annotate(f"{val[-1][2]:.3f}", (val[-1][0], val[-1][2]), (0, 8), textcoords="offset points", ha="right")
     left.set(xlabel="training tokens (millions)", ylabel="cross-entropy (nats per token)", title=title)
     right.set(xlabel="training tokens (millions)", ylabel="validation (bits per byte)", title="held-out text")
-    low = min(min(losses), *(v[1] for v in val)) if val else min(losses)
-    left.set_ylim(low * 0.95, losses[min(len(losses) - 1, len(losses) // 50)] * 1.05 if len(losses) > 50 else None)
+    # A run's loss falls fast, then slowly for a long time: the logarithm shows both.
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
+    left.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    left.yaxis.set_minor_locator(ticker.NullLocator())
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
@@ -41,8 +46,8 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
     atomic_write_bytes(path, buffer.getvalue())
 
 
-def smooth(values: tuple[float, ...] | list[float], weight: float = 0.95) -> list[float]:
-    """Exponential moving average, corrected for its start."""
+def smooth(values: tuple[float, ...] | list[float], weight: float) -> list[float]:
+    """Exponential moving average over about 1 / (1 - weight) values, corrected for its start."""
     out, mean = [], 0.0
     for index, value in enumerate(values, start=1):
         mean = weight * mean + (1 - weight) * value
