@@ -97,6 +97,8 @@ class TokenizerConfig:
     """A tiktoken encoding by name; a byte-level BPE trained on the run's own text; a tokenizer from disk."""
     name: str = "gpt2"
     """``tiktoken``: the encoding's name (gpt2, cl100k_base, o200k_base, ...)."""
+    fallback: Literal["none", "bpe"] = "none"
+    """``tiktoken``: what to do where its vocabulary is neither cached nor reachable: refuse, or train a BPE."""
     vocab_size: int = 4096
     """``bpe``: ids wanted, the end-of-text token and the 256 bytes among them; little text may give fewer."""
     min_frequency: int = 2

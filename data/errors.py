@@ -12,6 +12,10 @@ class UserError(ValueError):
     """
 
 
+class UnreachableError(UserError):
+    """A host that could not be reached: something else may serve in its place."""
+
+
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
     """A hint for a misspelt ``name``: ``"did you mean 'q4_k_m' or 'q4_k_s'?"``, or ``""`` if nothing is near."""
     by_lower = {str(option).lower(): str(option) for option in options}

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from data.errors import UserError, nearest
+from data.errors import UnreachableError, UserError, nearest
 from data.tokenizer import EOT, byte_alphabet, tokenizer_config
 
 HOST = "openaipublic.blob.core.windows.net"
@@ -134,7 +134,7 @@ def _load(name: str) -> Any:
     try:
         return tiktoken.get_encoding(name)
     except (requests.RequestException, OSError) as error:
-        raise UserError(
+        raise UnreachableError(
             f"the vocabulary of {name!r} is not cached and {HOST} could not be reached ({type(error).__name__}): set "
             "TIKTOKEN_CACHE_DIR to a folder that holds it, or run with tokenizer=bpe"
         ) from error

@@ -7,6 +7,7 @@ and only that is used from there on. So what trains, what is saved and what tran
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from data.config import TokenizerConfig
-from data.errors import UserError
+from data.errors import UnreachableError, UserError
 
 EOT = "<|endoftext|>"
 # What a model directory may hold beside tokenizer.json; saved again as it was found.
@@ -173,12 +174,26 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
     return _configured({"tokenizer.json": path.read_bytes()}, name=path.stem, eot_token=eot_token)
 
 
-def make_tokenizer(config: TokenizerConfig, documents: Callable[[], Iterator[str]]) -> Tokenizer:
-    """The tokenizer that ``config`` asks for; ``documents()`` is read only where one is trained."""
+def make_tokenizer(
+    config: TokenizerConfig, documents: Callable[[], Iterator[str]], say: Callable[[str], None] = print
+) -> Tokenizer:
+    """The tokenizer that ``config`` asks for; ``documents()`` is read only where one is trained.
+
+    ``say`` is told, in a line, where ``config.fallback`` had to be taken.
+    """
     if config.kind == "tiktoken":
         from data.tiktoken import convert
 
-        return Tokenizer(convert(config.name), name=config.name, eot_token=EOT)
+        try:
+            return Tokenizer(convert(config.name), name=config.name, eot_token=EOT)
+        except UnreachableError as error:
+            if config.fallback == "none":
+                raise
+            say(
+                f"warning: {error}. Training a byte-level BPE of up to {config.vocab_size:,} ids on your text instead "
+                "(tokenizer.fallback=none stops here)"
+            )
+            return make_tokenizer(replace(config, kind="bpe"), documents)
     if config.kind == "bpe":
         from data.bpe import train
 

@@ -356,3 +356,22 @@ def test_without_network_the_host_and_a_way_on_are_named(tmp_path, monkeypatch):
     for word in (ours.HOST, "TIKTOKEN_CACHE_DIR", "tokenizer=bpe", "p50k_base"):
         assert word in str(caught.value)
     assert tiktoken.load.read_file.__module__ == "tiktoken.load"  # put back
+
+
+def test_without_its_vocabulary_a_bpe_of_ones_own_text_can_serve(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("data.tiktoken._fetch", _refuse)
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    config = TokenizerConfig(kind="tiktoken", name="p50k_base", fallback="bpe", vocab_size=300)
+    said = []
+    tokenizer = make_tokenizer(config, lambda: iter(["the cat sat on the mat and the cat ran"] * 50), said.append)
+    assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+    assert 257 < tokenizer.vocab_size <= 300
+    assert "could not be reached" in said[0]
+    assert "tokenizer.fallback=none" in said[0]
+
+
+def _refuse(url: str) -> bytes:
+    import requests
+
+    raise requests.ConnectionError(url)
