@@ -36,7 +36,7 @@ class ProofConfig:
 
     text: Path | None = None
     """A UTF-8 file; None takes the run's validation.txt, else the calibration text."""
-    chunks: int = 8
+    chunks: int = 16
     """Most chunks for perplexity."""
     n_ctx: int = 512
     """Tokens per chunk."""
