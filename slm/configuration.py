@@ -32,12 +32,13 @@ def load_config(config_name: str, overrides: list[str]) -> dict[str, Any]:
     if any(word in ("-h", "--help") for word in overrides):
         print_help(config_name)
         raise SystemExit(0)
+    overrides = [_quote_choice(word) for word in overrides]
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
             raise UserError(
                 f"cannot read {word!r}: options are written key=value (for example name=my-run); --help lists them"
             )
-    overrides = [_quote_choice(word) for word in overrides]
+        _check_grammar(word)
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         try:
             base = compose(config_name, overrides=_group_choices(overrides))
@@ -74,6 +75,23 @@ def _list_keys(tree: Any, prefix: str = "") -> set[str]:
         elif isinstance(value, dict):
             found |= _list_keys(value, f"{name}.")
     return found
+
+
+def _check_grammar(word: str) -> None:
+    """Refuse a word that Hydra's grammar cannot read, naming it (Hydra's own message does not)."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        key, _, value = word.partition("=")
+        inner = value.strip("[]'")
+        quoted = f"['{inner}']" if value.startswith("[") else f"'{inner}'"
+        raise UserError(
+            f"cannot read {word!r}: put quotes around values with characters such as ( ) = ~ : or unclosed brackets, "
+            f'as in "{key}={quoted}"'
+        ) from None
 
 
 def _quote_choice(word: str) -> str:

@@ -69,6 +69,9 @@ def test_what_does_not_fit_is_refused_by_name(mapping, says):
         ("preset=1250m", "there is no preset '1250m'; did you mean '125m'"),
         ("model=tinny", "there is no model 'tinny'; did you mean 'tiny'"),
         ("steps", "options are written key=value"),
+        ("data.files=[~/a.txt]", "as in \"data.files=['~/a.txt']\""),
+        ("name=a(1)", "as in \"name='a(1)'\""),
+        ("train.max_steps=[", "cannot read 'train.max_steps=['"),
     ],
 )
 def test_hydras_refusals_are_one_line_with_the_nearest_name(override, says):
