@@ -33,8 +33,8 @@ $(VENV)/.ready: pyproject.toml
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV). llama-cpp-python is built here for this processor: 3 to 4 minutes on two cores."
 	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(PY) -m pip install --quiet --disable-pip-version-check --retries 1 --extra-index-url $(TORCH_INDEX) "torch>=2.13,<2.14" 2> >(grep -v "^WARNING: Retrying" >&2)
-	@start=$$SECONDS; $(PY) -m pip install --quiet --disable-pip-version-check --editable ".[logging,dev]" && echo "Installed in $$((SECONDS - start)) s."
+	@$(PY) -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 30 --extra-index-url $(TORCH_INDEX) "torch>=2.13,<2.14" 2> >(grep -v "^WARNING: Retrying" >&2)
+	@start=$$SECONDS; PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --editable ".[logging,dev]" && echo "Installed in $$((SECONDS - start)) s."
 	@touch $@
 
 demo: setup ## the whole life of a small model in minutes: train, export, evaluate, generate
