@@ -21,21 +21,31 @@ from serve.chat import ChatPrompt, ChatTemplateError
 from serve.config import ServerOptions
 from serve.errors import ApiError, engine_down, error_body, queue_full, request_failed
 from serve.http import DONE, EventStream, Json, RequireKey, read_body, sse, unless_disconnected
-from serve.messages import Delta, Detokenize, Generate, ModelInfo, Prompted, Tokenize
+from serve.messages import Delta, Detokenize, Embed, Generate, ModelInfo, Prompted, Tokenize
 from serve.metrics import CONTENT_TYPE, exposition
+from serve.page import add_page, is_page
 from serve.protocol import (
     Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     check_tokens,
     parse,
 )
-from serve.responses import ChatAnswer, CompletionAnswer
+from serve.responses import Answer, ChatAnswer, CompletionAnswer, embedding_body
+from serve.stateless import ResponsesAnswer, ResponsesRequest
 from serve.supervisor import EngineDownError, QueueFullError, RequestFailedError, Supervisor, Ticket
 
-_BODIES: list[type[BaseModel]] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
+_BODIES: list[type[BaseModel]] = [
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+]
 
 
 def make_app(supervisor: Supervisor, options: ServerOptions, *, name: str, keys: list[str]) -> FastAPI:
@@ -48,11 +58,12 @@ def make_app(supervisor: Supervisor, options: ServerOptions, *, name: str, keys:
 
     app = FastAPI(title="slm", lifespan=lifespan, openapi_url="/openapi.json")
     if keys:
-        app.add_middleware(RequireKey, keys=keys)
+        app.add_middleware(RequireKey, keys=keys, is_open=lambda path: path == "/health" or is_page(path))
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"])
     _answer_errors(app)
     _Routes(app, supervisor, options, name)
+    add_page(app)
     app.openapi = lambda: _openapi(app)
     return app
 
@@ -71,6 +82,8 @@ class _Routes:
         get("/v1/models/{model:path}", summary="One model")(self.model)
         post("/v1/completions", **_takes(CompletionRequest))(self.completions)
         post("/v1/chat/completions", **_takes(ChatRequest))(self.chat)
+        post("/v1/responses", **_takes(ResponsesRequest))(self.responses)
+        post("/v1/embeddings", **_takes(EmbeddingRequest))(self.embeddings)
         post("/tokenize", **_takes(TokenizeRequest))(self.tokenize)
         post("/detokenize", **_takes(DetokenizeRequest))(self.detokenize)
 
@@ -103,6 +116,7 @@ class _Routes:
                 "n_params": info.n_params,
                 "size_bytes": info.size_bytes,
                 "n_vocab": info.n_vocab,
+                "n_embd": info.n_embd,
                 "n_ctx_train": info.n_ctx_train,
                 "context": info.context,
                 "chat_template": self._chat.own,
@@ -115,13 +129,15 @@ class _Routes:
         body = await self._body(request, CompletionRequest)
         prompts = body.prompts(self._info)
         self._check_choices(len(prompts) * body.n)
-        sampling = body.sampling(self._info)
+        sampling = body.sampling(self._info, await self._constraint(body))
         base = Generate(
             id="",
             prompt="",
             max_tokens=body.max_tokens,
             stop=body.stops(),
             sampling=sampling,
+            # Who names a seed wants the same text again, which rounding could spoil.
+            from_cache=body.seed is None,
             top_logprobs=body.logprobs,
             echo=body.echo,
         )
@@ -129,12 +145,22 @@ class _Routes:
         answer = CompletionAnswer(
             model=self._name, n_choices=len(requests), n=body.n, with_logprobs=body.logprobs is not None
         )
-        return await self._run(request, body, requests, answer)
+        return await self._run(request, requests, answer, stream=body.stream, include_usage=body.include_usage)
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request, ChatRequest)
         self._check_choices(body.n)
-        sampling = body.sampling(self._info)
+        requests = await self._chat_requests(body)
+        answer = ChatAnswer(model=self._name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs)
+        return await self._run(request, requests, answer, stream=body.stream, include_usage=body.include_usage)
+
+    async def responses(self, request: Request) -> Response:
+        body = await self._body(request, ResponsesRequest)
+        requests = await self._chat_requests(body.as_chat())
+        return await self._run(request, requests, ResponsesAnswer(model=self._name, request=body), stream=body.stream)
+
+    async def _chat_requests(self, body: ChatRequest) -> list[Generate]:
+        sampling = body.sampling(self._info, await self._constraint(body))
         top_logprobs = body.n_top()
         messages = [
             {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
@@ -153,11 +179,17 @@ class _Routes:
             max_tokens=body.limit(),
             stop=(*body.stops(), *self._chat.stop),
             sampling=sampling,
+            from_cache=body.seed is None,
             top_logprobs=top_logprobs,
         )
-        requests = [self._choice(base, text, i) for i in range(body.n)]
-        answer = ChatAnswer(model=self._name, n_choices=body.n, n=body.n, with_logprobs=top_logprobs is not None)
-        return await self._run(request, body, requests, answer)
+        return [self._choice(base, text, i) for i in range(body.n)]
+
+    async def _constraint(self, body: CompletionRequest | ChatRequest) -> str | None:
+        if body.grammar is None and body.response_format is None:
+            return None
+        if body.grammar is not None and not self._options.grammar:
+            raise ApiError(400, "grammar is turned off on this server (serve.grammar).", param="grammar")
+        return await run_in_threadpool(body.constraint)
 
     def _choice(self, base: Generate, prompt: str | tuple[int, ...], i: int) -> Generate:
         sampling = dataclasses.replace(base.sampling, seed=base.sampling.seed + i)
@@ -166,27 +198,41 @@ class _Routes:
     async def _run(
         self,
         request: Request,
-        body: CompletionRequest | ChatRequest,
         requests: list[Generate],
-        answer: CompletionAnswer | ChatAnswer,
+        answer: Answer,
+        *,
+        stream: bool,
+        include_usage: bool = False,
     ) -> Response:
         ticket = self._supervisor.submit(requests)
         handed_over = False
         try:
-            if not body.stream:
+            if not stream:
                 await unless_disconnected(request.receive, _collect(ticket, answer))
                 return Json(answer.body())
             # The status line waits for the first event, so that a refused prompt is a 400 and no stream.
             first = await unless_disconnected(request.receive, ticket.next_events())
             handed_over = True
             return EventStream(
-                _stream(ticket, answer, first, body.include_usage),
+                _stream(ticket, answer, first, include_usage),
                 on_end=ticket.cancel,
                 write_timeout_s=self._options.write_timeout_s,
             )
         finally:
             if not handed_over:
                 ticket.cancel()
+
+    # -- embeddings ----------------------------------------------------------------------------------------
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await self._body(request, EmbeddingRequest)
+        question = Embed(id=self._supervisor.next_id(), inputs=body.inputs(self._info))
+        try:
+            answer = await unless_disconnected(request.receive, self._supervisor.ask(question))
+        except RequestFailedError as error:
+            raise request_failed(error, param="input") from None
+        # Many numbers: written in a thread.
+        return await run_in_threadpool(lambda: Json(embedding_body(answer, self._name, body.encoding_format)))
 
     # -- tokens --------------------------------------------------------------------------------------------
 
@@ -232,7 +278,7 @@ class _Routes:
             raise ApiError(400, message, param="n", code="invalid_value")
 
 
-async def _collect(ticket: Ticket, answer: CompletionAnswer | ChatAnswer) -> None:
+async def _collect(ticket: Ticket, answer: Answer) -> None:
     while not ticket.done:
         for index, event in await ticket.next_events():
             answer.take(index, event)
@@ -240,16 +286,20 @@ async def _collect(ticket: Ticket, answer: CompletionAnswer | ChatAnswer) -> Non
 
 async def _stream(
     ticket: Ticket,
-    answer: CompletionAnswer | ChatAnswer,
+    answer: Answer,
     events: list[tuple[int, Prompted | Delta]],
     include_usage: bool,
 ) -> AsyncIterator[bytes]:
     """Bodies of server-sent events; one per engine step, so that a step is one write."""
+
+    def encode(chunk: dict[str, Any]) -> bytes:
+        return sse(chunk, chunk["type"] if answer.named_events else None)
+
     while True:
         parts = []
         for index, event in events:
             answer.take(index, event)
-            parts.extend(sse(chunk) for chunk in answer.chunks(index, event))
+            parts.extend(encode(chunk) for chunk in answer.chunks(index, event))
         if parts:
             yield b"".join(parts)
         if ticket.done:
@@ -257,9 +307,11 @@ async def _stream(
         try:
             events = await ticket.next_events()
         except RequestFailedError as error:
-            yield sse(error_body(error))
+            yield encode(answer.failure_chunk(error_body(error)))
             return  # and no [DONE]: that means success
-    yield (sse(answer.usage_chunk()) if include_usage else b"") + DONE
+    ending = (encode(answer.usage_chunk()) if include_usage else b"") + (DONE if answer.ends_in_done else b"")
+    if ending:
+        yield ending
 
 
 def _answer_errors(app: FastAPI) -> None:

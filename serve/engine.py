@@ -6,18 +6,22 @@ from dataclasses import dataclass, field
 
 from serve.config import EngineConfig
 from serve.detokenize import TextStream
+from serve.embedder import Embedder
 from serve.messages import (
     Cancel,
     Command,
     Delta,
     Detokenize,
+    Embed,
     Event,
     Failure,
+    FailureCode,
     FinishReason,
     Generate,
     ModelInfo,
     Prompted,
     Reply,
+    Stats,
     Tokenize,
     TokenLogprob,
 )
@@ -25,7 +29,8 @@ from serve.runner import Runner
 from serve.sampler import likeliest, log_probabilities, make_sampler
 from serve.scheduler import Chunk, Limits, Scheduler
 from serve.sequence import Sequence
-from slm.llamacpp import KvCacheFull, LlamaError, Sampler
+from slm.llama_sampler import GrammarDeadEndError, Sampler
+from slm.llamacpp import KvCacheFull, LlamaError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -63,16 +68,30 @@ class Engine:
                 batch=self._runner.batch_limit,
                 prefill_chunk=config.prefill_chunk,
                 kv_tokens=self.info.kv_tokens,
+                prefix_cache=config.prefix_cache,
             ),
         )
+        self._embedder = Embedder(self._model, context=self.info.context, threads=self.info.threads)
         self._work: dict[str, _Generation] = {}
+        self._prefix_cache = config.prefix_cache
         self._pieces: dict[int, bytes] = {}
         self.n_preempted = 0
 
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._work)
+        return bool(self._work) or self._embedder.busy
+
+    @property
+    def stats(self) -> Stats:
+        """The state now."""
+        scheduler = self._scheduler
+        return Stats(
+            running=scheduler.n_running,
+            waiting=scheduler.n_waiting,
+            kv_used=scheduler.n_computed,
+            preempted=self.n_preempted,
+        )
 
     # -- commands ------------------------------------------------------------------------------------------
 
@@ -84,6 +103,7 @@ class Engine:
                     return self._begin(command)
                 case Cancel(id=sequence_id):
                     self._end(sequence_id)
+                    self._embedder.cancel(sequence_id)
                     return []
                 case Tokenize():
                     ids = self._model.tokenize(
@@ -93,6 +113,8 @@ class Engine:
                 case Detokenize():
                     raw = b"".join(self._piece(token) for token in command.tokens)
                     return [Reply(id=command.id, value=raw.decode("utf-8", errors="replace"))]
+                case Embed():
+                    return self._embedder.add(command)
         except LlamaError as error:
             return [Failure(id=command.id, code="invalid_request", message=str(error))]
         raise AssertionError(f"unknown command {command!r}")
@@ -123,6 +145,7 @@ class Engine:
             id=request.id,
             tokens=prompt,
             n_prompt=len(prompt),
+            from_cache=request.from_cache,
             scores_prompt=request.echo and request.top_logprobs is not None,
         )
         work = _Generation(
@@ -150,20 +173,29 @@ class Engine:
         if work is None:
             return
         slot = self._scheduler.remove(sequence_id)
-        if slot is not None:
+        if slot is not None and not (self._prefix_cache and self._runner.holds(slot, work.sequence.n_computed)):
             self._runner.forget(slot)
+            self._scheduler.forget(slot)
         work.sampler.close()
 
     # -- the loop ------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Computes one batch and returns what came of it (nothing, when a sequence had to make room)."""
+        """Computes one batch of generation and one of embeddings, where there are any; returns what came of it
+        (nothing, when a sequence had to make room)."""
+        return self._generate() + self._embedder.step()
+
+    def _generate(self) -> list[Event]:
         plan = self._scheduler.plan()
         if not plan.chunks:
             return []
         try:
             last = self._runner.run(plan)
         except KvCacheFull:
+            evicted = self._scheduler.evict()
+            if evicted is not None:
+                self._runner.forget(evicted)
+                return []
             preempted = self._scheduler.preempt()
             if preempted is None:
                 return self._fail([plan.chunks[0].sequence_id], "the KV cache cannot hold the sequence")
@@ -173,6 +205,8 @@ class Engine:
         except LlamaError as error:
             # What the cache holds now is unknown for all: none of them can go on.
             events = self._fail(list(self._work), str(error))
+            while (slot := self._scheduler.evict()) is not None:
+                self._runner.forget(slot)
             self._runner.forget_all()
             return events
         self._scheduler.commit(plan)
@@ -180,14 +214,16 @@ class Engine:
         for chunk, index in zip(plan.chunks, last, strict=True):
             try:
                 events += self._advance(self._work[chunk.sequence_id], chunk, index)
+            except GrammarDeadEndError as error:
+                events += self._fail([chunk.sequence_id], str(error), code="invalid_request")
             except LlamaError as error:
                 events += self._fail([chunk.sequence_id], str(error))
         return events
 
-    def _fail(self, sequence_ids: list[str], message: str) -> list[Event]:
+    def _fail(self, sequence_ids: list[str], message: str, code: FailureCode = "engine_error") -> list[Event]:
         for sequence_id in sequence_ids:
             self._end(sequence_id)
-        return [Failure(id=each, code="engine_error", message=message) for each in sequence_ids]
+        return [Failure(id=each, code=code, message=message) for each in sequence_ids]
 
     def _advance(self, work: _Generation, chunk: Chunk, index: int) -> list[Event]:
         sequence = work.sequence
@@ -202,6 +238,7 @@ class Engine:
                 Prompted(
                     id=sequence.id,
                     prompt_tokens=sequence.n_prompt,
+                    cached_tokens=sequence.n_cached,
                     text=work.prompt_text,
                     logprobs=tuple(work.prompt_logprobs),
                 )
@@ -280,4 +317,5 @@ class Engine:
         """Ends all work and frees the model."""
         for sequence_id in list(self._work):
             self._end(sequence_id)
+        self._embedder.close()
         self._runner.close()

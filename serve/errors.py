@@ -41,10 +41,10 @@ def engine_down(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="engine_unavailable", headers={"Retry-After": "2"})
 
 
-def request_failed(error: RequestFailedError) -> ApiError:
-    """What the engine said of a request."""
+def request_failed(error: RequestFailedError, *, param: str = "prompt") -> ApiError:
+    """What the engine said of a request; `param` is the field that it takes its tokens from."""
     if error.code == "context_length_exceeded":
-        return ApiError(400, str(error), param="prompt", code=error.code)
+        return ApiError(400, str(error), param=param, code=error.code)
     if error.code == "invalid_request":
         return ApiError(400, str(error))
     return ApiError(503 if error.code == "engine_died" else 500, str(error), type="server_error", code=error.code)

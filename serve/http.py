@@ -16,13 +16,13 @@ from serve.errors import ApiError
 
 
 class RequireKey:
-    """ASGI middleware: 401 unless the bearer token is one of the keys. `/health` stays open."""
+    """ASGI middleware: 401 unless the bearer token is one of the keys, or `is_open` says yes to the path."""
 
-    def __init__(self, app: ASGIApp, *, keys: list[str]) -> None:
-        self._app, self._keys = app, [key.encode() for key in keys]
+    def __init__(self, app: ASGIApp, *, keys: list[str], is_open: Callable[[str], bool]) -> None:
+        self._app, self._keys, self._is_open = app, [key.encode() for key in keys], is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not self._allowed(scope):
+        if scope["type"] == "http" and not self._is_open(scope["path"]) and not self._allowed(scope):
             message = "A key is needed: send it as `Authorization: Bearer KEY`."
             error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}).response()
             await error(scope, receive, send)
@@ -109,9 +109,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def sse(value: Any) -> bytes:
+def sse(value: Any, name: str | None = None) -> bytes:
     """One event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

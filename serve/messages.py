@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
+FailureCode = Literal["context_length_exceeded", "invalid_request", "engine_error", "engine_died"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     ignore_eos: bool = False
+    grammar: str | None = None
+    """A GBNF grammar that serve/gbnf.py has checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,8 @@ class Generate:
     sampling: SamplingParams = SamplingParams()
     top_logprobs: int | None = None
     """None: no log-probabilities; n: the picked token's and the n likeliest."""
+    from_cache: bool = True
+    """Whether what is cached of the prompt may be used. Without, the numbers do not depend on what came before."""
     echo: bool = False
     """Give the prompt back as text, with its log-probabilities where `top_logprobs` is set."""
 
@@ -74,11 +79,18 @@ class Detokenize:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Embed:
+    id: str
+    inputs: tuple[str | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shutdown:
     """End the engine process."""
 
 
-Command = Generate | Cancel | Tokenize | Detokenize | Shutdown
+Question = Tokenize | Detokenize | Embed
+Command = Generate | Cancel | Question | Shutdown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +102,7 @@ class ModelInfo:
     n_params: int
     size_bytes: int
     n_vocab: int
+    n_embd: int
     n_ctx_train: int
     context: int
     """Most tokens of one sequence in this engine."""
@@ -133,6 +146,8 @@ class Prompted:
 
     id: str
     prompt_tokens: int
+    cached_tokens: int = 0
+    """Of these, how many were in the cache already."""
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -154,16 +169,39 @@ class Failure:
     """The sequence or question `id` ended without a result."""
 
     id: str
-    code: Literal["context_length_exceeded", "invalid_request", "engine_error", "engine_died"]
+    code: FailureCode
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Embeddings:
+    vectors: tuple[bytes, ...]
+    """float32 [n_embd] each, little-endian, of length 1; one per input."""
+    n_tokens: int
+    """Of all inputs."""
+
+
+Answer = list[int] | str | Embeddings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """The answer to Tokenize or Detokenize."""
+    """The answer to a question."""
 
     id: str
-    value: list[int] | str
+    value: Answer
 
 
-Event = Ready | StartFailed | Prompted | Delta | Failure | Reply
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """The engine's state, told now and then and when it has nothing to do."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: int = 0
+    """Tokens of running sequences in the cache."""
+    preempted: int = 0
+    """Since this engine's start."""
+
+
+Event = Ready | StartFailed | Prompted | Delta | Failure | Reply | Stats

@@ -15,9 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from data.errors import nearest
 from serve.errors import ApiError
+from serve.gbnf import check
+from serve.gbnf_tree import MAX_BYTES, GrammarError
 from serve.messages import ModelInfo, SamplingParams
+from serve.schema import json_object_grammar, schema_grammar
 
 MAX_STOPS = 16
+MAX_INPUTS = 2048
 MAX_TOP_LOGPROBS = 20
 _MAX_SEED = 2**63 - 1
 
@@ -40,8 +44,6 @@ _UNSUPPORTED = {
     "tool_choice",
     "functions",
     "function_call",
-    "response_format",
-    "grammar",
     "json_schema",
     "suffix",
     "best_of",
@@ -51,6 +53,13 @@ _UNSUPPORTED = {
     "reasoning_effort",
     "verbosity",
     "web_search_options",
+    "previous_response_id",
+    "conversation",
+    "background",
+    "include",
+    "reasoning",
+    "truncation",
+    "max_tool_calls",
 }
 # Values of unsupported fields that ask for what happens anyway.
 _HARMLESS = {
@@ -58,10 +67,12 @@ _HARMLESS = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "best_of": (1,),
     "modalities": (["text"],),
     "suffix": ("",),
+    "background": (False,),
+    "include": ([],),
+    "truncation": ("disabled",),
 }
 
 
@@ -72,6 +83,29 @@ class _Strict(BaseModel):
 class StreamOptions(_Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
+
+
+class TextFormat(_Strict):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchema(_Strict):
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] = Field({}, alias="schema", description="JSON Schema; see the docs for what is supported")
+    strict: bool | None = Field(None, description="the schema is always kept to")
+
+
+class JsonSchemaFormat(_Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class _Generation(_Strict):
@@ -92,6 +126,8 @@ class _Generation(_Strict):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
     n: int = Field(1, ge=1, le=128)
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
+    grammar: str | None = Field(None, max_length=MAX_BYTES, description="GBNF, llama.cpp's form of a grammar")
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -99,7 +135,29 @@ class _Generation(_Strict):
         """The stop strings, as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling(self, info: ModelInfo) -> SamplingParams:
+    def constraint(self) -> str | None:
+        """The grammar that the text must fit, checked; raises `ApiError` for one that cannot be kept to. Takes a
+        while for a big schema."""
+        if self.grammar is not None and isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            raise ApiError(400, "grammar and response_format exclude each other.", param="grammar")
+        param = "response_format" if self.grammar is None else "grammar"
+        try:
+            match self.response_format:
+                case JsonObjectFormat():
+                    text = json_object_grammar()
+                case JsonSchemaFormat(json_schema=given):
+                    text = schema_grammar(given.schema_)
+                case _ if self.grammar is not None:
+                    text = check(self.grammar)
+                case _:
+                    return None
+        except GrammarError as error:
+            raise ApiError(400, f"{error}.", param=param, code="invalid_grammar") from None
+        if self.ignore_eos:
+            raise ApiError(400, f"ignore_eos and {param} exclude each other.", param="ignore_eos")
+        return text
+
+    def sampling(self, info: ModelInfo, grammar: str | None = None) -> SamplingParams:
         """Sampling of the first choice; raises `ApiError` for a bias on what is no token."""
         bias = []
         for key, value in self.logit_bias.items():
@@ -123,6 +181,7 @@ class _Generation(_Strict):
             logit_bias=tuple(bias),
             seed=secrets.randbits(32) if self.seed is None else self.seed,
             ignore_eos=self.ignore_eos,
+            grammar=grammar,
         )
 
     @property
@@ -145,16 +204,7 @@ class CompletionRequest(_Generation):
 
     def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
         """One entry per prompt; raises `ApiError` for an id outside the vocabulary."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            prompts = [tuple(self.prompt)]
-        else:
-            prompts = [each if isinstance(each, str) else tuple(each) for each in self.prompt]
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                check_tokens(prompt, info, "prompt")
-        return prompts
+        return _texts_or_tokens(self.prompt, info, "prompt")
 
 
 class TextPart(_Strict):
@@ -192,6 +242,30 @@ class ChatRequest(_Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+class EmbeddingRequest(_Strict):
+    """POST /v1/embeddings"""
+
+    model: str | None = Field(None, max_length=512)
+    input: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
+    ) = Field(description="text, token ids, or a list of either")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1, description="only the model's own width")
+
+    def inputs(self, info: ModelInfo) -> tuple[str | tuple[int, ...], ...]:
+        """One entry per input; raises `ApiError` for an id outside the vocabulary or another width."""
+        if self.dimensions not in (None, info.n_embd):
+            message = f"dimensions: this model's embeddings have {info.n_embd}; they cannot be shortened."
+            raise ApiError(400, message, param="dimensions", code="invalid_value")
+        inputs = _texts_or_tokens(self.input, info, "input")
+        if "" in inputs:
+            raise ApiError(400, "input: an empty text has no embedding.", param="input", code="invalid_value")
+        return tuple(inputs)
+
+
 class TokenizeRequest(_Strict):
     """POST /tokenize"""
 
@@ -206,6 +280,19 @@ class DetokenizeRequest(_Strict):
 
     model: str | None = None
     tokens: list[TokenId] = Field(max_length=1 << 20)
+
+
+def _texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tuple[int, ...]]:
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        texts: list[str | tuple[int, ...]] = [tuple(given)]
+    else:
+        texts = [each if isinstance(each, str) else tuple(each) for each in given]
+    for each in texts:
+        if not isinstance(each, str):
+            check_tokens(each, info, param)
+    return texts
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -255,9 +342,11 @@ def _json_type(value: Any) -> str:
 
 
 def _explain(error: ValidationError, cls: type[BaseModel]) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    # Names of union branches ("function-after", "list[str]") say nothing to a caller.
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    errors = error.errors(include_url=False, include_input=False)
+    # Of the branches of a union, the one that the value came furthest with is the one that was meant.
+    first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
+    # Names of branches ("str", "list[str]") say nothing to a caller.
+    path = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     param = ".".join(path)[:200]
     top = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -266,7 +355,7 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> ApiError:
         return ApiError(400, f"Unknown parameter {name!r}. {hint}".strip(), param=param, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing.", param=param, code="missing_required_parameter")
-    if top == "prompt" and "prompt" in cls.model_fields:
+    if top in ("prompt", "input") and cls in (CompletionRequest, EmbeddingRequest):
         message = "must be a text, a list of texts, a list of token ids or a list of such lists, none empty"
-        return ApiError(400, f"prompt {message}.", param="prompt", code="invalid_value")
+        return ApiError(400, f"{top} {message}.", param=top, code="invalid_value")
     return ApiError(400, f"{param}: {first['msg']}.", param=param, code="invalid_value")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from serve.messages import Delta, FinishReason, Prompted, TokenLogprob
+import numpy as np
+
+from serve.messages import Delta, Embeddings, FinishReason, Prompted, TokenLogprob
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 
@@ -21,9 +24,13 @@ class _Choice:
     finish: FinishReason | None = None
 
 
-class _Answer:
-    """What the two kinds share: identity, choices and usage. Choice i belongs to prompt i // n."""
+class Answer:
+    """What all kinds share: identity, choices and usage. Choice i belongs to prompt i // n."""
 
+    named_events = False
+    """Whether the events of a stream carry their type as a name."""
+    ends_in_done = True
+    """Whether a stream that succeeds ends in `[DONE]`."""
     prefix: str
     whole: str
     part: str
@@ -49,12 +56,13 @@ class _Answer:
         """Token counts so far; a prompt counts once, however many choices it has."""
         prompts = [choice.prompted for choice in self._choices[:: self._n]]
         n_prompt = sum(each.prompt_tokens for each in prompts if each is not None)
+        n_cached = sum(each.cached_tokens for each in prompts if each is not None)
         n_completion = sum(choice.n_tokens for choice in self._choices)
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": n_cached},
         }
 
     def body(self) -> dict[str, Any]:
@@ -65,6 +73,14 @@ class _Answer:
         """The last chunk of a stream whose client asked for usage."""
         return {**self._head(self.part), "choices": [], "usage": self.usage()}
 
+    def chunks(self, index: int, event: Prompted | Delta) -> list[dict[str, Any]]:
+        """The chunks of a stream that an event makes; `take` must have had it before."""
+        raise NotImplementedError
+
+    def failure_chunk(self, error: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream that fails; `error` is the body of an error."""
+        return error
+
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
@@ -72,7 +88,7 @@ class _Answer:
         raise NotImplementedError
 
 
-class CompletionAnswer(_Answer):
+class CompletionAnswer(Answer):
     """/v1/completions"""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
@@ -113,7 +129,7 @@ class CompletionAnswer(_Answer):
         return [{**self._head(self.part), "choices": [choice]}]
 
 
-class ChatAnswer(_Answer):
+class ChatAnswer(Answer):
     """/v1/chat/completions"""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -189,3 +205,13 @@ def _completion_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
         "top_logprobs": tops,
         "text_offset": [entry.offset for entry in entries],
     }
+
+
+def embedding_body(answer: Embeddings, model: str, encoding: Literal["float", "base64"]) -> dict[str, Any]:
+    """/v1/embeddings; base64 is of little-endian float32, as OpenAI has it."""
+    data = []
+    for index, vector in enumerate(answer.vectors):
+        numbers = base64.b64encode(vector).decode() if encoding == "base64" else np.frombuffer(vector, "<f4").tolist()
+        data.append({"object": "embedding", "index": index, "embedding": numbers})
+    usage = {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}

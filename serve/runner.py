@@ -10,7 +10,8 @@ from serve.config import DEFAULT_CONTEXT, EngineConfig
 from serve.messages import ModelInfo
 from serve.scheduler import Plan
 from slm.hardware import n_threads
-from slm.llamacpp import Batch, Context, Model, Sampler
+from slm.llama_sampler import Sampler
+from slm.llamacpp import Batch, Context, LlamaError, Model
 
 
 class Runner:
@@ -33,6 +34,8 @@ class Runner:
                 n_seq_max=config.slots,
                 n_threads=threads,
                 kv_unified=shared,
+                kv_type=config.kv_type,
+                flash_attn=config.flash_attn,
             )
         except BaseException:
             self.model.close()
@@ -46,6 +49,7 @@ class Runner:
             n_params=self.model.n_params,
             size_bytes=self.model.size_bytes,
             n_vocab=self.model.n_vocab,
+            n_embd=self.model.n_embd,
             n_ctx_train=self.model.n_ctx_train,
             context=context,
             slots=config.slots,
@@ -66,15 +70,17 @@ class Runner:
 
         Raises `KvCacheFull` when the cache has no room, and then nothing has changed.
         """
+        for (_, slot), n_kept in zip(plan.admitted, plan.kept, strict=True):
+            if not self._context.seq_rm(slot, n_kept):
+                raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_kept} tokens")
         self._batch.clear()
-        last = [
-            self._batch.extend(
-                chunk.tokens, chunk.start, chunk.slot, chunk.logits != "none", every=chunk.logits == "all"
-            )
-            for chunk in plan.chunks
-        ]
+        last = {}
+        # In the order of slots: llama.cpp computes together only those that follow each other.
+        for chunk in sorted(plan.chunks, key=lambda chunk: chunk.slot):
+            wanted, every = chunk.logits != "none", chunk.logits == "all"
+            last[chunk.slot] = self._batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
         self._context.decode(self._batch)
-        return last
+        return [last[chunk.slot] for chunk in plan.chunks]
 
     def logits(self, index: int) -> np.ndarray:
         """float32 [n_vocab] of a batch entry that asked for logits."""
@@ -83,6 +89,11 @@ class Runner:
     def sample(self, sampler: Sampler, index: int) -> int:
         """The chain's pick from the logits of a batch entry."""
         return sampler.sample(self._context, index)
+
+    def holds(self, slot: int, n: int) -> bool:
+        """Whether a slot holds exactly positions 0 to n - 1. Not so where llama.cpp keeps a window of them, or a
+        state instead of cells."""
+        return self._context.seq_pos_range(slot) == (0, n - 1)
 
     def forget(self, slot: int) -> None:
         """Frees a slot's cells."""

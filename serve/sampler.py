@@ -7,18 +7,21 @@ import math
 import numpy as np
 
 from serve.messages import SamplingParams
-from slm.llamacpp import Model, Sampler
+from slm.llama_sampler import Sampler
+from slm.llamacpp import Model
 
 
 def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
-    """A chain of its own for one sequence, in llama.cpp's order: bias, penalties, top-k, typical, top-p, min-p,
-    temperature, draw.
+    """A chain of its own for one sequence, in llama.cpp's order: grammar, bias, penalties, top-k, typical, top-p,
+    min-p, temperature, draw.
 
     The frequency and presence penalties count the reply. The repeat penalty also counts the prompt, within its
     window; where it is on, the three share that window. Raises `LlamaError` for values out of range.
     """
     chain = Sampler(model)
     try:
+        if params.grammar is not None:
+            chain.grammar(params.grammar)
         bias = dict(params.logit_bias)
         if params.ignore_eos and model.eos >= 0:
             bias[model.eos] = -math.inf
@@ -37,6 +40,8 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
             if params.top_k > 0:
                 chain.top_k(params.top_k)
             if params.typical_p < 1:
+                # Its sums are no numbers where a token has no probability at all: the banned ones go first.
+                chain.top_k(model.n_vocab - sum(value == -math.inf for value in bias.values()))
                 chain.typical(params.typical_p)
             if params.top_p < 1:
                 chain.top_p(params.top_p)

@@ -17,6 +17,12 @@ class Sequence:
     """Leading tokens that are in the KV cache."""
     slot: int | None = None
     """Its sequence number in the cache while it runs; None while it waits."""
+    admitted: bool = False
+    """Whether it has ever had a slot."""
+    n_cached: int = 0
+    """Leading prompt tokens that another sequence had left in the slot when this one first got it."""
+    from_cache: bool = True
+    """Whether it may begin with what another has left in a slot."""
     scores_prompt: bool = False
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
 

@@ -22,21 +22,24 @@ from multiprocessing.connection import Connection
 
 from data.errors import UserError
 from serve.config import EngineConfig
+from serve.histogram import BETWEEN_S, LATENCY_S, Histogram
 from serve.messages import (
+    Answer,
     Cancel,
     Command,
     Delta,
-    Detokenize,
+    Embeddings,
     Event,
     Failure,
     Generate,
     ModelInfo,
     Prompted,
+    Question,
     Ready,
     Reply,
     Shutdown,
     StartFailed,
-    Tokenize,
+    Stats,
 )
 from serve.worker import run_process
 
@@ -105,9 +108,27 @@ class Totals:
     """Counted since the server's start, over all lives of the engine."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
+    embedding_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     """Sequences by how they ended."""
+    preempted: int = 0
+    """By engines that have ended."""
+    ttft: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
+    itl: Histogram = field(default_factory=lambda: Histogram(BETWEEN_S))
+    e2e: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When things happened to a sequence."""
+
+    submitted: float
+    last: float | None = None
+    """Its newest text; None before the first."""
+    n_tokens: int = 0
+    """Until then."""
 
 
 class _Process:
@@ -167,14 +188,16 @@ class Supervisor:
         self._config = config
         self._max_in_flight = config.slots + max_waiting
         self._tickets: dict[str, Ticket] = {}
-        self._questions: dict[str, asyncio.Future[list[int] | str]] = {}
+        self._questions: dict[str, asyncio.Future[Answer]] = {}
         self._ids = itertools.count()
         self._process: _Process | None = None
         self._closing = False
         self._started: asyncio.Future[ModelInfo] | None = None
         self._restart_task: asyncio.Task[None] | None = None
         self._backoff_s = 0.0
+        self._clocks: dict[str, _Clock] = {}
         self.totals = Totals()
+        self.stats = Stats()
         self.ready = False
         self.n_restarts = 0
         self.info: ModelInfo | None = None
@@ -204,6 +227,8 @@ class Supervisor:
         if process is not self._process:
             return
         self.ready = False
+        self.totals.preempted += self.stats.preempted
+        self.stats = Stats()
         self._process = None
         exit_code = process.stop(1.0)
         assert self._started is not None
@@ -240,6 +265,7 @@ class Supervisor:
         for sequence_id, ticket in self._tickets.items():
             ticket.put(Failure(id=sequence_id, code=code, message=message))
         self._tickets.clear()
+        self._clocks.clear()
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineDownError(message))
@@ -267,6 +293,8 @@ class Supervisor:
                 case Ready(info=info):
                     self.ready = True
                     self._started.set_result(info)
+                case Stats():
+                    self.stats = event
                 case StartFailed(message=message):
                     self._started.set_exception(UserError(message))
                 case Reply(id=key, value=value):
@@ -286,14 +314,30 @@ class Supervisor:
         ticket = self._tickets.get(key)
         if ticket is None:
             return  # canceled while the event was on its way
+        if isinstance(event, Delta):
+            self._time(event)
         if isinstance(event, Prompted):
             self.totals.prompt_tokens += event.prompt_tokens
+            self.totals.cached_tokens += event.cached_tokens
         elif isinstance(event, Failure) or event.finish:
             del self._tickets[key]
+            self._clocks.pop(key, None)
             reason = event.code if isinstance(event, Failure) else event.finish
             self.totals.finished[reason] += 1
             self.totals.completion_tokens += 0 if isinstance(event, Failure) else event.completion_tokens
         ticket.put(event)
+
+    def _time(self, event: Delta) -> None:
+        clock, now = self._clocks[event.id], time.perf_counter()
+        n = event.completion_tokens - clock.n_tokens
+        if clock.last is None:
+            if n:
+                self.totals.ttft.observe(now - clock.submitted)
+        elif n > 0:
+            self.totals.itl.observe((now - clock.last) / n, n)
+        clock.last, clock.n_tokens = now, event.completion_tokens
+        if event.finish:
+            self.totals.e2e.observe(now - clock.submitted)
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -315,22 +359,31 @@ class Supervisor:
         ticket = Ticket(self, [request.id for request in requests])
         for request in requests:
             self._tickets[request.id] = ticket
+            self._clocks[request.id] = _Clock(time.perf_counter())
             self._process.send(request)
         return ticket
 
     def cancel(self, sequence_id: str) -> None:
         """Frees the slot of an unfinished sequence within a step of the engine."""
         if self._tickets.pop(sequence_id, None) is not None and self._process is not None:
+            self._clocks.pop(sequence_id, None)
             self.totals.finished["canceled"] += 1
             self._process.send(Cancel(id=sequence_id))
 
-    async def ask(self, question: Tokenize | Detokenize) -> list[int] | str:
-        """The engine's answer. Raises `EngineDownError` or `RequestFailedError`."""
+    async def ask(self, question: Question) -> Answer:
+        """The engine's answer. Raises `QueueFullError`, `EngineDownError` or `RequestFailedError`. Canceled, it
+        cancels the engine's work."""
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")
+        if len(self._questions) >= self._max_in_flight:
+            raise QueueFullError(f"{len(self._questions)} requests are waiting for an answer; try again later.")
         future = self._questions[question.id] = self._loop.create_future()
         self._process.send(question)
         try:
-            return await future
+            answer = await future
         finally:
-            self._questions.pop(question.id, None)
+            if self._questions.pop(question.id, None) is not None and self._process is not None:
+                self._process.send(Cancel(id=question.id))
+        if isinstance(answer, Embeddings):
+            self.totals.embedding_tokens += answer.n_tokens
+        return answer

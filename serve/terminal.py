@@ -104,6 +104,7 @@ class Talk:
             add_special=add_special,
             parse_special=parse_special,
             max_tokens=config.max_tokens,
+            from_cache=config.seed is None,
             sampling=SamplingParams(
                 temperature=config.temperature,
                 top_k=config.top_k,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from multiprocessing.connection import Connection
 
 from data.errors import UserError
 from serve.config import EngineConfig
 from serve.messages import Ready, Shutdown, StartFailed
+
+_STATS_EVERY_S = 0.25
 
 
 def run_process(config: EngineConfig, commands: Connection, events: Connection) -> None:
@@ -24,8 +27,12 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
         return
     try:
         events.send([Ready(info=engine.info)])
+        told, told_at = engine.stats, 0.0
         while True:
             while not engine.busy or commands.poll():
+                if not engine.busy and told != engine.stats:
+                    told = engine.stats
+                    events.send([told])
                 command = commands.recv()
                 if isinstance(command, Shutdown):
                     return
@@ -33,6 +40,10 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
                 if answer:
                     events.send(answer)
             out = engine.step()
+            now = time.monotonic()
+            if now - told_at > _STATS_EVERY_S:
+                told, told_at = engine.stats, now
+                out.append(told)
             if out:
                 events.send(out)
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""The one door to llama.cpp: model, context, batch, sampler chain, quantize.
+"""The one door to llama.cpp: model, context, batch, quantize (slm/llama_sampler.py has the sampler chain).
 
 Thin wrappers over llama-cpp-python's low-level ctypes. Their point is what they refuse: an id out of range,
 a batch over `n_batch` or a null pointer aborts the whole process inside llama.cpp, where Python cannot catch
@@ -9,13 +9,14 @@ llama.cpp's log is captured, not printed; `SLM_LLAMA_LOG=1` prints it to stderr.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
-import math
 import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import llama_cpp.llama_cpp as C
@@ -23,6 +24,8 @@ import numpy as np
 
 from data.errors import UserError, nearest
 from slm.ggufcheck import GGML_TYPES, read_header
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class LlamaError(RuntimeError):
@@ -56,7 +59,12 @@ C.llama_log_set(_on_log, ctypes.c_void_p(0))
 C.llama_backend_init()
 
 
-def _last_error() -> str:
+def clear_log() -> None:
+    """Forgets llama.cpp's lines, so that `last_error` speaks of what comes."""
+    _log.clear()
+
+
+def last_error() -> str:
     """The cause, not the consequence: the first error line since the log was last cleared."""
     errors = [text.strip() for level, text in _log if level == _ERROR and text.strip()]
     return errors[0] if errors else "no reason given"
@@ -67,12 +75,25 @@ def system_info() -> str:
     return C.llama_print_system_info().decode("utf-8", errors="replace").strip()
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
+    """UTF-8 of any Python text; what has none becomes U+FFFD."""
     # A lone surrogate (legal in JSON) has no UTF-8, and llama.cpp's tokenizer throws on invalid UTF-8.
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+
+
+def utf8_rest(pending: bytes, piece: bytes) -> bytes | None:
+    """The beginning of a character that is left over at the end of `pending + piece`; None where that is no UTF-8."""
+    decoder = _Utf8Decoder()
+    try:
+        decoder.decode(pending + piece)
+    except UnicodeDecodeError:
+        return None
+    rest = decoder.getstate()[0]
+    # The decoder sees that a half character is a surrogate only at its last byte, when nothing fits any more.
+    return None if rest[:1] == b"\xed" and rest[1:2] >= b"\xa0" else rest
 
 
 # -- model -------------------------------------------------------------------------------------------------
@@ -98,7 +119,7 @@ class Model:
         _log.clear()
         self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
-            raise LlamaError(f"llama.cpp cannot load {self.path}: {_last_error()}")
+            raise LlamaError(f"llama.cpp cannot load {self.path}: {last_error()}")
         self._vocab = C.llama_model_get_vocab(self._model)
         self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(self._model)
@@ -127,7 +148,7 @@ class Model:
         that spells a special token as that token: right for a rendered chat template, wrong for a user's text.
         """
         self._open()
-        raw = _utf8(text)
+        raw = utf8(text)
         if len(raw) >= 2**31 - 8:
             raise LlamaError(f"a text of {len(raw)} bytes is too long to tokenize at once")
         capacity = len(raw) + 8
@@ -151,6 +172,29 @@ class Model:
                 return buffer.raw[:n]
             size = -n
         raise LlamaError(f"llama.cpp cannot spell token {token}")
+
+    @cached_property
+    def spellings(self) -> list[bytes]:
+        """Bytes of every token, control tokens by their names. Takes a moment the first time."""
+        return [self.token_to_piece(token, special=True) for token in range(self.n_vocab)]
+
+    @cached_property
+    def begins_text(self) -> np.ndarray:
+        """bool [n_vocab]: whether a token's bytes may follow a whole character in UTF-8."""
+        return np.array([utf8_rest(b"", piece) is not None for piece in self.spellings])
+
+    @cached_property
+    def unspeakable(self) -> np.ndarray:
+        """int32 ids of tokens that a grammar must not pick: it reads their names, which the text does not show
+        (control tokens), or it does not read them to their end (those that hold a NUL). No end-of-text tokens."""
+        self._open()
+        ids = [
+            token
+            for token, piece in enumerate(self.spellings)
+            if not C.llama_vocab_is_eog(self._vocab, token)
+            and (C.llama_vocab_is_control(self._vocab, token) or b"\0" in piece)
+        ]
+        return np.array(ids, np.int32)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, end of turn)."""
@@ -261,6 +305,7 @@ class Context:
     llama.cpp rounds it up to a multiple of 256 (read `.n_ctx`). `n_batch`/`n_ubatch`: most tokens of one
     `decode` call and of one pass through the graph. `flash_attn`: None leaves the choice to llama.cpp.
     `kv_type`: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
+    `embeddings`: `decode` also keeps the last layer's output of every token (see `embeddings_all`).
     """
 
     def __init__(
@@ -276,6 +321,7 @@ class Context:
         kv_unified: bool = True,
         flash_attn: bool | None = None,
         kv_type: str = "f16",
+        embeddings: bool = False,
     ) -> None:
         from slm.hardware import n_threads as default_threads
 
@@ -294,12 +340,16 @@ class Context:
         params.kv_unified = kv_unified
         params.no_perf = True
         params.type_k = params.type_v = _ggml_type(kv_type)
+        params.embeddings = embeddings
+        if embeddings:
+            # Pooling is the caller's: llama.cpp's own sees no further than one pass through the graph.
+            params.pooling_type = C.LLAMA_POOLING_TYPE_NONE
         if flash_attn is not None:
             params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else C.LLAMA_FLASH_ATTN_TYPE_DISABLED
         _log.clear()
         self._ctx = C.llama_init_from_model(model._open(), params)
         if not self._ctx:
-            raise LlamaError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_last_error()}")
+            raise LlamaError(f"llama.cpp cannot make a context of {n_ctx} tokens: {last_error()}")
         self._memory = C.llama_get_memory(self._ctx)
         self.n_ctx: int = C.llama_n_ctx(self._ctx)
         self.n_batch: int = C.llama_n_batch(self._ctx)
@@ -326,7 +376,7 @@ class Context:
         if status == 1:
             raise KvCacheFull(f"no room for {n} tokens in the KV cache of {self.n_ctx}")
         if status != 0:
-            raise LlamaError(f"llama_decode returned {status}: {_last_error()}")
+            raise LlamaError(f"llama_decode returned {status}: {last_error()}")
         self._wanted = batch._logits[:n].copy()
 
     def logits(self, i: int) -> np.ndarray:
@@ -351,6 +401,16 @@ class Context:
         view = np.ctypeslib.as_array(rows, shape=(n, self.model.n_vocab))
         return view.copy() if copy else view
 
+    def embeddings_all(self, n: int) -> np.ndarray:
+        """float32 [n, n_embd]: the normed output of the last layer for each of the last batch's `n` entries, a
+        copy. The context must have been made with `embeddings`, and every entry must have asked for logits."""
+        assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
+        assert self._wanted.all(), "some entries of the batch did not ask for logits"
+        rows = C.llama_get_embeddings(self._ctx)
+        if not rows:
+            raise LlamaError("llama.cpp has no embeddings")
+        return np.ctypeslib.as_array(rows, shape=(n, self.model.n_embd)).copy()
+
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Forgets positions p0 <= p < p1 of a sequence (-1: to the end). False where that is impossible."""
         self._check_seq(seq_id)
@@ -366,6 +426,12 @@ class Context:
         """The last position a sequence has in the cache; -1 when it has none."""
         self._check_seq(seq_id)
         return C.llama_memory_seq_pos_max(self._memory, seq_id)
+
+    def seq_pos_range(self, seq_id: int) -> tuple[int, int]:
+        """The first and the last position a sequence has in the cache, all between them included; (-1, -1) when
+        it has none."""
+        self._check_seq(seq_id)
+        return C.llama_memory_seq_pos_min(self._memory, seq_id), C.llama_memory_seq_pos_max(self._memory, seq_id)
 
     def _check_seq(self, seq_id: int) -> None:
         assert self._ctx, "the context is closed"
@@ -388,134 +454,6 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# -- sampler -----------------------------------------------------------------------------------------------
-
-_MAX_GRAMMAR_BYTES = 64 * 1024
-_MAX_GRAMMAR_DEPTH = 64
-
-
-class Sampler:
-    """A sampler chain; links apply in the order they are added, and the last must be `greedy` or `dist`."""
-
-    def __init__(self, model: Model) -> None:
-        params = C.llama_sampler_chain_default_params()
-        params.no_perf = True
-        self.model = model
-        self._chain = C.llama_sampler_chain_init(params)
-        self._picks = False
-
-    def _add(self, link: object, what: str) -> Sampler:
-        assert self._chain, "the sampler is closed"
-        assert not self._picks, f"{what} after the link that picks the token"
-        if not link:
-            raise LlamaError(f"llama.cpp refused the sampler {what}")
-        C.llama_sampler_chain_add(self._chain, link)
-        return self
-
-    def logit_bias(self, bias: Mapping[int, float]) -> Sampler:
-        """Adds to the logits of token ids; -inf is allowed and bans."""
-        if not bias:
-            return self
-        entries = (C.llama_logit_bias * len(bias))()
-        for entry, (token, value) in zip(entries, bias.items(), strict=True):
-            entry.token = self.model.check_token(token)
-            entry.bias = _number(value, "logit_bias", low=-math.inf, high=1e9)
-        link = C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries)
-        return self._add(link, "logit_bias")
-
-    def penalties(self, *, last_n: int, repeat: float, frequency: float, presence: float) -> Sampler:
-        """Over the last `last_n` tokens. repeat 1, frequency 0 and presence 0 do nothing."""
-        _number(repeat, "repeat_penalty", low=1e-3, high=100)
-        _number(frequency, "frequency_penalty", low=-100, high=100)
-        _number(presence, "presence_penalty", low=-100, high=100)
-        link = C.llama_sampler_init_penalties(self.model.n_vocab, last_n, repeat, frequency, presence)
-        return self._add(link, "penalties")
-
-    def top_k(self, k: int) -> Sampler:
-        """Keeps the k likeliest; k <= 0 keeps all."""
-        return self._add(C.llama_sampler_init_top_k(min(k, self.model.n_vocab)), "top_k")
-
-    def typical(self, p: float) -> Sampler:
-        """Locally typical sampling; 1 keeps all."""
-        return self._add(C.llama_sampler_init_typical(_number(p, "typical_p", low=0, high=1), 1), "typical_p")
-
-    def top_p(self, p: float) -> Sampler:
-        """Nucleus sampling; 1 keeps all."""
-        return self._add(C.llama_sampler_init_top_p(_number(p, "top_p", low=0, high=1), 1), "top_p")
-
-    def min_p(self, p: float) -> Sampler:
-        """Drops tokens less likely than p times the likeliest; 0 keeps all."""
-        return self._add(C.llama_sampler_init_min_p(_number(p, "min_p", low=0, high=1), 1), "min_p")
-
-    def temperature(self, t: float) -> Sampler:
-        """Divides the logits by t > 0."""
-        t = _number(t, "temperature", low=1e-6, high=1e6)
-        return self._add(C.llama_sampler_init_temp(t), "temperature")
-
-    def grammar(self, gbnf: str, root: str = "root") -> Sampler:
-        """Constrains to a GBNF grammar. Raises `LlamaError` for one that is malformed, too long or too deep
-        (llama.cpp's parser recurses: deep nesting overflows its stack)."""
-        raw = _utf8(gbnf)
-        depth = deepest = 0
-        for byte in raw:
-            depth += (byte == 0x28) - (byte == 0x29)
-            deepest = max(deepest, depth)
-        if not raw.strip():
-            raise LlamaError("an empty grammar")
-        if len(raw) > _MAX_GRAMMAR_BYTES or deepest > _MAX_GRAMMAR_DEPTH or b"\0" in raw:
-            raise LlamaError(
-                f"a grammar of {len(raw)} bytes nested {deepest} deep; at most {_MAX_GRAMMAR_BYTES} bytes "
-                f"and {_MAX_GRAMMAR_DEPTH} levels are allowed"
-            )
-        _log.clear()
-        link = C.llama_sampler_init_grammar(self.model._vocab, raw, root.encode())
-        if not link:
-            raise LlamaError(f"llama.cpp refused the grammar: {_last_error()}")
-        return self._add(link, "grammar")
-
-    def greedy(self) -> Sampler:
-        """Picks the likeliest token."""
-        self._add(C.llama_sampler_init_greedy(), "greedy")
-        self._picks = True
-        return self
-
-    def dist(self, seed: int) -> Sampler:
-        """Draws from what is left; `seed` below 2^32 - 1 (that value means "any" to llama.cpp)."""
-        assert 0 <= seed < 2**32 - 1
-        self._add(C.llama_sampler_init_dist(seed), "dist")
-        self._picks = True
-        return self
-
-    def sample(self, context: Context, i: int) -> int:
-        """Picks a token from the logits of the last batch's `i`-th entry and lets the chain remember it."""
-        assert self._chain
-        assert self._picks, "the chain does not end in greedy or dist"
-        assert 0 <= i < len(context._wanted)
-        assert context._wanted[i], f"entry {i} did not ask for logits"
-        row = C.llama_get_logits_ith(context._ctx, i)
-        # NaN logits make llama.cpp's sampler abort the process.
-        if not row or math.isnan(float(np.ctypeslib.as_array(row, shape=(self.model.n_vocab,)).max())):
-            raise LlamaError("the model gave logits that are not numbers")
-        return C.llama_sampler_sample(self._chain, context._ctx, i)
-
-    def accept(self, token: int) -> None:
-        """Lets the chain remember a token that it did not pick (the prompt's, for the penalties)."""
-        assert self._chain
-        C.llama_sampler_accept(self._chain, self.model.check_token(token))
-
-    def close(self) -> None:
-        """Frees the chain and its links. Safe to call twice."""
-        if self._chain:
-            C.llama_sampler_free(self._chain)
-            self._chain = None
-
-
-def _number(value: float, name: str, *, low: float, high: float) -> float:
-    if not low <= value <= high:  # false for NaN, too
-        raise LlamaError(f"{name} is {value}; it must be between {low} and {high}")
-    return value
 
 
 # -- quantize ----------------------------------------------------------------------------------------------
@@ -601,7 +539,7 @@ def quantize(
     if status != 0:
         with contextlib.suppress(FileNotFoundError):
             dst.unlink()
-        raise LlamaError(f"llama.cpp cannot quantize {src} to {name}: {_last_error()}")
+        raise LlamaError(f"llama.cpp cannot quantize {src} to {name}: {last_error()}")
     return list(_log_lines())
 
 

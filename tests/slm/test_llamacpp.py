@@ -2,6 +2,7 @@ import importlib.util
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from data.errors import UserError
 from slm.ggufcheck import GGML_TYPES, read_header
-from slm.llamacpp import Batch, Context, KvCacheFull, LlamaError, Model, Sampler, quant_types, quantize
+from slm.llama_sampler import Sampler
+from slm.llamacpp import Batch, Context, KvCacheFull, LlamaError, Model, quant_types, quantize, utf8_rest
 
 _spec = importlib.util.spec_from_file_location("tiny_gguf", Path(__file__).parents[1] / "tiny_gguf.py")
 tiny_gguf = importlib.util.module_from_spec(_spec)
@@ -189,6 +191,59 @@ def test_grammar_constrains_and_bad_ones_are_refused(model, context):
         with pytest.raises(LlamaError):
             chain.grammar(bad)
         chain.close()
+
+
+def test_a_grammar_applies_first_whatever_the_order_and_ends_the_text(model, context):
+    for chain in (Sampler(model).grammar('root ::= "xy" "z"?'), Sampler(model)):
+        chain.logit_bias({65: 50.0}).top_k(3).temperature(1.0)
+        if chain._grammar is None:
+            chain.grammar('root ::= "xy" "z"?')
+        out = _generate(model, context, chain.dist(1), 3)
+        text = b"".join(model.token_to_piece(token) for token in out)
+        assert text in (b"xyz", b"xy")
+        assert model.is_eog(out[2]) or text == b"xyz"
+
+
+def test_what_a_grammar_must_not_pick(model):
+    with tempfile.TemporaryDirectory() as folder:
+        chatty = tiny_gguf.write(Path(folder) / "chatty.gguf", chat_template=tiny_gguf.CHAT_TEMPLATE)
+        with Model(chatty) as chat:
+            names = {chat.spellings[token] for token in chat.unspeakable}
+    assert names == {b"\0", b"<|im_start|>"}  # the other two end a text
+    assert [model.spellings[token] for token in model.unspeakable] == [b"\0"]
+    # Byte tokens: those that may begin a character, and no others.
+    begins = {token for token in range(256) if model.begins_text[token]}
+    assert begins == {byte for byte in range(256) if byte < 0x80 or 0xC2 <= byte <= 0xF4}
+
+
+def test_utf8_rest_goes_on_exactly_where_text_can():
+    assert utf8_rest(b"", "é🙂".encode()) == b""
+    assert utf8_rest(b"\xf0\x9f", b"\x99") == b"\xf0\x9f\x99"
+    for pending, piece in (
+        (b"", b"\x80"), (b"", b"\xc0"), (b"\xc3", b"a"), (b"\xe0", b"\x80"), (b"\xed", b"\xa0"), (b"\xf4", b"\x90"),
+        (b"", b"\xff"),
+    ):  # fmt: skip
+        assert utf8_rest(pending, piece) is None
+    # Whatever is left over can be completed.
+    for first in range(0xC2, 0xF5):
+        todo = [bytes([first])]
+        while todo:
+            rest = todo.pop()
+            following = [utf8_rest(rest, bytes([byte])) for byte in range(0x80, 0xC0)]
+            assert any(each is not None for each in following), rest
+            todo += [each for each in following if each]
+
+
+def test_embeddings_are_there_when_asked_for(model):
+    ids = model.tokenize("the old fox", add_special=False, parse_special=False)
+    with Context(model, n_ctx=256, n_threads=1, embeddings=True) as context:
+        batch = Batch(64)
+        batch.extend(ids, 0, 0, True, every=True)
+        context.decode(batch)
+        rows = context.embeddings_all(len(ids))
+    assert rows.shape == (len(ids), model.n_embd)
+    # The output norm's weight is 1 here: every row has a mean square of 1.
+    np.testing.assert_allclose(np.square(rows).mean(axis=1), 1, rtol=1e-3)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, 2.0, float("inf")])

@@ -1,0 +1,47 @@
+"""The web page at `/`: three static files of the package, nothing from elsewhere, nothing secret."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve.errors import ApiError
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def is_page(path: str) -> bool:
+    """Whether a path belongs to the page, which asks for the key itself and so must load without it."""
+    return path == "/" or path.startswith("/web/")
+
+
+def add_page(app: FastAPI) -> None:
+    """Adds the routes. The files are read once."""
+    folder = resources.files("serve") / "web"
+    suffix = {each.name: each.name[each.name.rfind(".") :] for each in folder.iterdir()}
+    files = {name: (folder / name).read_bytes() for name, kind in suffix.items() if kind in _TYPES}
+
+    def answer(name: str) -> Response:
+        return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)
+
+    @app.get("/", include_in_schema=False)
+    async def _(_: Request) -> Response:
+        return answer("index.html")
+
+    @app.get("/web/{name}", include_in_schema=False)
+    async def _(name: str) -> Response:
+        if name not in files:
+            raise ApiError(404, f"GET /web/{name[:100]}: Not Found.")
+        return answer(name)

@@ -1,0 +1,275 @@
+"""The web page in a real browser, against a real server."""
+
+import json
+import time
+
+import httpx
+import pytest
+
+REPLY = "[...document.querySelectorAll('.assistant')].at(-1)"
+
+
+def ask(page, text="hello", **settings):
+    settings = {"max_tokens": 24, "seed": 3, **settings}
+    for name, value in settings.items():
+        page.run(f"document.getElementById('{name}').value = {json.dumps(str(value))}")
+    page.run("document.getElementById('prompt').focus()")
+    page.type(text)
+    page.press("Enter")
+
+
+def finished(page):
+    page.wait("document.getElementById('stop').disabled && document.getElementById('figures').textContent")
+
+
+def test_it_loads_alone_and_tells_about_the_model(page, server):
+    page.open(server.url + "/")
+    facts = page.text("#facts")
+    for part in ("llama", "M parameters", "MiB", "context 4096", "chat template"):
+        assert part in facts
+    assert page.text("#model") == "chatty"
+    assert page.focused() == "prompt"
+    assert page.troubles() == []
+    assert page.requested()
+    assert all(url.startswith(server.url + "/") for url in page.requested())
+    headers = httpx.get(server.url + "/").headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert httpx.get(server.url + "/web/nothing.js").status_code == 404
+    assert httpx.get(server.url + "/web/..%2fapp.py").status_code == 404
+
+
+def test_a_chat_streams_and_shows_its_figures(page, server):
+    page.open(server.url + "/")
+    page.run(
+        "window.sizes = new Set(); new MutationObserver(() => sizes.add(document.querySelector('#output')"
+        ".textContent.length)).observe(document.querySelector('#output'), {childList: true, subtree: true})"
+    )
+    ask(page, "hello", max_tokens=60)
+    assert page.text(".user") == "Youhello"
+    finished(page)
+    assert page.run("sizes.size") > 5, "the reply came in one piece"
+    figures = page.text("#figures")
+    for part in ("tokens", "first after", "tokens/s", "prompt"):
+        assert part in figures
+    first = page.run(f"{REPLY}.textContent")
+    # The next message brings the conversation along.
+    ask(page, "and then?", max_tokens=5)
+    finished(page)
+    assert page.run("document.querySelectorAll('.assistant').length") == 2
+    sent = [e for e in page.events if e.get("method") == "Network.requestWillBeSent"]
+    body = json.loads(sent[-1]["params"]["request"]["postData"])
+    assert [each["role"] for each in body["messages"]] == ["user", "assistant", "user"]
+    assert body["messages"][1]["content"] == first.removeprefix("Model")
+    assert page.troubles() == []
+
+
+def test_the_text_is_the_servers(page, server):
+    page.open(server.url + "/")
+    ask(page, "hello", temperature=0, max_tokens=40)
+    finished(page)
+    with_marks = page.run(f"{REPLY}.textContent")
+    body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 40}
+    said = httpx.post(server.url + "/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    # Bytes that make no character show as one replacement or another.
+    assert with_marks.replace("\ufffd", "") == "Model" + said.replace("\ufffd", "")
+    page.click("#clear")
+    page.click("#probabilities")
+    ask(page, "hello", temperature=0, max_tokens=40)
+    finished(page)
+    assert page.run(f"{REPLY}.textContent") == "Model" + said
+    assert page.run("document.querySelectorAll('.token').length") == 0
+
+
+def test_probabilities_by_mouse_and_by_keyboard(page, server):
+    page.open(server.url + "/")
+    ask(page)
+    finished(page)
+    page.point_at(".token")
+    page.wait("!document.getElementById('tip').hidden")
+    rows = page.run("[...document.querySelectorAll('#tip tr')].map((row) => row.cells[1].textContent)")
+    assert len(rows) >= 5
+    shares = [float(row.removesuffix(" %")) for row in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < sum(shares) <= 100.5
+    assert page.run("document.querySelectorAll('#tip .picked').length") == 1
+    page.press("Escape")
+    assert page.run("document.getElementById('tip').hidden")
+    page.run("document.getElementById('output').focus()")
+    for _ in range(3):
+        page.press("ArrowRight")
+    tokens = "[...document.querySelectorAll('.token')].filter((token) => token.textContent)"
+    chosen = f"{tokens}.indexOf(document.querySelector('.chosen'))"
+    assert page.run(chosen) == 2
+    page.press("ArrowLeft")
+    assert page.run(chosen) == 1
+    assert not page.run("document.getElementById('tip').hidden")
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_stop(page, server, by_key):
+    page.open(server.url + "/")
+    # A text that cannot end early.
+    page.run("document.getElementById('form').value = 'json_schema'")
+    ask(page, max_tokens=3000, schema='{"type": "string", "minLength": 1000}')
+    page.wait("document.querySelectorAll('.token').length > 5")
+    assert page.run("document.getElementById('send').disabled")
+    if by_key:
+        page.press("Escape")
+    else:
+        page.click("#stop")
+    finished(page)
+    assert "stopped by you" in page.text("#figures")
+    assert server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 0) < 1
+    n = page.run("document.querySelectorAll('.token').length")
+    time.sleep(0.3)
+    assert page.run("document.querySelectorAll('.token').length") == n
+    assert page.focused() == "prompt"
+
+
+def test_completion_goes_on_from_the_text(page, server):
+    page.open(server.url + "/")
+    page.click("#tab-completion")
+    assert page.text("#send") == "Go on"
+    ask(page, "once upon a time", temperature=0)
+    finished(page)
+    body = {"prompt": "once upon a time", "temperature": 0, "max_tokens": 24}
+    said = httpx.post(server.url + "/v1/completions", json=body).json()["choices"][0]["text"]
+    assert page.text("#output") == "once upon a time" + said
+    assert page.text(".given") == "once upon a time"
+
+
+def test_json_of_a_schema(page, server):
+    page.open(server.url + "/")
+    page.run("document.getElementById('form').value = 'json_schema'")
+    page.run("document.getElementById('form').dispatchEvent(new Event('change'))")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    ask(page, schema=json.dumps(schema), max_tokens=200)
+    finished(page)
+    assert json.loads(page.run(f"{REPLY}.textContent").removeprefix("Model")).keys() == {"ok"}
+    ask(page, schema="{", max_tokens=200)
+    assert "not valid JSON" in page.text("#problem")
+    ask(page, schema='{"type": "string", "pattern": "a"}')
+    page.wait("!document.getElementById('problem').hidden")
+    assert "'pattern'" in page.text("#problem")
+
+
+def test_mistakes_are_told_and_the_message_is_kept(page, server):
+    page.open(server.url + "/")
+    ask(page, "hello", temperature=-1)
+    assert "temperature" in page.text("#problem")
+    assert page.focused() == "temperature"
+    ask(page, " there", temperature=1, max_tokens=3)
+    finished(page)
+    assert page.run("document.getElementById('problem').hidden")
+    ask(page, "long " * 5000)
+    page.wait("!document.getElementById('problem').hidden")
+    assert "maximum context length" in page.text("#problem")
+    assert page.run("document.getElementById('prompt').value").startswith("long")
+    assert page.run("document.querySelectorAll('.user').length") == 1
+
+
+def test_text_of_a_model_is_text(page, server):
+    page.open(server.url + "/")
+    page.click("#tab-completion")
+    ask(page, "<img src=x onerror=alert(1)><b>bold</b>", max_tokens=2)
+    finished(page)
+    assert page.run("document.querySelectorAll('#output img, #output b').length") == 0
+    assert page.troubles() == []
+
+
+def test_a_base_model_begins_with_completion(page, tmp_path, tiny_path, start_server):
+    with start_server(tmp_path / "log", tiny_path) as server:
+        page.open(server.url + "/")
+        assert "base model" in page.text("#facts")
+        assert page.run("document.querySelector('[role=tab][aria-selected=true]').dataset.mode") == "completion"
+
+
+def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
+    with start_server(tmp_path / "log", tiny_path, "serve.api_keys=[sesame]") as server:
+        page.open(server.url + "/")
+        assert page.focused() == "prompt" or page.focused() == "key"
+        assert not page.run("document.getElementById('key-form').hidden")
+        assert "key is needed" in page.text("#problem")
+        for key, right in (("wrong", False), ("sesame", True)):
+            page.run("document.getElementById('key').value = ''; document.getElementById('key').focus()")
+            page.type(key)
+            page.press("Enter")
+            if right:
+                page.wait("document.getElementById('key-form').hidden")
+                assert "tiny" in page.text("#model")
+        ask(page, "x", max_tokens=3)
+        finished(page)
+
+
+_CONTRAST = """(selector) => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const seen = (element) => (([r, g, b, a = 1]) => a)(parse(getComputedStyle(element).backgroundColor));
+  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (text) => {
+    const [r, g, b] = parse(text).slice(0, 3).map((v) => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const element = document.querySelector(selector);
+  let behind = element;
+  while (!seen(behind) && behind.parentElement) behind = behind.parentElement;
+  const a = light(getComputedStyle(element).color);
+  const b = light(getComputedStyle(behind).backgroundColor);
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+
+def contrast(page, selector):
+    """The ratio of WCAG 2 between an element's text and what is behind it."""
+    return page.run(f"({_CONTRAST})({json.dumps(selector)})")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1200, 800), (390, 844), (320, 640)])
+def test_light_and_dark_wide_and_narrow(page, server, pictures, scheme, width, height):
+    page.size(width, height, phone=width < 760)
+    page.scheme(scheme)
+    page.open(server.url + "/")
+    ask(page, "Tell me of the old fox and the little bird.", max_tokens=70)
+    finished(page)
+    ask(page, "averyveryverylongwordwithoutanyspace" * 5, max_tokens=5)
+    finished(page)
+    page.run("document.getElementById('output').focus()")
+    page.press("ArrowRight")
+    page.wait("!document.getElementById('tip').hidden")
+    page.screenshot(pictures / f"{scheme}-{width}.png")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    for selector in ("body", "#facts", ".user", ".who", "#figures", "#send", "summary", "#prompt", "#tip td"):
+        assert contrast(page, selector) >= 4.5, selector
+    small = page.run(
+        "[...document.querySelectorAll('main button')].filter((b) => b.offsetParent && b.offsetHeight < 36).length"
+    )
+    assert small == 0
+    dark = page.run("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+    assert dark == (scheme == "dark")
+
+
+def test_everything_can_be_reached_with_the_tab_key(page, server):
+    page.open(server.url + "/")
+    page.run("document.activeElement.blur()")
+    seen = []
+    for _ in range(30):
+        page.press("Tab")
+        seen.append(page.focused())
+    for name in (
+        "tab-chat",
+        "output",
+        "prompt",
+        "send",
+        "clear",
+        "system",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "form",
+    ):
+        assert name in seen, (name, seen)
+    missing = page.run(
+        "[...document.querySelectorAll('input, select, textarea')].filter((e) => !e.labels?.length).map((e) => e.id)"
+    )
+    assert missing == []

@@ -1,0 +1,251 @@
+"""Prompts that begin like earlier ones: computed from where they differ, and nobody can tell from the text."""
+
+import random
+
+import httpx
+import pytest
+
+from serve.config import EngineConfig
+from serve.engine import Engine
+from serve.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
+from serve.scheduler import MIN_KEPT, Limits, Scheduler, make_plan
+from serve.sequence import Sequence
+from serve.slots import SlotTable
+from slm.llamacpp import quantize
+
+SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
+MESSAGES = [{"role": "user", "content": SYSTEM}]
+LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=1000, prefix_cache=True)
+
+
+def engine(path, **more):
+    # Without half precision anywhere, logits differ by 1e-6 from one shape of batch to another, not by 1e-2.
+    return Engine(EngineConfig(model_path=path, threads=1, kv_type="f32", flash_attn=False, **more))
+
+
+def run(engine, *requests):
+    """id -> (text, cached tokens)"""
+    events = [event for request in requests for event in engine.handle(request)]
+    while engine.busy:
+        events += engine.step()
+    assert not any(isinstance(event, Failure) for event in events), events
+    cached = {event.id: event.cached_tokens for event in events if isinstance(event, Prompted)}
+    texts = {request.id: "" for request in requests}
+    for event in events:
+        if isinstance(event, Delta):
+            texts[event.id] += event.text
+    return {key: (text, cached[key]) for key, text in texts.items()}
+
+
+def ask(key, prompt, **more):
+    return Generate(id=key, prompt=prompt, sampling=SamplingParams(temperature=0), **{"max_tokens": 20, **more})
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_path):
+    """Greedy text of a prompt without any cache."""
+    one = engine(tiny_path, slots=1, prefix_cache=False)
+
+    def text(prompt, **more):
+        answer, cached = run(one, ask("a", prompt, **more))["a"]
+        assert cached == 0
+        return answer
+
+    yield text
+    one.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"slots": 1}, {"kv_tokens": 1024}, {"batch": 16, "ubatch": 16}])
+def test_a_conversation_is_computed_once(tiny_path, plain, options):
+    one = engine(tiny_path, **options)
+    talk, before = SYSTEM, 0
+    for turn in range(4):
+        text, cached = run(one, ask("a", talk))["a"]
+        assert text == plain(talk)
+        assert cached > before or turn == 0
+        before = cached
+        talk += text + f" And then? {turn} "
+    # The very same prompt again: all but the token that gives the first logits.
+    prompt = tuple(one._model.tokenize(talk, add_special=True, parse_special=False))
+    run(one, ask("a", prompt))
+    text, cached = run(one, ask("b", prompt))["b"]
+    assert cached == len(prompt) - 1
+    assert text == plain(prompt)
+    one.close()
+
+
+def test_a_prompt_may_go_back_behind_the_reply_and_differ(tiny_path, plain):
+    one = engine(tiny_path, slots=1)
+    run(one, ask("a", SYSTEM + "one", max_tokens=60))
+    for prompt in (SYSTEM + "two", SYSTEM[:60] + "three", SYSTEM):
+        text, cached = run(one, ask("b", prompt))["b"]
+        assert cached >= MIN_KEPT
+        assert text == plain(prompt)
+    one.close()
+
+
+def test_random_traffic_with_cancels_equals_the_uncached(tiny_path, plain):
+    rng = random.Random(1)
+    prefixes = [SYSTEM, SYSTEM[:50], "once upon a time there was a girl who had a blue hat " * 2, ""]
+    many = engine(tiny_path, slots=3, kv_tokens=600, context=512, batch=64, ubatch=64, prefill_chunk=32)
+    asked, events, reused = {}, [], 0
+    for i in range(60):
+        prompt = rng.choice(prefixes) + f"{rng.choice(['hello', 'x', 'the boat'])} {rng.randint(0, 3)}"
+        asked[str(i)] = prompt
+        events += many.handle(ask(str(i), prompt, max_tokens=8))
+        for _ in range(rng.randint(0, 6)):
+            events += many.step()
+        if rng.random() < 0.2:
+            gone = rng.choice(list(asked))
+            many.handle(Cancel(id=gone))
+            del asked[gone]
+    while many.busy:
+        events += many.step()
+    texts = dict.fromkeys(asked, "")
+    for event in events:
+        assert not isinstance(event, Failure)
+        if isinstance(event, Delta) and event.id in texts:
+            texts[event.id] += event.text
+        if isinstance(event, Prompted):
+            reused += event.cached_tokens > 0
+    assert texts == {key: plain(prompt, max_tokens=8) for key, prompt in asked.items()}
+    assert reused > 5
+    many.close()
+
+
+def test_scored_prompts_are_computed_whole(tiny_path):
+    one = engine(tiny_path, slots=1)
+    scored = ask("a", SYSTEM, echo=True, top_logprobs=1)
+    run(one, ask("b", SYSTEM))
+    events = one.handle(scored)
+    while one.busy:
+        events += one.step()
+    assert events[0].cached_tokens == 0
+    assert len(events[0].logprobs) == events[0].prompt_tokens
+    one.close()
+
+
+def test_a_request_may_do_without(tiny_path):
+    one = engine(tiny_path, slots=1)
+    for key in "ab":
+        assert run(one, ask(key, SYSTEM, from_cache=False))[key][1] == 0
+    assert run(one, ask("c", SYSTEM))["c"][1] > 0
+    one.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"slots": 1}, {"kv_tokens": 1024, "prefix_cache": False}])
+def test_a_seed_repeats_on_a_quantized_model_whatever_came_before(tiny_path, tmp_path, options):
+    """The promise of docs/serving.md, for requests that come one at a time."""
+    path = tmp_path / "q8.gguf"
+    quantize(tiny_path, path, "q8_0", n_threads=1)
+    one = Engine(EngineConfig(model_path=path, threads=1, **options))
+    rng, texts = random.Random(3), {}
+    prompts = [SYSTEM, SYSTEM + "one", SYSTEM[:40] + "two"]
+    for i in range(24):
+        prompt = rng.choice(prompts)
+        seeded = rng.random() < 0.5
+        sampling = SamplingParams(seed=7, temperature=1.0)
+        request = Generate(id=str(i), prompt=prompt, sampling=sampling, max_tokens=30, from_cache=not seeded)
+        text, cached = run(one, request)[str(i)]
+        if seeded:
+            assert cached == 0
+            assert text == texts.setdefault(prompt, text)
+    assert len(texts) == 3
+    one.close()
+
+
+def test_turned_off(tiny_path):
+    one = engine(tiny_path, prefix_cache=False)
+    for key in "ab":
+        assert run(one, ask(key, SYSTEM))[key][1] == 0
+    one.close()
+
+
+def waiting(key, tokens):
+    return Sequence(id=key, tokens=list(tokens), n_prompt=len(tokens))
+
+
+def test_the_longest_common_beginning_is_chosen():
+    left = {0: range(30), 1: range(50), 2: [9] * 60}
+    plan = make_plan([], [waiting("a", range(60))], [2, 0, 1], LIMITS, left)
+    assert plan.admitted == (("a", 1),)
+    assert plan.kept == (50,)
+    assert (plan.chunks[0].start, plan.chunks[0].tokens) == (50, tuple(range(50, 60)))
+    # All of it: one token is computed all the same.
+    plan = make_plan([], [waiting("a", range(50))], [2, 0, 1], LIMITS, left)
+    assert plan.kept == (49,)
+    assert plan.chunks[0].logits == "last"
+
+
+def test_a_few_shared_words_do_not_cost_a_long_conversation():
+    left = {0: list(range(20)) + [7] * 400}
+    plan = make_plan([], [waiting("a", [*range(20), 8])], [1, 0], LIMITS, left)
+    assert (plan.admitted, plan.kept) == ((("a", 1),), (0,))
+    # With no other slot free, they are of use.
+    plan = make_plan([], [waiting("a", [*range(20), 8])], [0], LIMITS, left)
+    assert (plan.admitted, plan.kept) == ((("a", 0),), (20,))
+    # Fewer than it is worth.
+    assert make_plan([], [waiting("a", range(MIN_KEPT))], [0], LIMITS, left).kept == (0,)
+
+
+def test_slots_beside_those_in_use_are_preferred():
+    def chosen(free, left, taken=3, prompt=range(100)):
+        busy = Sequence(id="z", tokens=[1, 2, 3], n_prompt=2, n_computed=2, slot=taken)
+        return make_plan([busy], [waiting("a", prompt)], free, LIMITS, left).admitted[0][1]
+
+    assert chosen([0, 1, 2, 4], {}) == 2
+    assert chosen([0, 1, 4, 2], {}) == 4
+    # A long common beginning is worth the gap, a short one is not.
+    assert chosen([0, 1, 2, 4], {0: range(90)}) == 0
+    assert chosen([0, 1, 2, 4], {0: range(30)}) == 2
+    # Sequences admitted together stay together.
+    plan = make_plan([], [waiting("a", range(9)), waiting("b", range(9))], [5, 0, 6], LIMITS, {})
+    assert [slot for _, slot in plan.admitted] == [5, 6]
+
+
+def test_free_slots_in_order_of_use():
+    table = SlotTable(4)
+    assert table.free() == [0, 1, 2, 3]
+    for slot, tokens in ((2, (1, 2)), (0, (3,)), (1, ())):
+        table.take(slot, "a")
+        table.release(slot, "a", tokens)
+    assert table.free() == [1, 3, 2, 0]
+    assert table.kept(2) == (1, 2)
+    table.forget(2)
+    assert table.free() == [1, 2, 3, 0]
+
+
+def test_only_what_was_computed_is_kept_and_evicted_oldest_first():
+    scheduler = Scheduler(slots=2, limits=LIMITS)
+    for key in "ab":
+        scheduler.add(waiting(key, range(40)))
+    plan = scheduler.plan()
+    scheduler.commit(plan)
+    assert [len(chunk.tokens) for chunk in plan.chunks] == [40, 24]
+    assert (scheduler.remove("a"), scheduler.remove("b")) == (0, 1)
+    scheduler.add(waiting("c", range(100)))
+    plan = scheduler.plan()
+    assert (plan.admitted, plan.kept) == ((("c", 0),), (40,))
+    scheduler.remove("c")
+    assert scheduler.evict() == 1
+    assert scheduler.evict() == 0
+    assert scheduler.evict() is None
+
+
+def test_usage_and_metrics_tell(server):
+    def post(prompt):
+        body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+        return httpx.post(server.url + "/v1/completions", json=body).json()
+
+    first, again = post(SYSTEM), post(SYSTEM)
+    n = again["usage"]["prompt_tokens"]
+    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": n - 1}
+    assert first["choices"] == again["choices"]
+    assert server.metrics()["slm_prompt_tokens_cached_total"] == n - 1
+    # Who names a seed wants the same text again: nothing that depends on what came before.
+    body = {"prompt": SYSTEM, "max_tokens": 4, "seed": 1}
+    for path, more in (("/v1/completions", body), ("/v1/chat/completions", {"messages": MESSAGES, "seed": 1})):
+        for _ in range(2):
+            usage = httpx.post(server.url + path, json={**more, "max_tokens": 4}).json()["usage"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 0}

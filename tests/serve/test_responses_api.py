@@ -1,0 +1,111 @@
+"""/v1/responses, asked by the official client."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+FORMAT = {
+    "type": "json_schema",
+    "name": "flag",
+    "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+}
+
+
+@pytest.fixture(scope="module")
+def client(chat_server):
+    return openai.OpenAI(base_url=chat_server.url + "/v1", api_key="none", max_retries=0)
+
+
+def ask(client, given="hello", **more):
+    return client.responses.create(
+        model="tiny-chat", input=given, **{"temperature": 0, "max_output_tokens": 12, **more}
+    )
+
+
+def test_it_says_what_a_chat_says(client):
+    answer = ask(client)
+    messages = [{"role": "user", "content": "hello"}]
+    chat = client.chat.completions.create(model="tiny-chat", messages=messages, temperature=0, max_tokens=12)
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.output_tokens == chat.usage.completion_tokens
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.id.startswith("resp_")
+
+
+def test_messages_and_instructions(client):
+    parts = [
+        {"role": "user", "content": [{"type": "input_text", "text": "he"}, {"type": "input_text", "text": "llo"}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "and?"},
+    ]
+    answer = ask(client, parts, instructions="Be brief.")
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "and?"},
+    ]
+    chat = client.chat.completions.create(model="tiny-chat", messages=messages, temperature=0, max_tokens=12)
+    assert answer.output_text == chat.choices[0].message.content
+    # What it answered can be sent back as it is.
+    again = [{"role": "user", "content": "hello"}, *(each.model_dump() for each in answer.output)]
+    assert ask(client, again).output_text
+
+
+def test_streaming(client, chat_server):
+    whole = ask(client)
+    events = list(ask(client, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-1] == "response.incomplete"
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
+    body = {"input": "hello", "stream": True, "max_output_tokens": 2}
+    raw = httpx.post(chat_server.url + "/v1/responses", json=body).text
+    assert raw.startswith("event: response.created\ndata: ")
+    assert "[DONE]" not in raw
+
+
+def test_a_schema_holds(client):
+    answer = ask(client, text={"format": FORMAT}, max_output_tokens=200)
+    assert answer.status == "completed"
+    assert json.loads(answer.output_text).keys() == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"background": True}, "background"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "boss", "content": "x"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"pattern": "a"}}}}, "response_format"),
+    ],
+)
+def test_what_is_refused(chat_server, more, param):
+    answer = httpx.post(chat_server.url + "/v1/responses", json={"input": "hello", **more})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith(param)
+
+
+def test_too_long_an_input_is_a_400_also_when_streaming(chat_server):
+    for stream in (False, True):
+        answer = httpx.post(chat_server.url + "/v1/responses", json={"input": "x " * 2000, "stream": stream})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
