@@ -7,6 +7,7 @@ from typing import Any
 from export.config import ExportConfig
 from slm import cli, report
 from slm.configuration import build, load_config
+from slm.hardware import share_cores
 
 EXIT_NOT_PROVEN = 3
 """A file failed its proof; nothing was published."""
@@ -14,9 +15,10 @@ EXIT_NOT_PROVEN = 3
 
 def main(argv: list[str]) -> int:
     """Parse, export, report. Returns the exit status."""
+    config = build(ExportConfig, load_config("export", argv), where="")
+    share_cores()
     from export.pipeline import export
 
-    config = build(ExportConfig, load_config("export", argv), where="")
     # A polite kill removes the staged files as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     record = export(config, say=lambda line: print(line, flush=True))

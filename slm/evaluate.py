@@ -18,7 +18,7 @@ import numpy as np
 from data.errors import UserError
 from slm import cli, report, runs
 from slm.configuration import build, load_config
-from slm.hardware import n_threads
+from slm.hardware import n_threads, share_cores
 from slm.perplexity import (
     GGUFScorer,
     Progress,
@@ -89,6 +89,7 @@ class Text:
 def main(argv: list[str]) -> int:
     """Score everything, print the table and the JSON line."""
     config = build(EvaluateConfig, load_config("evaluate", argv), where="")
+    share_cores()
     run = runs.resolve(config.run)
     rows = evaluate(run, config.eval)
     show(run, rows)

@@ -32,6 +32,16 @@ def _cgroup_quota() -> float | None:
         return None
 
 
+def share_cores() -> None:
+    """Let threads that wait for each other sleep soon, so that work goes on where other programs run too.
+
+    libgomp's threads spin at every barrier until the last one is there. Where anything else runs on the machine
+    that one waits for its turn, and a step takes up to ten times as long; with this they sleep after 1,000 turns.
+    Call before torch or llama.cpp is imported; ``GOMP_SPINCOUNT`` in the environment wins.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def cpu_flags() -> set[str]:
     """The processor's feature flags as Linux names them (``avx2``, ``avx512_bf16``, ``amx_bf16``); else empty."""
     try:

@@ -1,21 +1,19 @@
 """``python -m train``: one training run, started or gone on with."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, nearest
 from slm import cli
 from slm.configuration import build, choices, load_config
+from slm.hardware import share_cores
 
 
 def main(argv: list[str]) -> int:
     """Compose the configuration, find or make the run's directory, train. Returns the exit code."""
     resolved = load_config("train", argv)
     config = _config(resolved)
-    # libgomp's threads spin at every barrier until the last one is there. Where anything else runs on the machine
-    # that one waits for its turn, and the step takes ten times as long; after 1,000 turns they sleep instead.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    share_cores()
     # From here on it takes seconds to import: wrong options have been told by now.
     import torch
 

@@ -5,7 +5,6 @@ shapes: forward, backward, clipping and AdamW. The limit is the rate of one larg
 the same run (f32 where training would choose f32). GFLOP/s count 6 N + causal attention, recomputation left out.
 """
 
-import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -16,7 +15,7 @@ from typing import Any
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
-from slm.hardware import n_threads, peak_rss_bytes
+from slm.hardware import n_threads, peak_rss_bytes, share_cores
 from slm.report import final_json, machine_record, table
 from train.config import RunConfig
 
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
     resolved = load_config("bench_train", argv)
     bench = build(BenchConfig, resolved.pop("bench"), where="bench")
     config = build(RunConfig, resolved)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    share_cores()
     grad_accum = bench.micro_batches or min(config.train.grad_accum, MOST_MICRO_BATCHES)
     task = {"resolved": resolved, "grad_accum": grad_accum, "steps": bench.steps, "warmup": bench.warmup}
     results = {}
