@@ -38,7 +38,7 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 demo: setup ## the whole life of a small model in minutes: train, export, evaluate, generate
-	@$(PY) -m train preset=tiny name=demo train.max_minutes=5 $(ARGS)
+	@$(PY) -m train preset=tiny name=demo train.max_minutes=7 $(ARGS)
 	@$(PY) -m export run=runs/demo quant=q4_k_m
 	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt eval.max_tokens=30000
 	@$(PY) -m serve.terminal model=runs/demo prompt="Once upon a time" max_tokens=300 temperature=0.6
