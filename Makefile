@@ -42,7 +42,7 @@ demo: setup ## the whole life of a small model in minutes: train, export, evalua
 	@$(PY) -m export run=runs/demo quant=q4_k_m
 	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt eval.max_tokens=30000
 	@$(PY) -m serve.terminal model=runs/demo prompt="Once upon a time" max_tokens=300 temperature=0.6
-	@printf '\n%s\n' "That was raw text to a quantized model on this machine. Next:" \
+	@printf '%s\n' "" "That was raw text to a quantized model on this machine. Next:" \
 	  "  make serve MODEL=runs/demo                 an OpenAI-compatible server" \
 	  "  make chat MODEL=runs/demo                  the model in this terminal" \
 	  "  make train CONFIG=10m ARGS=\"name=mine data=local 'data.files=[my/*.txt]'\"   your own text"
