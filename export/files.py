@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from data.errors import UserError
+from slm.report import fsync
 
 _STAGING = re.compile(r"\.export-(\d+)")
 
@@ -66,15 +67,6 @@ def check_room(out: Path, n_bytes: int) -> None:
             f"no room for the export in {out}: it needs up to {n_bytes:,} bytes, {free:,} are free; "
             "free some, ask for fewer types at once, or write elsewhere with out=DIR"
         )
-
-
-def fsync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_abandoned(out: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from data.errors import UserError
-from data.tokenizer import load_tokenizer
+from data.tokenizer import Tokenizer, load_tokenizer
 from export.config import UNQUANTIZED, ExportConfig
 from export.files import Staging, check_room
 from export.gguf import Identity, identify_model, run_record, write_gguf
@@ -48,6 +48,7 @@ class Source:
     run: runs.Run
     checkpoint: Path
     model: LanguageModel
+    tokenizer: Tokenizer
     vocab: Vocab
     identity: Identity
     scorer: TorchScorer
@@ -102,7 +103,7 @@ def export(config: ExportConfig, say: Say = lambda line: None) -> dict[str, Any]
         say("comparing with the checkpoint: token ids, logits, perplexity")
         proof = Proof(
             source.scorer,
-            load_tokenizer(source.checkpoint).encode,
+            source.tokenizer.encode,
             proof_text.content,
             n_ctx=config.proof.n_ctx,
             chunks=config.proof.chunks,
@@ -153,6 +154,7 @@ def open_source(config: ExportConfig, run: runs.Run, types: list[str]) -> Source
         run=run,
         checkpoint=checkpoint,
         model=model,
+        tokenizer=tokenizer,
         vocab=vocab,
         identity=identify_model(config, run, checkpoint, model.config.n_params),
         scorer=scorer,

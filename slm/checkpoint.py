@@ -21,7 +21,7 @@ from torch import Tensor
 from data.errors import UserError
 from slm.config import ModelConfig
 from slm.model import LanguageModel
-from slm.report import atomic_write_json
+from slm.report import atomic_write_json, fsync
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -153,12 +153,12 @@ def save_checkpoint(
         atomic_write_json(temporary / MANIFEST, {"sha256": {path.name: _sha256(path) for path in files}})
         for path in files:
             path.chmod(0o644)  # safetensors makes files that only their owner reads
-            _fsync(path)
-        _fsync(temporary)
+            fsync(path)
+        fsync(temporary)
         if directory.exists():
             remove(directory)
         os.replace(temporary, directory)
-        _fsync(directory.parent)
+        fsync(directory.parent)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
@@ -211,11 +211,3 @@ def remove(directory: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

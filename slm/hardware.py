@@ -42,17 +42,6 @@ def share_cores() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def cpu_flags() -> set[str]:
-    """The processor's feature flags as Linux names them (``avx2``, ``avx512_bf16``, ``amx_bf16``); else empty."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return set()
-
-
 def rss_bytes() -> int:
     """Resident memory of this process, bytes."""
     import psutil

@@ -70,11 +70,6 @@ def last_error() -> str:
     return errors[0] if errors else "no reason given"
 
 
-def system_info() -> str:
-    """The instruction sets llama.cpp was built with and uses here, in its own words."""
-    return C.llama_print_system_info().decode("utf-8", errors="replace").strip()
-
-
 def utf8(text: str) -> bytes:
     """UTF-8 of any Python text; what has none becomes U+FFFD."""
     # A lone surrogate (legal in JSON) has no UTF-8, and llama.cpp's tokenizer throws on invalid UTF-8.

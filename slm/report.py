@@ -81,6 +81,15 @@ def atomic_write_json(path: str | Path, record: Any) -> None:
     atomic_write_text(path, text + "\n")
 
 
+def fsync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def cpu_name() -> str:
     """The processor's own name, as the operating system tells it."""
     try:

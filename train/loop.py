@@ -97,7 +97,7 @@ class Trainer:
 
     def _loop(self) -> None:
         train, batches = self.config.train, iter(self.loader)
-        if train.compile and self.environment.compile:
+        if self.environment.compile:
             self.model.compile_parts()
         window = _Window()
         while not self.interrupt and (progress := self._progress()) < 1:

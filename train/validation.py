@@ -53,9 +53,8 @@ class Validator:
                 return None
             ids_BT, targets_BT = split(self.blocks[start : start + self.micro_batch])
             with environment.autocast():
-                hidden_BTD = model.hidden(ids_BT)
-                logits_BTV = F.linear(hidden_BTD, model.head_weight_VD)
-            losses_N = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
+                logits_BTV = model(ids_BT)
+            losses_N = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
             lengths_N = self.byte_lengths_V[targets_BT.flatten()]
             nats += losses_N.double().sum().item()
             text_nats += losses_N[lengths_N > 0].double().sum().item()
