@@ -17,9 +17,22 @@ RUN ?= runs/latest
 MODEL ?= $(RUN)
 QUANT ?= q4_k_m
 PORT ?= 8080
+# Training in several processes (docs/distributed.md): on each machine, how many machines, the one that keeps the run.
+NPROC ?= 1
+NNODES ?= 1
+MAIN ?=
 ARGS ?=
+RUNS ?= $(RUN)
+comma := ,
+space := $(subst ,, )
 
-.PHONY: help setup demo train plan export eval serve chat bench-train test lint format clean
+ifeq ($(NPROC) $(NNODES),1 1)
+TRAIN = $(PY) -m train
+else
+TRAIN = $(PY) -m train.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
+endif
+
+.PHONY: help setup demo train plan watch report export eval serve chat bench-train doctor test lint format clean
 
 help: ## this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -47,8 +60,14 @@ demo: setup ## the whole life of a small model in minutes: train, export, evalua
 	  "  make chat MODEL=runs/demo                  the model in this terminal" \
 	  "  make train CONFIG=10m ARGS=\"name=mine data=local 'data.files=[my/*.txt]'\"   your own text"
 
-train: setup ## text in, checkpoints out: CONFIG=tiny|10m|50m|125m|350m ARGS="name=mine ..."
-	@$(PY) -m train preset=$(CONFIG) $(ARGS)
+train: setup ## text in, checkpoints out: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
+	@$(TRAIN) preset=$(CONFIG) $(ARGS)
+
+watch: setup ## a run as it goes on, seen from another terminal: RUN=runs/latest
+	@$(PY) -m train.watch run=$(RUN) $(ARGS)
+
+report: setup ## curves and figures of runs beside each other, as one HTML file: RUNS="runs/a runs/b"
+	@$(PY) -m train.report_html 'runs=[$(subst $(space),$(comma),$(strip $(RUNS)))]' $(ARGS)
 
 export: setup ## checkpoint to GGUF, quantized and proven: QUANT=q4_k_m,q8_0 RUN=runs/latest
 	@$(PY) -m export run=$(RUN) quant=$(QUANT) $(ARGS)
@@ -67,6 +86,9 @@ plan: setup ## what a preset costs before it is trained: parameters, FLOPs, memo
 
 bench-train: setup ## training speed beside the plain loop, Hugging Face's Trainer and the machine's GEMM peak
 	@$(PY) -m train.bench preset=$(CONFIG) $(ARGS)
+
+doctor: setup ## what this machine has, what will be used of it, and what to install for more
+	@$(PY) -m slm.doctor $(ARGS)
 
 test: setup ## every test
 	@$(PY) -m pytest -q $(ARGS)

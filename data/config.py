@@ -1,11 +1,15 @@
 """What a person may say about text and tokens: plain keyword-only dataclasses, checked where they are made."""
 
-from dataclasses import dataclass, field, fields
+import os
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Literal
 
-from data.errors import UserError
+from data.errors import UserError, nearest
 
 SourceKind = Literal["tales", "files", "hub", "mixture"]
+INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
+"""What a mixture says for all its sources."""
 
 
 @dataclass(kw_only=True)
@@ -17,7 +21,10 @@ class SourceConfig:
     name: str = ""
     """What messages call this source; empty: made from the kind and the first path."""
     weight: float = 1.0
-    """Share of the mixture's text, by bytes, relative to the other sources' weights."""
+    """Share of the mixture's tokens, relative to the other sources' weights."""
+    max_epochs: int | None = None
+    """How often the source may be read; then it drops out of the mixture, or the training text ends. None: without
+    end. (The embedded stories have no end.)"""
 
     files: list[str] = field(default_factory=list)
     """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst."""
@@ -43,13 +50,48 @@ class SourceConfig:
     text_field: str = "text"
     """``files`` and ``hub``: the column or JSON key that holds the text."""
 
+    min_chars: int = 0
+    """Shorter documents are left out."""
+    max_chars: int = 0
+    """Longer documents are left out; 0: no limit."""
+    min_letters: float = 0.0
+    """Documents are left out whose characters other than white space are letters to a smaller share than this."""
+    script: str = ""
+    """A writing system by the first word of its letters' Unicode names (latin, cyrillic, greek, cjk, hangul, ...)."""
+    min_script: float = 0.5
+    """With ``script``: documents are left out whose letters belong to it to a smaller share than this."""
+
     def __post_init__(self) -> None:
         if not self.weight > 0 or self.weight == float("inf"):
             raise UserError(f"weight={self.weight} of source {self.label!r} must be a positive number")
+        if self.max_epochs is not None and self.max_epochs < 1:
+            raise UserError(
+                f"max_epochs={self.max_epochs} of source {self.label!r} must be at least 1, or null: no end"
+            )
+        self._check_filters()
         if self.document_chars < 256:
             raise UserError(f"document_chars={self.document_chars} is too small: give at least 256")
         if self.kind == "hub" and not self.path:
             raise UserError("a Hub source needs a path: add data.path=owner/name")
+
+    def _check_filters(self) -> None:
+        for name in ("min_chars", "max_chars"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}={getattr(self, name)} must be 0 (off) or a number of characters")
+        if 0 < self.max_chars < self.min_chars:
+            raise UserError(
+                f"max_chars={self.max_chars} is less than min_chars={self.min_chars}: nothing would be left"
+            )
+        for name in ("min_letters", "min_script"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name}={getattr(self, name)} must be a share from 0 to 1")
+        if self.script:
+            from data.filters import scripts  # its table takes a moment to make
+
+            self.script = self.script.lower()
+            if self.script not in scripts():
+                hint = nearest(self.script, scripts()) or "for example latin, cyrillic, greek, arabic, cjk, hangul"
+                raise UserError(f"script={self.script!r} is not the first word of any letter's Unicode name; {hint}")
 
     @property
     def label(self) -> str:
@@ -67,6 +109,16 @@ class DataConfig(SourceConfig):
     """Share of the documents (chosen by a hash of their text) held out where no validation text is named."""
     shuffle_buffer: int = 1024
     """Documents shuffled together, in consecutive groups of at most this many (and 16 MB); 0: in file order."""
+    dedup: Literal["none", "exact", "near"] = "none"
+    """Documents left out because an earlier one has the same words (``exact``) or nearly all of them (``near``)."""
+    dedup_threshold: float = 0.8
+    """``near``: the least share of common five-word sequences (Jaccard) that makes two documents duplicates."""
+    dedup_max_docs: int = 2_000_000
+    """Most documents compared, from the beginning of the sources; what follows is taken as it is."""
+    cache: Literal["auto", True, False] = "auto"
+    """Tokenized text is kept on disk. ``auto``: for sources that are slow to read (the Hub, compressed files)."""
+    cache_dir: str = ""
+    """Where; empty: ``$SLM_CACHE``, else ``slm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +126,10 @@ class DataConfig(SourceConfig):
             raise UserError(f"val_fraction={self.val_fraction} must be between 0 and 1, for example 0.01")
         if self.shuffle_buffer < 0:
             raise UserError(f"shuffle_buffer={self.shuffle_buffer} must be 0 (off) or a number of documents")
+        if not 0.3 <= self.dedup_threshold <= 1:
+            raise UserError(f"dedup_threshold={self.dedup_threshold} must be from 0.3 to 1, for example 0.8")
+        if self.dedup_max_docs < 1:
+            raise UserError(f"dedup_max_docs={self.dedup_max_docs} must be at least 1")
         if self.kind == "mixture":
             if not self.sources:
                 raise UserError("data kind=mixture needs data.sources: a list of sources with weights")
@@ -82,10 +138,23 @@ class DataConfig(SourceConfig):
         elif self.sources:
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
 
+    @property
+    def cache_folder(self) -> Path:
+        """Where tokenized text and lists of duplicates are kept."""
+        if self.cache_dir or "SLM_CACHE" in os.environ:
+            return Path(self.cache_dir or os.environ["SLM_CACHE"]).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm"
+
     def all_sources(self) -> list[SourceConfig]:
-        """The sources to read: this one, or the mixture's."""
+        """The sources to read: this one, or the mixture's. These take the mixture's limits and filters where they
+        have none of their own."""
         if self.kind == "mixture":
-            return list(self.sources)
+            usual = {f.name: f.default for f in fields(SourceConfig) if f.name in INHERITED}
+            given = {name: getattr(self, name) for name in INHERITED if getattr(self, name) != usual[name]}
+            return [
+                replace(source, **{k: v for k, v in given.items() if getattr(source, k) == usual[k]})
+                for source in self.sources
+            ]
         return [SourceConfig(**{f.name: getattr(self, f.name) for f in fields(SourceConfig)})]
 
 

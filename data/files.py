@@ -101,6 +101,17 @@ def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
         raise
 
 
+def extent(path: str) -> int | None:
+    """The position at the end of a file, None where only reading it would tell."""
+    if path.lower().endswith(COMPRESSED_SUFFIXES):
+        return None
+    if file_format(path) != "parquet":
+        return os.path.getsize(path)
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(path).num_rows
+
+
 def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
     """The text of a raw document that :func:`read` gave with the position ``end``; ``""`` where it has none."""
     kind = file_format(path) or "text"

@@ -3,14 +3,16 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from data.config import SourceConfig
 from data.errors import UserError, nearest
+from data.retry import again
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
 INSTEAD = "run with data=tales (embedded stories) or data=local data.files=[...]"
+MARK_EVERY = 1000  # rows between positions to go back to when a connection breaks
 HEADING = re.compile(r"^ = [^=].*[^=] = \s*$")
 
 
@@ -59,11 +61,19 @@ def hub_errors(source: SourceConfig) -> Iterator[None]:
 
 def open_split(source: SourceConfig, split: str) -> Any:
     """The split as a ``datasets.IterableDataset``; UserError where it or its text column does not exist."""
+    import datasets.config
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar, set_verbosity_error
+    from huggingface_hub.utils import logging as hub_logging
 
     set_verbosity_error()
+    hub_logging.set_verbosity_error()
     disable_progress_bar()
+    # Its own retries are silent and wait for minutes; data.retry does them aloud.
+    datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
+    datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL = 0
     with hub_errors(source):
         options = {"name": source.subset or None, "revision": source.revision or None}
         dataset = load_dataset(source.path, split=split, streaming=True, **options)
@@ -78,65 +88,115 @@ def open_split(source: SourceConfig, split: str) -> Any:
         return dataset.select_columns([source.text_field])
 
 
-class HubStream:
-    """One pass over a split (or over one worker's part of it)."""
+def resolve(source: SourceConfig) -> str:
+    """The commit that the source's revision is: the text's identity. ``""`` for a folder.
 
-    def __init__(self, source: SourceConfig, split: str, *, shard_index: int, num_shards: int) -> None:
+    Raises UserError where the data set or the revision does not exist.
+    """
+    if os.path.isdir(source.path):
+        return ""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    def ask() -> str:
+        return HfApi().dataset_info(source.path, revision=source.revision or None, timeout=TIMEOUT).sha or ""
+
+    with hub_errors(source):
+        try:
+            return again(ask, source.path)
+        except RevisionNotFoundError as error:
+            raise UserError(f"{source.path} has no revision {source.revision!r}: check data.revision") from error
+        except RepositoryNotFoundError as error:
+            raise UserError(f"there is no data set {source.path} (or it needs a login): check data.path") from error
+
+
+class HubCorpus:
+    """A split's files, streamed. Where documents span rows (WikiText) the whole split is one part."""
+
+    def __init__(self, source: SourceConfig, split: str) -> None:
         self._source = source
-        dataset = open_split(source, split)
-        # Whole files are shared out where there are enough and documents do not span rows.
-        by_file = source.rows == "documents" and dataset.num_shards >= num_shards
-        if by_file and num_shards > 1:
-            dataset = dataset.shard(num_shards=num_shards, index=shard_index)
-        self._index, self._count = (0, 1) if by_file else (shard_index, num_shards)
-        self._rows = _Rows(dataset, source)
-        self._articles = _Articles(self._rows) if source.rows == "wikitext" else self._rows
-        self._ordinal = 0  # of the next document, before sharing out
+        self._split = split
+        self._dataset: Any = None
 
-    def __iter__(self) -> "HubStream":
-        return self
+    def count(self) -> int:
+        return self._opened().num_shards if self._by_row() else 1
 
-    def __next__(self) -> str:
-        while True:
-            text = next(self._articles)
-            mine = self._ordinal % self._count == self._index
-            self._ordinal += 1
-            if mine and text.strip():
-                return text
+    def by_part(self, num_shards: int) -> bool:
+        return self._by_row() and self.count() >= num_shards
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"rows": self._articles.state_dict(), "ordinal": self._ordinal}
+    def open(self, part: int, record: int, at: Any) -> "_Rows | _Articles":
+        def dataset() -> Any:
+            # Opened anew after a failure: the connections of the old one are gone.
+            whole = self._opened()
+            return whole.shard(num_shards=whole.num_shards, index=part) if self._by_row() else whole
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._articles.load_state_dict(state["rows"])
-        self._ordinal = state["ordinal"]
+        rows = _Rows(dataset, self._forget, self._source, at)
+        reader = rows if self._by_row() else _Articles(rows)
+        if at is None:
+            for _ in range(record):
+                next(reader)
+        return reader
+
+    def _by_row(self) -> bool:
+        return self._source.rows == "documents"
+
+    def _opened(self) -> Any:
+        if self._dataset is None:
+            with hub_errors(self._source):
+                self._dataset = again(lambda: open_split(self._source, self._split), self._source.path)
+        return self._dataset
+
+    def _forget(self) -> None:
+        self._dataset = None
 
 
 class _Rows:
-    """The text column of a streamed data set, row by row."""
+    """The text column of a streamed data set, row by row; every row once, however often the connection breaks."""
 
-    def __init__(self, dataset: Any, source: SourceConfig) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Callable[[], Any], forget: Callable[[], None], source: SourceConfig, at: Any) -> None:
+        self._make = dataset
+        self._forget = forget
         self._source = source
+        self._dataset: Any = None
         self._iterator: Iterator[dict[str, Any]] | None = None
-        self._start = dataset.state_dict()
+        self._mark = at  # a position that datasets knows, None: the beginning
+        self._since = 0  # rows given after it
 
     def __next__(self) -> str:
         with hub_errors(self._source):
-            if self._iterator is None:
-                self._iterator = iter(self._dataset)
-            text = next(self._iterator)[self._source.text_field]
+            text = again(self._row, self._source.path, self._broken)
+        self._since += 1
+        if self._since == MARK_EVERY:
+            self.position()
         if text is not None and not isinstance(text, str):
             raise UserError(f"{self._source.path}: the column {self._source.text_field!r} is not text")
         return text or ""
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._start if self._iterator is None else self._dataset.state_dict()
+    def _row(self) -> Any:
+        if self._iterator is None:
+            self._dataset = self._make()
+            if self._mark is not None:
+                self._dataset.load_state_dict(self._mark)
+            iterator = iter(self._dataset)
+            for _ in range(self._since):
+                next(iterator)
+            self._iterator = iterator
+        return next(self._iterator)[self._source.text_field]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start = state
-        self._dataset.load_state_dict(state)
-        self._iterator = None
+    def _broken(self) -> None:
+        self._iterator = self._dataset = None
+        self._forget()
+
+    def document(self, text: str) -> str | None:
+        return text if text and not text.isspace() else None
+
+    def position(self) -> Any:
+        if self._since:
+            self._mark, self._since = self._dataset.state_dict(), 0
+        return self._mark
+
+    def share(self) -> float:
+        return 0.0
 
 
 class _Articles:
@@ -144,14 +204,14 @@ class _Articles:
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
-        self._state: dict[str, Any] | None = None  # before the title that is held
+        self._state: Any = None  # before the title that is held
         self._title: str | None = None
 
     def __next__(self) -> str:
         lines = [] if self._title is None else [self._title]
         self._title = None
         while True:
-            state = self._rows.state_dict()
+            state = self._rows.position()
             try:
                 row = next(self._rows)
             except StopIteration:
@@ -163,9 +223,11 @@ class _Articles:
                 return "".join(lines)
             lines.append(row or " \n")
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._rows.state_dict() if self._title is None else dict(self._state)
+    def document(self, text: str) -> str | None:
+        return self._rows.document(text)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rows.load_state_dict(state)
-        self._title = None
+    def position(self) -> Any:
+        return self._rows.position() if self._title is None else self._state
+
+    def share(self) -> float:
+        return 0.0

@@ -19,14 +19,20 @@ from data.sources import Split, plan
 from data.tokenizer import Tokenizer
 from data.worker import main as worker_main
 
+
+class EndOfTextError(UserError):
+    """Training text that is used up: every source was read as often as ``max_epochs`` allows."""
+
+
 PIPE_BYTES = 1 << 20  # blocks ahead per worker, where the system lets a pipe be this large (else 64 KB)
 
 
 class Loader:
     """An iterator of ``np.int32[micro_batch, seq_len + 1]``; a row's targets are its inputs moved by one.
 
-    Training never ends: sources are read again, epoch after epoch. The validation split ends, the last batch with
-    fewer rows where they do not come out even (:func:`validation_blocks` is simpler).
+    Sources are read again, epoch after epoch, and training has no end unless each source has its ``max_epochs``:
+    then EndOfTextError follows the last whole batch. The validation split ends, the last batch with fewer rows where
+    they do not come out even (:func:`validation_blocks` is simpler).
 
     ``workers`` processes tokenize and pack ahead (0: in this process, nothing ahead); their blocks are taken in
     turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the
@@ -70,10 +76,12 @@ class Loader:
             "shuffle_buffer": config.shuffle_buffer if split == "train" else 0,
             "endless": split == "train",
             "num_shards": world_size * self._shards,
+            "cache_option": config.cache,
+            "cache_folder": config.cache_folder,
         }
         self._first_shard = rank * self._shards
         self._identity = {
-            "version": 1,
+            "version": 2,
             "split": split,
             "seq_len": seq_len,
             "seed": seed,
@@ -109,18 +117,27 @@ class Loader:
                     block, states[turn] = received
                     self._rows.append(block)
             self._ahead = (states, (turn + 1) % self._shards)
+        if self._split == "train" and len(self._rows) < self._micro_batch:
+            raise self._end()
         if not self._rows:
-            if self._split == "train":
-                raise UserError(
-                    f"there is no text for this process (of {self._identity['world_size']}): give more text, or use "
-                    "fewer processes"
-                )
             raise StopIteration
         batch = np.stack(self._rows)
         self._rows = []
         states, self._turn = self._ahead
         self._states = list(states)
         return batch
+
+    def _end(self) -> UserError:
+        """What to say where there is not another batch to train on."""
+        if self._states == [None] * self._shards:
+            return UserError(
+                f"there is not one batch of text for this process (of {self._identity['world_size']}): give more text, "
+                "weaker data filters, fewer processes or workers, or a smaller micro-batch"
+            )
+        return EndOfTextError(
+            "the training text is used up, every source has been read data.max_epochs times: raise it, add text, or "
+            "train fewer steps"
+        )
 
     @property
     def epoch(self) -> int:
@@ -222,11 +239,8 @@ class _Worker:
         return None
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.join(timeout=2)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._process.kill()  # it is deaf to gentler signals, and has nothing to put in order
+        self._process.join()
         self._blocks.close()
         self._process.close()
 
@@ -245,11 +259,14 @@ def _widen(sender: Connection) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Any:
-    """A process started inside never sees Ctrl-C, not even while it is starting."""
+    """A process started inside never sees Ctrl-C or SIGTERM, not even while it is starting.
+
+    Service managers and torchrun send these to every process of a run, whose training process finishes its step.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -2,39 +2,42 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from data.packing import DocumentStream, State
+import numpy as np
+
+from data.packing import Document, DocumentStream, State
 
 GROUP_CHARS = 16 << 20  # a shuffled group holds at most about this much text
+HEAD_START = 1024  # up to so much, in what a mixture measures, a source seems to have given before it begins
 
 
 class Repeated:
-    """Passes over a source, one after the other without end (or one pass, with ``endless=False``).
+    """Passes over a source, one after the other: ``epochs`` of them, or without end where it is None.
 
     ``make(epoch)`` opens a pass. A pass without a single document ends the stream.
     """
 
-    def __init__(self, make: Callable[[int], DocumentStream], *, endless: bool) -> None:
+    def __init__(self, make: Callable[[int], DocumentStream], *, epochs: int | None) -> None:
         self._make = make
-        self._endless = endless
+        self._epochs = epochs
         self.epoch = 0
         self._seen = False  # a document in this pass
         self._inner: DocumentStream = make(0)
 
-    def __next__(self) -> str:
+    def __next__(self) -> Document:
         while True:
             try:
-                text = next(self._inner)
+                document = next(self._inner)
             except StopIteration:
-                if not self._endless or not self._seen:
+                if not self._seen or self.epoch + 1 == self._epochs:
                     raise
                 self.epoch += 1
                 self._seen = False
                 self._inner = self._make(self.epoch)
                 continue
             self._seen = True
-            return text
+            return document
 
     def state_dict(self) -> State:
         return {"epoch": self.epoch, "seen": self._seen, "at": self._inner.state_dict()}
@@ -49,15 +52,15 @@ class Repeated:
 class Filtered:
     """The documents that ``keep`` accepts."""
 
-    def __init__(self, inner: DocumentStream, keep: Callable[[str], bool]) -> None:
+    def __init__(self, inner: DocumentStream, keep: Callable[[Document], bool]) -> None:
         self._inner = inner
         self._keep = keep
 
-    def __next__(self) -> str:
+    def __next__(self) -> Document:
         while True:
-            text = next(self._inner)
-            if self._keep(text):
-                return text
+            document = next(self._inner)
+            if self._keep(document):
+                return document
 
     def state_dict(self) -> State:
         return self._inner.state_dict()
@@ -80,10 +83,10 @@ class Shuffled:
         self._seed = seed
         self._number = 0  # of the group
         self._start: State = inner.state_dict()
-        self._group: list[str] | None = None
+        self._group: list[Document] | None = None
         self._index = 0
 
-    def __next__(self) -> str:
+    def __next__(self) -> Document:
         if self._group is not None and self._index == len(self._group):
             self._number += 1
             self._start, self._group, self._index = self._inner.state_dict(), None, 0
@@ -96,8 +99,8 @@ class Shuffled:
         self._index += 1
         return text
 
-    def _fill(self) -> list[str]:
-        group: list[str] = []
+    def _fill(self) -> list[Document]:
+        group: list[Document] = []
         chars = 0
         while len(group) < self._size and chars < GROUP_CHARS:
             try:
@@ -123,33 +126,37 @@ class Shuffled:
             self._index = state["index"]
 
 
-class Mixture:
-    """Several streams interleaved so that each one's share of the bytes follows its weight.
+Item = TypeVar("Item", str, np.ndarray)
 
-    The next document comes from the stream that is furthest behind its share; ``seed`` only varies where each
-    begins. So shares hold over short stretches too, however long the documents are. A stream that ends is left
-    out, and the mixture ends with the last.
+
+class Mixture(Generic[Item]):
+    """Several streams interleaved so that each one's share, as ``measure`` counts an item, follows its weight.
+
+    The next item comes from the stream that is furthest behind its share; ``seed`` only varies where each begins.
+    So shares hold over short stretches too, however long the documents are. A stream that ends is left out, the
+    others share by their weights what was its, and the mixture ends with the last.
     """
 
-    def __init__(self, streams: list[DocumentStream], weights: list[float], *, seed: str) -> None:
+    def __init__(self, streams: list[Any], weights: list[float], *, measure: Callable[[Item], int], seed: str) -> None:
         assert len(streams) == len(weights) >= 1
         self._streams = streams
         self._weights = weights
+        self._measure = measure
         draw = random.Random(seed)
-        self._given = [int(draw.random() * 4096 * weight / max(weights)) for weight in weights]
+        self._given = [int(draw.random() * HEAD_START * weight / max(weights)) for weight in weights]
         self._ended = [False] * len(streams)
 
-    def __next__(self) -> str:
+    def __next__(self) -> Item:
         while not all(self._ended):
             live = [i for i, ended in enumerate(self._ended) if not ended]
             chosen = min(live, key=lambda i: self._given[i] / self._weights[i])
             try:
-                text = next(self._streams[chosen])
+                item = next(self._streams[chosen])
             except StopIteration:
                 self._ended[chosen] = True
                 continue
-            self._given[chosen] += len(text.encode("utf-8", "replace"))
-            return text
+            self._given[chosen] += self._measure(item)
+            return item
         raise StopIteration
 
     def state_dict(self) -> State:
@@ -163,6 +170,11 @@ class Mixture:
         self._given, self._ended = list(state["given"]), list(state["ended"])
         for stream, inner in zip(self._streams, state["streams"], strict=True):
             stream.load_state_dict(inner)
+
+
+def text_bytes(text: str) -> int:
+    """A measure for documents that are not tokenized: their bytes of UTF-8."""
+    return len(text.encode("utf-8", "replace"))
 
 
 def latest_epoch(state: Any) -> int:

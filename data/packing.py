@@ -3,15 +3,33 @@
 Documents follow each other with the end-of-text token after each. A block holds ``seq_len + 1`` tokens and its
 last token is the first of the next block, so inputs ``block[:-1]`` and targets ``block[1:]`` predict every token
 of the stream exactly once.
+
+Shape suffixes: B blocks, T positions.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 State = dict[str, Any]
+
+
+class Encoded:
+    """A document that is tokenized already, as the cache keeps it. Its length is its text's, in characters."""
+
+    __slots__ = ("chars", "ids")
+
+    def __init__(self, ids: np.ndarray, chars: int) -> None:
+        self.ids = ids
+        self.chars = chars
+
+    def __len__(self) -> int:
+        return self.chars
+
+
+Document = str | Encoded
 
 
 class DocumentStream(Protocol):
@@ -21,11 +39,44 @@ class DocumentStream(Protocol):
     same arguments that loads it gives the same documents from there on.
     """
 
-    def __next__(self) -> str: ...
+    def __next__(self) -> Document: ...
 
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
+
+
+class TokenStream(Protocol):
+    """The same for documents as token ids, ``np.int32[n]`` with the end-of-text token last."""
+
+    def __next__(self) -> np.ndarray: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+class Tokenized:
+    """A document stream's tokens. Its position is the documents'."""
+
+    def __init__(self, documents: DocumentStream, encode: Callable[[str], Sequence[int]], *, eot_id: int) -> None:
+        self._documents = documents
+        self._encode = encode
+        self._eot_id = eot_id
+
+    def __next__(self) -> np.ndarray:
+        document = next(self._documents)
+        ids = document.ids if isinstance(document, Encoded) else self._encode(document)
+        tokens = np.empty(len(ids) + 1, dtype=np.int32)
+        tokens[:-1] = ids
+        tokens[-1] = self._eot_id
+        return tokens
+
+    def state_dict(self) -> State:
+        return self._documents.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._documents.load_state_dict(state)
 
 
 class Packer:
@@ -35,14 +86,10 @@ class Packer:
     read and tokenized again on resuming. A finite stream ends with up to ``seq_len`` tokens unused.
     """
 
-    def __init__(
-        self, documents: DocumentStream, encode: Callable[[str], list[int]], *, seq_len: int, eot_id: int
-    ) -> None:
+    def __init__(self, documents: TokenStream, *, seq_len: int) -> None:
         assert seq_len >= 1
         self._documents = documents
-        self._encode = encode
         self._size = seq_len + 1
-        self._eot_id = eot_id
         self._queue: deque[tuple[State, np.ndarray]] = deque()  # a document's position and its tokens
         self._queued = 0  # tokens in the queue after the offset
         self._offset = 0  # into the first document of the queue
@@ -68,8 +115,7 @@ class Packer:
     def _pull(self) -> None:
         """Queue one more document; StopIteration passes through and leaves the state as it was."""
         state = self._documents.state_dict()
-        text = next(self._documents)
-        ids = np.array([*self._encode(text), self._eot_id], dtype=np.int32)
+        ids = next(self._documents)
         self._queue.append((state, ids))
         self._queued += len(ids)
 
@@ -95,3 +141,16 @@ class Packer:
         if state["offset"]:
             self._pull()
             self._advance(state["offset"])
+
+
+def document_starts(ids_BT: np.ndarray, eot_id: int) -> np.ndarray:
+    """For every position the index of its document's first position within the block, ``np.int32[B, T]``.
+
+    A document begins at position 0 and after each end-of-text token, which still belongs to the document that it
+    ends. Position ``t`` may attend to ``s <= t`` of its own document where ``s >= starts[t]``.
+    """
+    n_blocks, length = ids_BT.shape
+    starts_BT = np.zeros((n_blocks, length), dtype=np.int32)
+    after = np.arange(1, length, dtype=np.int32)
+    starts_BT[:, 1:] = np.where(ids_BT[:, :-1] == eot_id, after, 0)
+    return np.maximum.accumulate(starts_BT, axis=1)

@@ -1,7 +1,12 @@
 """Documents to blocks in one object: what a worker process runs, or the training process itself."""
 
-from data.packing import Packer
-from data.sources import Plan, open_documents
+import os
+
+from data import cache
+from data.fast_bpe import make_encode
+from data.packing import Packer, Tokenized
+from data.parts import Corpus
+from data.sources import Plan, mix, open_stream
 from data.tokenizer import Tokenizer
 
 
@@ -15,14 +20,33 @@ def open_pipeline(
     endless: bool,
     shard_index: int = 0,
     num_shards: int = 1,
+    cache_option: str | bool = False,
+    cache_folder: str | os.PathLike[str] = "",
 ) -> Packer:
-    """An iterator of ``np.int32[seq_len + 1]`` over this shard's documents, with ``state_dict``."""
-    documents = open_documents(
-        plans,
-        seed=seed,
-        shard_index=shard_index,
-        num_shards=num_shards,
-        shuffle_buffer=shuffle_buffer,
-        endless=endless,
-    )
-    return Packer(documents, tokenizer.encode, seq_len=seq_len, eot_id=tokenizer.eot_id)
+    """An iterator of ``np.int32[seq_len + 1]`` over this shard's documents, with ``state_dict``.
+
+    Sources are mixed by tokens. ``endless``: each is read as often as its ``max_epochs`` allows, else once.
+    """
+    assert 0 <= shard_index < num_shards
+    encode = make_encode(tokenizer)
+
+    def tokens(number: int, plan: Plan) -> Tokenized:
+        def cached(corpus: Corpus) -> Corpus:
+            if not cache.wanted(cache_option, plan):
+                return corpus
+            return cache.over(corpus, plan, tokenizer, cache_folder, encode=encode, required=cache_option is True)
+
+        documents = open_stream(
+            plan,
+            seed=seed,
+            number=number,
+            shard_index=shard_index,
+            num_shards=num_shards,
+            shuffle_buffer=shuffle_buffer,
+            repeat=endless,
+            wrap=cached,
+        )
+        return Tokenized(documents, encode, eot_id=tokenizer.eot_id)
+
+    streams = [tokens(number, plan) for number, plan in enumerate(plans)]
+    return Packer(mix(streams, plans, measure=len, seed=f"{seed}/{shard_index}"), seq_len=seq_len)

@@ -5,15 +5,19 @@ import hashlib
 import itertools
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from data import files, hub, tales
+from data import duplicates, files, hub, tales
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.mixture import Filtered, Mixture, Repeated, Shuffled
+from data.filters import make_filter
+from data.mixture import Filtered, Mixture, Repeated, Shuffled, text_bytes
 from data.packing import DocumentStream
+from data.parts import Corpus, FileCorpus, PartStream, Selected
+from data.storage import fingerprint
 
 Split = Literal["train", "validation"]
 
@@ -34,20 +38,50 @@ class Plan:
     hub_split: str = ""
     held_out: float = 0.0
     """Share of the hash space that is validation; 0 where validation text is separate."""
+    elsewhere: frozenset[float] = frozenset()
+    """Places in the hash space of documents that another source holds out, or that validation files hold."""
+    duplicates: str = ""
+    """The file that lists the records left out as duplicates."""
+
+    @property
+    def corpus(self) -> str:
+        """The identity of what is read: the files' names and sizes, or the Hub's names and commit."""
+        sizes = [(os.path.basename(path), os.path.getsize(path)) for path in self.files]
+        s = self.source
+        if s.kind == "hub" and os.path.isdir(s.path):
+            sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
+        parts = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        return fingerprint(parts)
+
+    @property
+    def selection(self) -> str:
+        """The identity of the documents: of the text, the split and the filters."""
+        s = self.source
+        filters = (s.min_chars, s.max_chars, s.min_letters, s.script, s.min_script)
+        listed = os.path.basename(self.duplicates)
+        return fingerprint((self.corpus, self.held_out, self.split, sorted(self.elsewhere), filters, listed))
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the text's identity: the files' names and sizes, or the Hub's names."""
-        sizes = [(os.path.basename(path), os.path.getsize(path)) for path in self.files]
-        s = self.source
-        parts = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
-        parts += (self.document_bytes, self.held_out, self.split)
-        return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+        """Changes with anything that changes the stream of documents."""
+        return fingerprint((self.selection, self.source.weight, self.source.max_epochs))
 
 
 def plan(config: DataConfig, split: Split) -> list[Plan]:
-    """A plan for each source. Raises UserError for what cannot be read: missing files, no network, no text."""
-    return [_plan_source(source, split, config.val_fraction) for source in config.all_sources()]
+    """A plan for each source. Raises UserError for what cannot be read: missing files, no network, no text.
+
+    With ``data.dedup`` all text is read the first time, to find the duplicates.
+    """
+    sources = config.all_sources()
+    plans = [_plan_source(source, split, config.val_fraction) for source in sources]
+    if config.dedup != "none":
+        other = "train" if split == "validation" else "validation"
+        others = [_plan_source(source, other, config.val_fraction) for source in sources]
+        # Validation text of its own comes first: training text that repeats it is then left out.
+        ordered = [*plans, *others] if split == "validation" else [*others, *plans]
+        listed = duplicates.find(config, ordered, whole=functools.partial(open_corpus, whole=True))
+        plans = [replace(each, duplicates=listed) for each in plans]
+    return _without_held_out(plans) if split == "train" else plans
 
 
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
@@ -55,6 +89,7 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Pla
         return Plan(source=source, split=split, held_out=val_fraction)
     if source.kind == "hub":
         hub.check_reachable(source)
+        source = replace(source, revision=hub.resolve(source))
         chosen = source.val_split if split == "validation" and source.val_split else source.split
         return Plan(source=source, split=split, hub_split=chosen, held_out=0 if source.val_split else val_fraction)
     return _plan_files(source, split, val_fraction)
@@ -79,9 +114,51 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         return Plan(source=source, split=split, files=chosen, document_bytes=document_bytes)
     held_out = val_fraction
     if size <= SMALL_CORPUS:
-        stamps = tuple((path, os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths)
-        held_out = _held_out(stamps, source.text_field, document_bytes, val_fraction)
+        held_out = _held_out(_stamps(paths), source.text_field, document_bytes, val_fraction)
     return Plan(source=source, split=split, files=tuple(paths), document_bytes=document_bytes, held_out=held_out)
+
+
+def _without_held_out(plans: list[Plan]) -> list[Plan]:
+    """Training plans that leave out what any of the sources holds out for validation.
+
+    Sources with much text hold out the same share of the hash space, so one document is on the same side in all of
+    them. A small corpus may hold out more, and validation files hold anything: their documents are listed. Not
+    listed are those of a Hub's validation split (``data.dedup`` finds copies of them).
+    """
+    listed: set[float] = set()
+    widest = max((plan.held_out for plan in plans if not _is_small(plan)), default=0.0)
+    least = min((plan.held_out for plan in plans), default=0.0)
+    for plan in plans:
+        if plan.source.val_files:
+            apart = files.expand(plan.source.val_files, "data.val_files")
+            if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
+                listed |= _places(_stamps(apart), plan.source.text_field, plan.document_bytes).keys()
+        elif plan.held_out > least and _is_small(plan):
+            places = _places(_stamps(plan.files), plan.source.text_field, plan.document_bytes)
+            listed |= {place for place in places if least <= place < plan.held_out}
+    together = frozenset(listed)
+    return [replace(plan, elsewhere=together, held_out=max(plan.held_out, widest)) for plan in plans]
+
+
+def _is_small(plan: Plan) -> bool:
+    return (
+        plan.source.kind == "files" and not plan.source.val_files and sum(map(_text_bytes, plan.files)) <= SMALL_CORPUS
+    )
+
+
+def _stamps(paths: Iterable[str]) -> tuple[Any, ...]:
+    return tuple((path, os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths)
+
+
+@functools.lru_cache(maxsize=16)
+def _places(stamps: tuple[Any, ...], text_field: str, document_bytes: int) -> dict[float, int]:
+    """The documents of a small corpus: their places in the hash space, and how many bytes each has."""
+    reading = files.Reading(text_field=text_field, document_bytes=document_bytes)
+    sizes: dict[float, int] = {}
+    for text in PartStream(FileCorpus(tuple(path for path, _, _ in stamps), reading), order=lambda n: list(range(n))):
+        place = hash_place(text)
+        sizes[place] = sizes.get(place, 0) + len(text.encode("utf-8", "replace"))
+    return sizes
 
 
 def _text_bytes(path: str) -> int:
@@ -100,18 +177,13 @@ def _held_out(stamps: tuple[Any, ...], text_field: str, document_bytes: int, val
 
     A hash takes ``val_fraction`` of many documents, but of a few it may take none, or all.
     """
-    paths = tuple(path for path, _, _ in stamps)
-    source = SourceConfig(kind="files", files=list(paths), text_field=text_field)
-    whole = Plan(source=source, split="train", files=paths, document_bytes=document_bytes)
-    sizes: dict[float, int] = {}
-    for text in FileStream(whole):
-        place = hash_place(text)
-        sizes[place] = sizes.get(place, 0) + len(text.encode("utf-8", "replace"))
+    paths = [path for path, _, _ in stamps]
+    sizes = _places(stamps, text_field, document_bytes)
     if not sizes:
-        raise UserError(f"the corpus is empty: {_few(list(paths))} hold no text; check data.files and data.text_field")
+        raise UserError(f"the corpus is empty: {_few(paths)} hold no text; check data.files and data.text_field")
     if len(sizes) == 1:
         raise UserError(
-            f"the corpus is one document ({_few(list(paths))}), so none can be held out: give more text, or "
+            f"the corpus is one document ({_few(paths)}), so none can be held out: give more text, or "
             "data.val_files=[...]"
         )
     places = sorted(sizes)
@@ -131,44 +203,6 @@ def hash_place(text: str) -> float:
     """Where a document's text falls in [0, 1): the same on every machine."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-class FileStream:
-    """One pass over a plan's files, or over every ``num_shards``-th document of them."""
-
-    def __init__(self, plan: Plan, *, shard_index: int = 0, num_shards: int = 1, order: list[int] | None = None):
-        self._files = [plan.files[i] for i in order] if order else list(plan.files)
-        self._reading = files.Reading(text_field=plan.source.text_field, document_bytes=plan.document_bytes)
-        self._index, self._count = shard_index, num_shards
-        self._file = 0
-        self._at = 0
-        self._ordinal = 0  # of the next document in the whole pass
-        self._reader: Iterator[tuple[files.Raw, int]] | None = None
-
-    def __iter__(self) -> "FileStream":
-        return self
-
-    def __next__(self) -> str:
-        while self._file < len(self._files):
-            path = self._files[self._file]
-            if self._reader is None:
-                self._reader = files.read(path, self._at, self._reading)
-            for raw, end in self._reader:
-                mine = self._ordinal % self._count == self._index
-                self._ordinal += 1
-                self._at = end
-                text = files.parse(raw, path, end, self._reading) if mine else ""
-                if text and not text.isspace():
-                    return text
-            self._file, self._at, self._reader = self._file + 1, 0, None
-        raise StopIteration
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"file": self._file, "at": self._at, "ordinal": self._ordinal}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._file, self._at, self._ordinal = state["file"], state["at"], state["ordinal"]
-        self._reader = None
 
 
 class TalesStream:
@@ -193,6 +227,81 @@ class TalesStream:
         self._index = state["index"]
 
 
+def open_stream(
+    plan: Plan,
+    *,
+    seed: int,
+    number: int = 0,
+    shard_index: int = 0,
+    num_shards: int = 1,
+    shuffle_buffer: int = 0,
+    repeat: bool = False,
+    wrap: Callable[[Corpus], Corpus] = lambda corpus: corpus,
+) -> DocumentStream:
+    """One source's documents, this shard's part of them: with ``repeat`` as often as the source allows.
+
+    ``number`` tells the sources of a mixture apart; ``wrap`` may put a cache over the source.
+    """
+    shard = {"shard_index": shard_index, "num_shards": num_shards}
+    epochs = plan.source.max_epochs if repeat else 1
+    stream: DocumentStream
+    if plan.source.kind == "tales":
+        count = VALIDATION_TALES if plan.split == "validation" else None
+        accepts = make_accepts(plan)
+        # They have no end: a pass over them is the only one.
+        stream = Repeated(
+            lambda _: Filtered(TalesStream(seed=seed, count=count, **shard), accepts), epochs=None if repeat else 1
+        )
+    else:
+        corpus = wrap(open_corpus(plan))
+
+        def one_pass(epoch: int) -> DocumentStream:
+            return PartStream(corpus, order=functools.partial(_part_order, plan, seed, epoch), **shard)
+
+        stream = Repeated(one_pass, epochs=epochs)
+    if shuffle_buffer:
+        stream = Shuffled(stream, size=shuffle_buffer, seed=f"{seed}/{number}/{shard_index}")
+    return stream
+
+
+def _part_order(plan: Plan, seed: int, epoch: int, count: int) -> list[int]:
+    """The order in which a pass reads the parts: another one each epoch of training."""
+    order = list(range(count))
+    if plan.split == "train":
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def open_corpus(plan: Plan, *, whole: bool = False) -> Corpus:
+    """The plan's documents as parts; ``whole``: what is held out and what repeats other documents, too."""
+    if plan.source.kind == "hub":
+        corpus: Corpus = hub.HubCorpus(plan.source, plan.hub_split)
+    else:
+        corpus = FileCorpus(
+            plan.files, files.Reading(text_field=plan.source.text_field, document_bytes=plan.document_bytes)
+        )
+    if whole:
+        return corpus
+    skipped = duplicates.load(plan.duplicates, plan.corpus) if plan.duplicates else None
+    return Selected(corpus, accepts=make_accepts(plan), skipped=skipped)
+
+
+def make_accepts(plan: Plan) -> Callable[[str], bool]:
+    """Whether a text belongs to the plan's split and passes its filters."""
+    reason = make_filter(plan.source)
+    validation = plan.split == "validation"
+
+    def accepts(text: str) -> bool:
+        if plan.held_out or plan.elsewhere:
+            place = hash_place(text)
+            held_out = place < plan.held_out
+            if held_out != (validation and plan.held_out > 0) or (not validation and place in plan.elsewhere):
+                return False
+        return reason is None or reason(text) is None
+
+    return accepts
+
+
 def open_documents(
     plans: list[Plan],
     *,
@@ -202,42 +311,28 @@ def open_documents(
     shuffle_buffer: int = 0,
     endless: bool = False,
 ) -> DocumentStream:
-    """The documents of all sources, mixed by weight: this shard's part of them."""
+    """The documents of all sources as text, mixed by weight (of bytes: tokens there are none yet)."""
     assert 0 <= shard_index < num_shards
+    streams = [
+        open_stream(
+            plan,
+            seed=seed,
+            number=number,
+            shard_index=shard_index,
+            num_shards=num_shards,
+            shuffle_buffer=shuffle_buffer,
+            repeat=endless,
+        )
+        for number, plan in enumerate(plans)
+    ]
+    return mix(streams, plans, measure=text_bytes, seed=f"{seed}/{shard_index}")
 
-    def one(number: int, plan: Plan) -> DocumentStream:
-        def pass_over(epoch: int) -> DocumentStream:
-            return _open_pass(plan, seed=seed, epoch=epoch, shard_index=shard_index, num_shards=num_shards)
 
-        stream: DocumentStream = Repeated(pass_over, endless=endless)
-        if shuffle_buffer:
-            stream = Shuffled(stream, size=shuffle_buffer, seed=f"{seed}/{number}/{shard_index}")
-        return stream
-
-    streams = [one(number, plan) for number, plan in enumerate(plans)]
+def mix(streams: list[Any], plans: list[Plan], *, measure: Callable[[Any], int], seed: str) -> Any:
+    """One stream of several by their sources' weights."""
     if len(streams) == 1:
         return streams[0]
-    return Mixture(streams, [plan.source.weight for plan in plans], seed=f"{seed}/{shard_index}")
-
-
-def _open_pass(plan: Plan, *, seed: int, epoch: int, shard_index: int, num_shards: int) -> DocumentStream:
-    shard = {"shard_index": shard_index, "num_shards": num_shards}
-    stream: DocumentStream
-    if plan.source.kind == "tales":
-        count = VALIDATION_TALES if plan.split == "validation" else None
-        stream = TalesStream(seed=seed, count=count, **shard)
-    elif plan.source.kind == "hub":
-        stream = hub.HubStream(plan.source, plan.hub_split, **shard)
-    else:
-        order = list(range(len(plan.files)))
-        if plan.split == "train":
-            random.Random(f"{seed}/{epoch}").shuffle(order)
-        stream = FileStream(plan, order=order, **shard)
-    if not plan.held_out:
-        return stream
-    if plan.split == "validation":
-        return Filtered(stream, lambda text: hash_place(text) < plan.held_out)
-    return Filtered(stream, lambda text: hash_place(text) >= plan.held_out)
+    return Mixture(streams, [plan.source.weight for plan in plans], measure=measure, seed=seed)
 
 
 def iter_documents(config: DataConfig, split: Split, seed: int) -> Iterator[str]:

@@ -5,37 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import signal
 import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data.errors import UserError
 from serve.config import ServeConfig, load
-from serve.models import resolve_model
+from serve.models import named_models
 from slm.cli import run
+
+if TYPE_CHECKING:
+    from serve.messages import ModelInfo
+    from serve.pool import Pool
 
 
 def main(words: list[str]) -> int:
     """Serves until told to stop. Raises `UserError` for what the caller can mend."""
-    config = load(ServeConfig, "serve", words, literal=("model",))
-    path, note = resolve_model(config.model)
-    if note:
+    config = load(ServeConfig, "serve", words, literal=("model", "serve.models", "serve.draft_model"))
+    paths, notes = named_models(config.model, config.serve.name, config.serve.models)
+    for note in notes:
         print(note, flush=True)
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):
-        return asyncio.run(_serve(config, path, listener))
+        return asyncio.run(_serve(config, paths, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """A bound socket, before the model is loaded: a taken port should be told at once."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named so that asyncio knows it for TCP and turns off Nagle's waiting, or each piece of an
+        # answer after the first would be held until the client's delayed acknowledgment: 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         # Listening now also tells a second server apart from a first that is still loading.
-        listener.listen(2048)
+        listener.listen()
     except socket.gaierror as error:
         raise UserError(f"host={host} is not known ({error.strerror}); use 127.0.0.1 or 0.0.0.0") from None
     except OSError as error:
@@ -48,11 +55,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(config: ServeConfig, path, listener: socket.socket) -> int:
+async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.socket) -> int:
     import uvicorn
 
     from serve.app import make_app
-    from serve.supervisor import Supervisor
+    from serve.connections import limited
+    from serve.memory import budget_bytes
+    from serve.pool import Pool, Served
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -69,38 +78,45 @@ async def _serve(config: ServeConfig, path, listener: socket.socket) -> int:
 
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
-    supervisor = Supervisor(config.engine(path), max_waiting=options.queue)
+    pool = Pool(
+        [Served(name, config.engine(path)) for name, path in paths.items()],
+        budget=budget_bytes(options.memory_budget_gb) if len(paths) > 1 else None,
+        max_waiting=options.queue,
+    )
     try:
-        info = await supervisor.start()
-        name = options.name or path.stem
-        app = make_app(supervisor, options, name=name, keys=keys)
+        info = await pool.start()
+        app = make_app(pool, options, keys=keys)
         port = listener.getsockname()[1]
-        _banner(name, info, config.host, port, keyed=bool(keys))
+        _banner(pool, info, config.host, port, keyed=bool(keys))
         uvicorn_config = uvicorn.Config(
             app,
             log_level="warning",
             timeout_keep_alive=15,
+            **limited(head_timeout_s=options.body_timeout_s, write_timeout_s=options.write_timeout_s),
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             server_header=False,
             lifespan="on",
+            access_log=False,  # serve.access has its own
         )
-        # One line per request, without uvicorn's own talk of starting and stopping.
-        logging.getLogger("uvicorn.access").setLevel("INFO" if options.access_log else "WARNING")
         server = Server(uvicorn_config)
         await server.serve(sockets=[listener])
     finally:
-        await supervisor.close()
+        await pool.close()
     return 0
 
 
-def _banner(name: str, info, host: str, port: int, *, keyed: bool) -> None:
+def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -> None:
     from serve.chat import ChatPrompt
 
     chat = ChatPrompt(info)
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    print(f"model    {name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
+    print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
     print(f"{info.size_bytes / 2**20:.1f} MiB, loaded in {info.load_s:.2f} s")
+    if pool.several:
+        budget = (pool.budget or 0) / 2**30
+        others = [f"{each.name} ({each.needed() / 2**30:.2f} GiB)" for each in list(pool.models.values())[1:]]
+        print(f"others   {', '.join(others)}: loaded when asked for, {budget:.2f} GiB for all")
     print(f"context  {info.context} tokens per request, {info.slots} at a time, {info.kv_tokens} cached in all")
     print(f"threads  {info.threads}")
     template = "the model's own template" if chat.own else "the plain form (the file has no template)"

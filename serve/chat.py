@@ -21,6 +21,9 @@ from serve.messages import ModelInfo
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Ends a reply of the plain template, whose turns have no token of their own."""
 
+_MAX_SIZE = 1_000_000
+"""Of what `*` and `**` make in a template: characters, items or bits."""
+
 _FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
@@ -44,7 +47,7 @@ class ChatPrompt:
             try:
                 self._template = _environment().from_string(info.chat_template)
                 self.own = True
-            except TemplateError as error:
+            except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 self.problem = f"the model's chat template is not valid ({error}); using the plain one"
 
     @property
@@ -67,7 +70,7 @@ class ChatPrompt:
             )
         except SecurityError as error:
             raise ChatTemplateError(f"the model's chat template does what is not allowed: {error}") from None
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, OverflowError) as error:
+        except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
         return text, not (self._bos and text.startswith(self._bos))
 
@@ -77,10 +80,27 @@ def _plain(messages: list[dict[str, str]]) -> str:
     return "\n\n".join([*turns, "Assistant:"])
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Also refuses products and powers of a size that would stop the process, which Python computes in one go."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """The value of `left operator right`."""
+        if operator == "**":
+            # As many bits as the base has, as often as the exponent says.
+            size = left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
+        else:
+            sizes = [len(each) if hasattr(each, "__len__") else each for each in (left, right)]
+            numbers = all(isinstance(each, int | float) for each in (left, right))
+            size = 0 if numbers else sizes[0] * sizes[1]
+        if size > _MAX_SIZE:
+            raise SecurityError(f"the result of {operator} would be too large")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -89,7 +109,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _tojson(value: Any, indent: int | None = None) -> str:
     # Jinja's own escapes for HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=False, indent=None if indent is None else min(indent, 32))
 
 
 def _raise_exception(message: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serve.messages import Embed, Embeddings, Event, Failure, Reply
+from serve.tokens import tokenize_within
 from slm.llamacpp import Batch, Context, LlamaError, Model
 
 _BATCH = 128
@@ -52,13 +53,16 @@ class Embedder:
 
     def add(self, command: Embed) -> list[Event]:
         """Queues the inputs of a request, or says why not. Raises `LlamaError` for a bad token id."""
-        inputs = [self._tokens(each) for each in command.inputs]
-        for i, tokens in enumerate(inputs):
+        inputs: list[list[int]] = []
+        for i, given in enumerate(command.inputs):
+            tokens, whole = self._tokens(given)
             if not tokens:
                 return [Failure(id=command.id, code="invalid_request", message=f"input {i} has no tokens")]
             if len(tokens) > self._n_ctx:
-                message = f"input {i} has {len(tokens)} tokens; this server embeds at most {self._n_ctx} at a time."
+                n = f"{'' if whole else 'more than '}{len(tokens)}"
+                message = f"input {i} has {n} tokens; this server embeds at most {self._n_ctx} at a time."
                 return [Failure(id=command.id, code="context_length_exceeded", message=message)]
+            inputs.append(tokens)
         if self._context is None:
             # Room for one input of any length beside a batch of others.
             self._context = Context(
@@ -77,10 +81,12 @@ class Embedder:
         )
         return []
 
-    def _tokens(self, given: str | tuple[int, ...]) -> list[int]:
+    def _tokens(self, given: str | tuple[int, ...]) -> tuple[list[int], bool]:
+        if not given:
+            return [], True
         if isinstance(given, str):
-            return self._model.tokenize(given, add_special=True, parse_special=False) if given else []
-        return [self._model.check_token(token) for token in given]
+            return tokenize_within(self._model, given, self._n_ctx, add_special=True, parse_special=False)
+        return [self._model.check_token(token) for token in given], True
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request's inputs."""

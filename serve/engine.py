@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import time
+from dataclasses import dataclass, field, replace
 
 from serve.config import EngineConfig
 from serve.detokenize import TextStream
+from serve.draft import make_speculator
 from serve.embedder import Embedder
 from serve.messages import (
     Cancel,
@@ -27,8 +30,9 @@ from serve.messages import (
 )
 from serve.runner import Runner
 from serve.sampler import likeliest, log_probabilities, make_sampler
-from serve.scheduler import Chunk, Limits, Scheduler
+from serve.scheduler import Chunk, Limits, Scheduler, without_guesses
 from serve.sequence import Sequence
+from serve.tokens import SlowTokenizer, tokenize_within
 from slm.llama_sampler import GrammarDeadEndError, Sampler
 from slm.llamacpp import KvCacheFull, LlamaError
 
@@ -43,6 +47,15 @@ class _Generation:
     text: TextStream
     limit: int
     """Most tokens to generate."""
+    ends_at: float = math.inf
+    """On the monotonic clock."""
+    began: float = field(default_factory=time.monotonic)
+    queue_s: float | None = None
+    """Until it first got a slot."""
+    n_drafted: int = 0
+    """Guesses that were checked."""
+    n_accepted: int = 0
+    """Of these, those that were right."""
     prompt_done: bool = False
     prompt_text: str = ""
     prompt_offsets: list[int] = field(default_factory=list)
@@ -69,18 +82,23 @@ class Engine:
                 prefill_chunk=config.prefill_chunk,
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=config.prefix_cache,
+                min_copied=self._runner.min_copied,
+                aligned=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
             ),
         )
         self._embedder = Embedder(self._model, context=self.info.context, threads=self.info.threads)
+        self._tokenizer = SlowTokenizer(self._model)
+        self._speculator = make_speculator(config, self._runner)
         self._work: dict[str, _Generation] = {}
-        self._prefix_cache = config.prefix_cache
+        self._prefix_cache, self._exact = config.prefix_cache, config.exact
         self._pieces: dict[int, bytes] = {}
+        self._next_deadline = math.inf
         self.n_preempted = 0
 
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._work) or self._embedder.busy
+        return bool(self._work) or self._embedder.busy or self._tokenizer.busy
 
     @property
     def stats(self) -> Stats:
@@ -104,12 +122,10 @@ class Engine:
                 case Cancel(id=sequence_id):
                     self._end(sequence_id)
                     self._embedder.cancel(sequence_id)
+                    self._tokenizer.cancel(sequence_id)
                     return []
                 case Tokenize():
-                    ids = self._model.tokenize(
-                        command.text, add_special=command.add_special, parse_special=command.parse_special
-                    )
-                    return [Reply(id=command.id, value=ids)]
+                    return self._tokenizer.add(command)
                 case Detokenize():
                     raw = b"".join(self._piece(token) for token in command.tokens)
                     return [Reply(id=command.id, value=raw.decode("utf-8", errors="replace"))]
@@ -121,13 +137,17 @@ class Engine:
 
     def _begin(self, request: Generate) -> list[Event]:
         assert request.id not in self._work
+        context = self.info.context
         if isinstance(request.prompt, str):
-            prompt = self._model.tokenize(
-                request.prompt, add_special=request.add_special, parse_special=request.parse_special
+            prompt, whole = tokenize_within(
+                self._model,
+                request.prompt,
+                context,
+                add_special=request.add_special,
+                parse_special=request.parse_special,
             )
         else:
-            prompt = [self._model.check_token(token) for token in request.prompt]
-        context = self.info.context
+            prompt, whole = [self._model.check_token(token) for token in request.prompt], True
         if not prompt:
             # A model continues something: BOS, or the end of the document before, stands for "nothing".
             start = self._model.bos if self._model.bos >= 0 else self._model.eos
@@ -137,15 +157,16 @@ class Engine:
         room = context - len(prompt)
         if room < (0 if request.max_tokens == 0 else 1):
             message = (
-                f"This model's maximum context length is {context} tokens, but the prompt has {len(prompt)}. "
-                f"Shorten it."
+                f"This model's maximum context length is {context} tokens, but the prompt has "
+                f"{'' if whole else 'more than '}{len(prompt)}. Shorten it."
             )
             return [Failure(id=request.id, code="context_length_exceeded", message=message)]
         sequence = Sequence(
             id=request.id,
             tokens=prompt,
             n_prompt=len(prompt),
-            from_cache=request.from_cache,
+            # What is cached is the same to the bit, then.
+            from_cache=request.from_cache or self._exact,
             scores_prompt=request.echo and request.top_logprobs is not None,
         )
         work = _Generation(
@@ -154,10 +175,12 @@ class Engine:
             sampler=make_sampler(self._model, request.sampling, prompt, context=context),
             text=TextStream(request.stop),
             limit=room if request.max_tokens is None else min(room, request.max_tokens),
+            ends_at=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         )
         if request.echo:
             self._spell_prompt(work)
         self._work[request.id] = work
+        self._next_deadline = min(self._next_deadline, work.ends_at)
         self._scheduler.add(sequence)
         return []
 
@@ -173,7 +196,10 @@ class Engine:
         if work is None:
             return
         slot = self._scheduler.remove(sequence_id)
-        if slot is not None and not (self._prefix_cache and self._runner.holds(slot, work.sequence.n_computed)):
+        if self._speculator is not None:
+            self._speculator.forget(sequence_id)
+        # Guesses that were not taken lie behind what is computed.
+        if slot is not None and not (self._prefix_cache and self._runner.cut(slot, work.sequence.n_computed)):
             self._runner.forget(slot)
             self._scheduler.forget(slot)
         work.sampler.close()
@@ -183,14 +209,41 @@ class Engine:
     def step(self) -> list[Event]:
         """Computes one batch of generation and one of embeddings, where there are any; returns what came of it
         (nothing, when a sequence had to make room)."""
-        return self._generate() + self._embedder.step()
+        events = self._expire() + self._generate() + self._embedder.step()
+        if self._tokenizer.busy:
+            events += self._tokenizer.step(patient=not (self._work or self._embedder.busy))
+        return events
+
+    def _expire(self) -> list[Event]:
+        """Ends the sequences whose time is over."""
+        now = time.monotonic()
+        if now < self._next_deadline:
+            return []
+        events: list[Event] = []
+        for work in [each for each in self._work.values() if each.ends_at <= now]:
+            if work.n_generated > 0:
+                events.append(self._finished(work, work.text.finish(), "stop" if work.text.stopped else "length"))
+            else:
+                message = f"No token was made within the {work.request.deadline_s:g} seconds that the request has."
+                events += self._fail([work.sequence.id], message, code="deadline_exceeded")
+        self._next_deadline = min((each.ends_at for each in self._work.values()), default=math.inf)
+        return events
 
     def _generate(self) -> list[Event]:
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(self._guesses())
         if not plan.chunks:
             return []
+        for sequence_id, _ in plan.admitted:
+            work = self._work[sequence_id]
+            work.queue_s = time.monotonic() - work.began if work.queue_s is None else work.queue_s
         try:
-            last = self._runner.run(plan)
+            try:
+                last = self._runner.run(plan)
+            except KvCacheFull:
+                if not any(chunk.n_guesses for chunk in plan.chunks):
+                    raise
+                plan = without_guesses(plan)
+                last = self._runner.run(plan)
         except KvCacheFull:
             evicted = self._scheduler.evict()
             if evicted is not None:
@@ -227,7 +280,7 @@ class Engine:
 
     def _advance(self, work: _Generation, chunk: Chunk, index: int) -> list[Event]:
         sequence = work.sequence
-        if chunk.logits == "all":
+        if chunk.logits == "all" and not chunk.n_guesses:
             self._score_prompt(work, chunk, index)
         if sequence.n_left > 0:
             return []  # more of the prompt to come
@@ -239,30 +292,77 @@ class Engine:
                     id=sequence.id,
                     prompt_tokens=sequence.n_prompt,
                     cached_tokens=sequence.n_cached,
+                    queue_s=work.queue_s or 0.0,
                     text=work.prompt_text,
                     logprobs=tuple(work.prompt_logprobs),
                 )
             )
         if work.limit == 0:
             return [*events, self._finished(work, "", "length")]
+        return events + self._pick_all(work, chunk, index)
+
+    def _guesses(self) -> dict[str, tuple[int, ...]]:
+        """Tokens to check in the next step, by sequence."""
+        if self._speculator is None:
+            return {}
+        generating = self._scheduler.generating
+        most = {}
+        for sequence in generating:
+            work = self._work[sequence.id]
+            if work.request.speculate:
+                # The row after the last guess gives a token, too.
+                most[sequence.id] = work.limit - work.n_generated - 1
+        return self._speculator.propose(generating, most, self._runner.batch_limit)
+
+    def _pick_all(self, work: _Generation, chunk: Chunk, index: int) -> list[Event]:
+        """Picks a token from the last row of a chunk; where there are guesses, from the row before them and from
+        each guess's own for as long as the picks are the guesses."""
+        sequence, n = work.sequence, chunk.n_guesses
+        text, finish, i = "", None, 0
+        guesses = chunk.tokens[len(chunk.tokens) - n :]
+        while True:
+            more, finish = self._pick(work, index - n + i)
+            text += more
+            if i == n or sequence.tokens[-1] != guesses[i]:
+                break
+            i += 1
+            if finish is not None:
+                break
+            sequence.n_computed += 1
+        if n:
+            assert self._speculator is not None
+            work.n_drafted += n
+            work.n_accepted += i
+            self._speculator.learn(sequence.id, n, i)
+        if finish is not None:
+            return [self._finished(work, text, finish)]
+        if i < n and not self._runner.cut(chunk.slot, sequence.n_computed):
+            raise LlamaError("llama.cpp cannot take back tokens of this model; use serve.speculate=none")
+        logprobs = self._shown_logprobs(work)
+        if not text and not logprobs:
+            return []
+        return [Delta(id=sequence.id, text=text, logprobs=logprobs, completion_tokens=work.n_generated)]
+
+    def _pick(self, work: _Generation, index: int) -> tuple[str, FinishReason | None]:
+        """The sequence's next token from a row of logits: the text that it lets out, and whether it is the last."""
+        sequence = work.sequence
         token = self._runner.sample(work.sampler, index)
-        if self._model.is_eog(token) and not work.request.sampling.ignore_eos:
-            sequence.tokens.append(token)
-            return [*events, self._finished(work, work.text.finish(), "stop")]
+        ends = self._model.is_eog(token) and not work.request.sampling.ignore_eos
         if work.request.top_logprobs is not None:
             row = log_probabilities(self._runner.logits(index))
-            work.held_logprobs.append(self._logprob(token, row, work.request.top_logprobs, offset=work.text.total))
+            entry = self._logprob(token, row, work.request.top_logprobs, offset=work.text.total)
+            work.held_logprobs.append(replace(entry, ends=True) if ends else entry)
+        if ends:
+            sequence.tokens.append(token)
+            return work.text.finish(), "stop"
         sequence.tokens.append(token)
         text = work.text.push(self._piece(token))
         if work.text.stopped:
-            return [*events, self._finished(work, text, "stop")]
+            return text, "stop"
         if work.n_generated >= work.limit:
             text += work.text.finish()
-            return [*events, self._finished(work, text, "stop" if work.text.stopped else "length")]
-        logprobs = self._shown_logprobs(work)
-        if text or logprobs:
-            events.append(Delta(id=sequence.id, text=text, logprobs=logprobs, completion_tokens=work.n_generated))
-        return events
+            return text, "stop" if work.text.stopped else "length"
+        return text, None
 
     def _finished(self, work: _Generation, text: str, finish: FinishReason) -> Delta:
         # After a stop string, only the tokens that began before it count; otherwise all have come out.
@@ -274,6 +374,8 @@ class Engine:
             logprobs=logprobs,
             completion_tokens=work.n_generated,
             finish=finish,
+            drafted_tokens=work.n_drafted,
+            accepted_tokens=work.n_accepted,
         )
 
     # -- text and log-probabilities ------------------------------------------------------------------------
@@ -317,5 +419,8 @@ class Engine:
         """Ends all work and frees the model."""
         for sequence_id in list(self._work):
             self._end(sequence_id)
+        if self._speculator is not None:
+            self._speculator.close()
         self._embedder.close()
+        self._tokenizer.close()
         self._runner.close()

@@ -21,10 +21,12 @@ class Histogram:
         self._counts[bisect_left(self._bounds, seconds)] += times
         self._sum += seconds * times
 
-    def lines(self, name: str) -> list[str]:
+    def lines(self, name: str, labels: str = "") -> list[str]:
         """Cumulative buckets, sum and count."""
+        before = labels + "," if labels else ""
+        braced = f"{{{labels}}}" if labels else ""
         out, total = [], 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             total += count
-            out.append(f'{name}_bucket{{le="{bound}"}} {total}')
-        return [*out, f"{name}_sum {self._sum:.6f}", f"{name}_count {total}"]
+            out.append(f'{name}_bucket{{{before}le="{bound}"}} {total}')
+        return [*out, f"{name}_sum{braced} {self._sum:.6f}", f"{name}_count{braced} {total}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Callable
@@ -12,29 +13,38 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve.access import record_of
 from serve.errors import ApiError
+
+_LINGER_S = 5.0
+"""How long the rest of a body that is too long is read, and thrown away, before the answer."""
 
 
 class RequireKey:
-    """ASGI middleware: 401 unless the bearer token is one of the keys, or `is_open` says yes to the path."""
+    """ASGI middleware: 401 unless the bearer token is one of the keys, or `is_open` says yes to the path. Which key
+    it was stands in the request's record; 0 is none."""
 
     def __init__(self, app: ASGIApp, *, keys: list[str], is_open: Callable[[str], bool]) -> None:
         self._app, self._keys, self._is_open = app, [key.encode() for key in keys], is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_open(scope["path"]) and not self._allowed(scope):
-            message = "A key is needed: send it as `Authorization: Bearer KEY`."
-            error = ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}).response()
-            await error(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            record = record_of(scope)
+            record.key = self._which(scope)
+            if not record.key and not self._is_open(scope["path"]):
+                message = "A key is needed: send it as `Authorization: Bearer KEY`."
+                record.error = "invalid_api_key"
+                error = ApiError(401, message, code=record.error, headers={"WWW-Authenticate": "Bearer"})
+                await error.response()(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _which(self, scope: Scope) -> int:
         given = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, key = given.partition(b" ")
         # Every key is compared, each in constant time, so that the time tells nothing of them.
         same = [hmac.compare_digest(key.strip(), each) for each in self._keys]
-        return scheme.lower() == b"bearer" and any(same)
+        return same.index(True) + 1 if scheme.lower() == b"bearer" and any(same) else 0
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
@@ -43,20 +53,33 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
         413, f"The body is longer than {max_bytes} bytes.", code="body_too_large", headers={"Connection": "close"}
     )
     claimed = request.headers.get("content-length", "")
-    if claimed.isdigit() and int(claimed) > max_bytes:
+    if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > max_bytes):
+        # Who asked before sending has sent nothing yet.
+        if "100-continue" not in request.headers.get("expect", "").lower():
+            await _throw_away(request.stream(), timeout_s)
         raise too_long
     parts, size = [], 0
     try:
         async with asyncio.timeout(timeout_s):
-            async for part in request.stream():
+            async for part in (stream := request.stream()):
                 size += len(part)
                 if size > max_bytes:
+                    parts.clear()
+                    await _throw_away(stream, timeout_s)
                     raise too_long
                 parts.append(part)
     except TimeoutError:
         message = f"The body did not arrive within {timeout_s:g} seconds."
         raise ApiError(408, message, code="timeout", headers={"Connection": "close"}) from None
     return b"".join(parts)
+
+
+async def _throw_away(stream: AsyncIterator[bytes], timeout_s: float) -> None:
+    """Reads on for a while: a client that is still sending when the connection is closed never sees the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(min(timeout_s, _LINGER_S)):
+            async for _ in stream:
+                pass
 
 
 async def disconnected(receive: Receive) -> None:

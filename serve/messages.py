@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
-FailureCode = Literal["context_length_exceeded", "invalid_request", "engine_error", "engine_died"]
+FailureCode = Literal["context_length_exceeded", "invalid_request", "engine_error", "engine_died", "deadline_exceeded"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +55,11 @@ class Generate:
     """Whether what is cached of the prompt may be used. Without, the numbers do not depend on what came before."""
     echo: bool = False
     """Give the prompt back as text, with its log-probabilities where `top_logprobs` is set."""
+    speculate: bool = True
+    """Whether guesses at its tokens may be checked, where the engine makes any. The text is the same."""
+    deadline_s: float | None = None
+    """Seconds from when the engine takes it, waiting for a slot included. After them a sequence that has made a token
+    ends with what there is and `finish` "length"; one that has made none fails with "deadline_exceeded"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +143,8 @@ class TokenLogprob:
     top: tuple[tuple[int, bytes, float], ...]
     offset: int
     """Characters of text before it (prompt tokens: in the prompt; others: in the reply)."""
+    ends: bool = False
+    """Whether it is the end-of-text token, which adds no text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +155,8 @@ class Prompted:
     prompt_tokens: int
     cached_tokens: int = 0
     """Of these, how many were in the cache already."""
+    queue_s: float = 0.0
+    """Seconds for which the sequence waited for a slot."""
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -162,6 +171,10 @@ class Delta:
     completion_tokens: int = 0
     """Tokens generated so far, the end-of-text token included."""
     finish: FinishReason | None = None
+    drafted_tokens: int = 0
+    """Guesses that were checked, told with the last text."""
+    accepted_tokens: int = 0
+    """Of these, those that were right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,52 +1,108 @@
-"""What the server counts, in Prometheus' text format."""
+"""What the server counts, in Prometheus' text format. Where it has several models, each figure is labelled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from serve.histogram import Histogram
-from serve.supervisor import Supervisor
+from serve.pool import Loaded, Pool, Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def exposition(supervisor: Supervisor) -> str:
+def exposition(pool: Pool) -> str:
     """The body of /metrics."""
-    totals, engine = supervisor.totals, supervisor.stats
+    models = list(pool.models.values())
     lines: list[str] = []
+
+    def labels(served: Served, **more: str) -> str:
+        pairs = ({"model": served.name} if pool.several else {}) | more
+        return ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs.items())
 
     def head(name: str, kind: str, text: str) -> None:
         lines.append(f"# HELP slm_{name} {text}")
         lines.append(f"# TYPE slm_{name} {kind}")
 
-    def one(name: str, kind: str, text: str, value: float) -> None:
+    def each(name: str, kind: str, text: str, value: Callable[[Served], float]) -> None:
         head(name, kind, text)
-        lines.append(f"slm_{name} {value}")
+        lines.extend(f"slm_{name}{_braced(labels(served))} {value(served)}" for served in models)
 
-    def histogram(name: str, text: str, values: Histogram) -> None:
+    def histogram(name: str, text: str, values: Callable[[Served], Histogram]) -> None:
         head(name, "histogram", text)
-        lines.extend(values.lines(f"slm_{name}"))
+        for served in models:
+            lines.extend(values(served).lines(f"slm_{name}", labels(served)))
 
-    one("engine_up", "gauge", "Whether the engine is ready.", int(supervisor.ready))
-    one("engine_restarts_total", "counter", "Restarts of the engine.", supervisor.n_restarts)
-    one("sequences_in_flight", "gauge", "Sequences running or waiting.", supervisor.n_in_flight)
-    one("sequences_running", "gauge", "Sequences that hold a slot, as the engine last told.", engine.running)
-    one("sequences_waiting", "gauge", "Sequences that wait for a slot, as the engine last told.", engine.waiting)
-    one("kv_tokens", "gauge", "Tokens that the KV cache can hold.", supervisor.info.kv_tokens if supervisor.info else 0)
-    one("kv_tokens_used", "gauge", "Tokens of running sequences in it, as the engine last told.", engine.kv_used)
-    one(
-        "preemptions_total", "counter", "Sequences sent back for want of KV cache.", totals.preempted + engine.preempted
+    def engine(value: Callable[[Loaded], float]) -> Callable[[Served], float]:
+        return lambda served: value(served.loaded) if served.loaded is not None else 0
+
+    each("engine_up", "gauge", "Whether the engine is ready.", engine(lambda e: int(e.supervisor.ready)))
+    each("engine_restarts_total", "counter", "Restarts of the engine.", lambda m: m.totals.restarts)
+    if pool.several:
+        each("model_loads_total", "counter", "Times that the model was loaded.", lambda m: m.totals.loads)
+        each("model_bytes", "gauge", "Memory that the loaded model takes, by estimate.", engine(lambda e: e.n_bytes))
+        each("requests_waiting_for_load", "gauge", "Requests that wait for the model.", lambda m: m.n_waiting)
+        head("memory_budget_bytes", "gauge", "Memory that the models together may take.")
+        lines.append(f"slm_memory_budget_bytes {pool.budget or 0}")
+    each("sequences_in_flight", "gauge", "Sequences running or waiting.", engine(lambda e: e.supervisor.n_in_flight))
+    each(
+        "sequences_running",
+        "gauge",
+        "Sequences that hold a slot, as the engine last told.",
+        engine(lambda e: e.supervisor.stats.running),
     )
-    one("prompt_tokens_total", "counter", "Prompt tokens, cached ones included.", totals.prompt_tokens)
-    one(
+    each(
+        "sequences_waiting",
+        "gauge",
+        "Sequences that wait for a slot, as the engine last told.",
+        engine(lambda e: e.supervisor.stats.waiting),
+    )
+    each("kv_tokens", "gauge", "Tokens that the KV cache can hold.", engine(lambda e: e.info.kv_tokens))
+    each(
+        "kv_tokens_used",
+        "gauge",
+        "Tokens of running sequences in it, as the engine last told.",
+        engine(lambda e: e.supervisor.stats.kv_used),
+    )
+    each(
+        "preemptions_total",
+        "counter",
+        "Sequences sent back for want of KV cache.",
+        lambda m: m.totals.preempted + engine(lambda e: e.supervisor.stats.preempted)(m),
+    )
+    each("prompt_tokens_total", "counter", "Prompt tokens, cached ones included.", lambda m: m.totals.prompt_tokens)
+    each(
         "prompt_tokens_cached_total",
         "counter",
         "Prompt tokens that were in the cache already.",
-        totals.cached_tokens,
+        lambda m: m.totals.cached_tokens,
     )
-    one("completion_tokens_total", "counter", "Tokens generated by finished sequences.", totals.completion_tokens)
-    one("embedding_tokens_total", "counter", "Tokens embedded.", totals.embedding_tokens)
+    each(
+        "completion_tokens_total",
+        "counter",
+        "Tokens generated by finished sequences.",
+        lambda m: m.totals.completion_tokens,
+    )
+    each(
+        "drafted_tokens_total",
+        "counter",
+        "Guesses at next tokens that were checked, of finished sequences.",
+        lambda m: m.totals.drafted_tokens,
+    )
+    each("drafted_tokens_accepted_total", "counter", "Of these, those right.", lambda m: m.totals.accepted_tokens)
+    each("embedding_tokens_total", "counter", "Tokens embedded.", lambda m: m.totals.embedding_tokens)
     head("sequences_ended_total", "counter", "Sequences by how they ended.")
-    lines.extend(f'slm_sequences_ended_total{{reason="{why}"}} {n}' for why, n in sorted(totals.finished.items()))
-    histogram("time_to_first_token_seconds", "From a request's arrival to its first text.", totals.ttft)
-    histogram("inter_token_latency_seconds", "Between tokens of a sequence.", totals.itl)
-    histogram("request_seconds", "From arrival to end, of sequences that finished.", totals.e2e)
+    for served in models:
+        for why, n in sorted(served.totals.finished.items()):
+            lines.append(f"slm_sequences_ended_total{_braced(labels(served, reason=why))} {n}")
+    histogram("time_to_first_token_seconds", "From a request's arrival to its first text.", lambda m: m.totals.ttft)
+    histogram("inter_token_latency_seconds", "Between tokens of a sequence.", lambda m: m.totals.itl)
+    histogram("request_seconds", "From arrival to end, of sequences that finished.", lambda m: m.totals.e2e)
     return "\n".join(lines) + "\n"
+
+
+def _braced(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,11 +1,15 @@
-"""Which GGUF file `model=` means."""
+"""Which GGUF files `model=` and `serve.models=` mean."""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from data.errors import UserError, nearest
 from slm import runs
+
+_NAME = re.compile(r"[\w.@:+-][\w.@:+/-]{0,127}")
 
 _PREFERRED = ("q4_k_m", "q8_0")
 
@@ -42,3 +46,36 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
                 return path, f"of {len(found)} exported files, serving {path.name} ({quant})"
     smallest = min(found, key=lambda path: path.stat().st_size)
     return smallest, f"of {len(found)} exported files, serving {smallest.name} (the smallest)"
+
+
+def named_models(model: str | None, name: str | None, models: list[str]) -> tuple[dict[str, Path], list[str]]:
+    """Files by name, the default first: `model` (called `name`), then those of `models`, each a path or
+    `NAME=PATH`; and a line for each that was picked out of several.
+
+    Raises `UserError` for a path that names no model, a bad name, or one that two models would have.
+    """
+    given = [(name, model)] if model else []
+    for word in models:
+        if "=" in word and not os.path.exists(os.path.expanduser(word)):
+            own, _, rest = word.partition("=")
+            given.append((own.strip(), rest.strip()))
+        else:
+            given.append((None, word))
+    found: dict[str, Path] = {}
+    notes = []
+    for own, word in given:
+        if own is not None and (not _NAME.fullmatch(own) or own == "default"):
+            raise UserError(f"{own[:100]!r} cannot be a model's name; use letters, digits and . _ - : + @ /")
+        path, note = resolve_model(word)
+        called = own or path.stem
+        if called in found:
+            if found[called] == path:
+                continue
+            raise UserError(
+                f"two models are called {called} ({found[called]} and {path}); give one of them another name: "
+                f"serve.models=[NAME={path}]"
+            )
+        found[called] = path
+        if note:
+            notes.append(note)
+    return found, notes

@@ -1,4 +1,4 @@
-"""The web page at `/`: three static files of the package, nothing from elsewhere, nothing secret."""
+"""The web pages at `/` and `/docs`: static files of the package, nothing from elsewhere, nothing secret."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HEADERS = {
 
 
 def is_page(path: str) -> bool:
-    """Whether a path belongs to the page, which asks for the key itself and so must load without it."""
-    return path == "/" or path.startswith("/web/")
+    """Whether a path belongs to a page, which asks for the key itself and so must load without it."""
+    return path in ("/", "/docs") or path.startswith("/web/")
 
 
 def add_page(app: FastAPI) -> None:
@@ -36,11 +36,15 @@ def add_page(app: FastAPI) -> None:
     def answer(name: str) -> Response:
         return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)
 
-    @app.get("/", include_in_schema=False)
+    @app.get("/")
     async def _(_: Request) -> Response:
         return answer("index.html")
 
-    @app.get("/web/{name}", include_in_schema=False)
+    @app.get("/docs")
+    async def _(_: Request) -> Response:
+        return answer("docs.html")
+
+    @app.get("/web/{name}")
     async def _(name: str) -> Response:
         if name not in files:
             raise ApiError(404, f"GET /web/{name[:100]}: Not Found.")

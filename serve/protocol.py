@@ -7,13 +7,11 @@ that would, and are not supported, are refused by name, never silently dropped.
 
 from __future__ import annotations
 
-import json
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from data.errors import nearest
 from serve.errors import ApiError
 from serve.gbnf import check
 from serve.gbnf_tree import MAX_BYTES, GrammarError
@@ -23,84 +21,60 @@ from serve.schema import json_object_grammar, schema_grammar
 MAX_STOPS = 16
 MAX_INPUTS = 2048
 MAX_TOP_LOGPROBS = 20
+MAX_TOKENS = 1 << 20
+"""Most token ids of one list."""
+MAX_FIELDS = 1024
+"""Most fields of one object."""
+MAX_TIMEOUT_S = 86_400
 _MAX_SEED = 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-
-_IGNORED = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-}
-_UNSUPPORTED = {
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "json_schema",
-    "suffix",
-    "best_of",
-    "audio",
-    "modalities",
-    "prediction",
-    "reasoning_effort",
-    "verbosity",
-    "web_search_options",
-    "previous_response_id",
-    "conversation",
-    "background",
-    "include",
-    "reasoning",
-    "truncation",
-    "max_tool_calls",
-}
-# Values of unsupported fields that ask for what happens anyway.
-_HARMLESS = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "best_of": (1,),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "background": (False,),
-    "include": ([],),
-    "truncation": ("disabled",),
-}
+# A list of a million mistakes is refused at the first (`fail_fast`): to tell each of them would take seconds.
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
 
 
-class _Strict(BaseModel):
+def _few_fields(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"{len(value)} fields; an object may have {MAX_FIELDS}")
+    return value
+
+
+class Strict(BaseModel):
+    """A JSON object with no other fields and no conversions."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, value: Any) -> Any:
+        return _few_fields(value)
 
-class StreamOptions(_Strict):
+
+class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Strict):
+class JsonObjectFormat(Strict):
     type: Literal["json_object"]
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     name: str = Field(max_length=256)
     description: str | None = None
     schema_: dict[str, Any] = Field({}, alias="schema", description="JSON Schema; see the docs for what is supported")
     strict: bool | None = Field(None, description="the schema is always kept to")
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -108,27 +82,44 @@ class JsonSchemaFormat(_Strict):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class _Generation(_Strict):
+class Routed(Strict):
+    """What every request may say."""
+
+    model: str | None = Field(None, max_length=512, description="a name that /v1/models tells; default: the first")
+    timeout_s: Number | None = Field(
+        None, gt=0, le=MAX_TIMEOUT_S, description="seconds for the whole request; then it ends with what there is"
+    )
+
+
+class _Generation(Routed):
     """What completions and chat completions share."""
 
-    model: str | None = Field(None, max_length=512)
     temperature: Number = Field(1.0, ge=0, le=10, description="0: always the likeliest token")
-    top_p: Number = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=-1, le=2**31 - 1, description="0 or -1: off")
-    min_p: Number = Field(0.0, ge=0, le=1)
-    typical_p: Number = Field(1.0, ge=0, le=1)
-    repeat_penalty: Number = Field(1.0, ge=0.01, le=10)
-    repeat_last_n: int = Field(64, ge=0, le=65536)
-    frequency_penalty: Number = Field(0.0, ge=-2, le=2)
-    presence_penalty: Number = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = Field({}, max_length=1024)
-    seed: int | None = Field(None, ge=-_MAX_SEED - 1, le=_MAX_SEED)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
-    n: int = Field(1, ge=1, le=128)
-    ignore_eos: bool = False
+    top_p: Number = Field(1.0, ge=0, le=1, description="of the likeliest tokens, as many as have this share")
+    top_k: int = Field(0, ge=-1, le=2**31 - 1, description="of the likeliest tokens, so many; 0 or -1: all")
+    min_p: Number = Field(0.0, ge=0, le=1, description="no token below this part of the likeliest one's share")
+    typical_p: Number = Field(1.0, ge=0, le=1, description="locally typical sampling; 1: off")
+    repeat_penalty: Number = Field(1.0, ge=0.01, le=10, description="of tokens that have occurred; 1: off")
+    repeat_last_n: int = Field(64, ge=0, le=65536, description="tokens that the penalties look back")
+    frequency_penalty: Number = Field(0.0, ge=-2, le=2, description="for each time that a token has occurred")
+    presence_penalty: Number = Field(0.0, ge=-2, le=2, description="for tokens that have occurred")
+    logit_bias: Annotated[
+        dict[str, Annotated[Number, Field(ge=-100, le=100)]],
+        BeforeValidator(_few_fields),
+        Field(max_length=MAX_FIELDS),
+    ] = {}
+    seed: int | None = Field(
+        None, ge=-_MAX_SEED - 1, le=_MAX_SEED, description="the same seed gives the same text; default: a random one"
+    )
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = []
+    n: int = Field(1, ge=1, le=128, description="choices for each prompt, the seed of each one higher")
+    ignore_eos: bool = Field(False, description="go on after an end-of-text token")
+    speculate: bool | None = Field(
+        None, description="whether guessed tokens may be checked, where the server makes any; default: without a seed"
+    )
     response_format: ResponseFormat | None = None
     grammar: str | None = Field(None, max_length=MAX_BYTES, description="GBNF, llama.cpp's form of a grammar")
-    stream: bool = False
+    stream: bool = Field(False, description="text as it is made, in server-sent events")
     stream_options: StreamOptions | None = None
 
     def stops(self) -> tuple[str, ...]:
@@ -185,6 +176,11 @@ class _Generation(_Strict):
         )
 
     @property
+    def may_speculate(self) -> bool:
+        """Who names a seed wants the same text again, which rounding could spoil."""
+        return self.seed is None if self.speculate is None else self.speculate
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -192,29 +188,28 @@ class _Generation(_Strict):
 class CompletionRequest(_Generation):
     """POST /v1/completions"""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=128)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=128)]
-    ) = Field(description="text, token ids, or a list of either")
+    prompt: str | Annotated[Texts, Field(max_length=128)] | Tokens | Annotated[TokenLists, Field(max_length=128)] = (
+        Field(description="text, token ids, or a list of either")
+    )
     max_tokens: int = Field(16, ge=0, le=2**31 - 1, description="cut at the context's end")
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    echo: bool = False
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="log-probabilities of the tokens, and of so many likeliest ones"
+    )
+    echo: bool = Field(False, description="the prompt, too, with its log-probabilities where they are asked for")
 
     def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
         """One entry per prompt; raises `ApiError` for an id outside the vocabulary."""
         return _texts_or_tokens(self.prompt, info, "prompt")
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
     name: str | None = None
 
     def text(self) -> str:
@@ -225,7 +220,7 @@ class Message(_Strict):
 class ChatRequest(_Generation):
     """POST /v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="the older name")
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="default: the context")
     logprobs: bool = False
@@ -242,15 +237,14 @@ class ChatRequest(_Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class EmbeddingRequest(_Strict):
+class EmbeddingRequest(Routed):
     """POST /v1/embeddings"""
 
-    model: str | None = Field(None, max_length=512)
     input: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[Texts, Field(max_length=MAX_INPUTS)]
+        | Tokens
+        | Annotated[TokenLists, Field(max_length=MAX_INPUTS)]
     ) = Field(description="text, token ids, or a list of either")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="only the model's own width")
@@ -266,20 +260,29 @@ class EmbeddingRequest(_Strict):
         return tuple(inputs)
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Routed):
     """POST /tokenize"""
 
-    model: str | None = None
-    content: str
+    content: str | None = None
     add_special: bool = Field(False, description="put BOS first where the model's file asks for it")
     parse_special: bool = Field(False, description="read special tokens spelled in the text as such")
+    prompt: str | None = Field(None, description="instead of content: the text, its special tokens read as such")
+    add_special_tokens: bool = Field(True, description="with prompt: what add_special is with content")
+
+    def text(self) -> tuple[str, bool, bool]:
+        """The text, whether BOS comes first, and whether special tokens are read. Raises `ApiError`."""
+        if self.content is not None and self.prompt is None:
+            return self.content, self.add_special, self.parse_special
+        if self.prompt is not None and self.content is None:
+            return self.prompt, self.add_special_tokens, True
+        code = "missing_required_parameter" if self.content is None else "invalid_value"
+        raise ApiError(400, "content must be given, or prompt, and not both.", param="content", code=code)
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Routed):
     """POST /detokenize"""
 
-    model: str | None = None
-    tokens: list[TokenId] = Field(max_length=1 << 20)
+    tokens: list[TokenId] = Field(max_length=MAX_TOKENS, fail_fast=True)
 
 
 def _texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tuple[int, ...]]:
@@ -295,67 +298,8 @@ def _texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tupl
     return texts
 
 
-Body = TypeVar("Body", bound=BaseModel)
-
-
 def check_tokens(tokens: tuple[int, ...], info: ModelInfo, param: str) -> None:
     """Raises `ApiError` for an id outside the vocabulary."""
     worst = max(tokens, default=0)
     if worst >= info.n_vocab:
         raise ApiError(400, f"{param}: {worst} is not a token id of this model (0 to {info.n_vocab - 1}).", param=param)
-
-
-def parse(cls: type[Body], raw: bytes) -> Body:
-    """A validated body from JSON bytes; every mistake is an `ApiError` 400 that names the parameter."""
-    try:
-        value = json.loads(raw, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, f"The body must be a JSON object, not {_json_type(value)}.", code="invalid_json")
-    # A null is how some clients say "not given".
-    fields = {key: each for key, each in value.items() if each is not None}
-    for key in list(fields):
-        if key in cls.model_fields:
-            continue
-        if key in _IGNORED:
-            del fields[key]
-        elif key in _UNSUPPORTED:
-            if fields[key] not in _HARMLESS.get(key, ()):
-                raise ApiError(400, f"{key} is not supported by this server.", param=key, code="unsupported")
-            del fields[key]
-    try:
-        return cls.model_validate(fields)
-    except ValidationError as error:
-        raise _explain(error, cls) from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "null")
-
-
-def _explain(error: ValidationError, cls: type[BaseModel]) -> ApiError:
-    errors = error.errors(include_url=False, include_input=False)
-    # Of the branches of a union, the one that the value came furthest with is the one that was meant.
-    first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    # Names of branches ("str", "list[str]") say nothing to a caller.
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
-    param = ".".join(path)[:200]
-    top = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        name = param or top[:100]
-        hint = nearest(name, cls.model_fields) if len(path) <= 1 else ""
-        return ApiError(400, f"Unknown parameter {name!r}. {hint}".strip(), param=param, code="unknown_parameter")
-    if first["type"] == "missing":
-        return ApiError(400, f"{param} is missing.", param=param, code="missing_required_parameter")
-    if top in ("prompt", "input") and cls in (CompletionRequest, EmbeddingRequest):
-        message = "must be a text, a list of texts, a list of token ids or a list of such lists, none empty"
-        return ApiError(400, f"{top} {message}.", param=top, code="invalid_value")
-    return ApiError(400, f"{param}: {first['msg']}.", param=param, code="invalid_value")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,8 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     n_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     finish: FinishReason | None = None
 
 
@@ -50,6 +52,7 @@ class Answer:
         choice.text.append(event.text)
         choice.logprobs.extend(event.logprobs)
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
+        choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
         choice.finish = event.finish
 
     def usage(self) -> dict[str, Any]:
@@ -58,12 +61,25 @@ class Answer:
         n_prompt = sum(each.prompt_tokens for each in prompts if each is not None)
         n_cached = sum(each.cached_tokens for each in prompts if each is not None)
         n_completion = sum(choice.n_tokens for choice in self._choices)
-        return {
+        usage = {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
             "prompt_tokens_details": {"cached_tokens": n_cached},
         }
+        n_drafted = sum(choice.n_drafted for choice in self._choices)
+        if n_drafted:
+            n_accepted = sum(choice.n_accepted for choice in self._choices)
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": n_accepted,
+                "rejected_prediction_tokens": n_drafted - n_accepted,
+            }
+        return usage
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choices ended, each reason once; None while none has."""
+        return ",".join(sorted({choice.finish for choice in self._choices if choice.finish})) or None
 
     def body(self) -> dict[str, Any]:
         """The whole answer."""
@@ -168,6 +184,8 @@ class ChatAnswer(Answer):
         content = []
         for entry in entries:
             assert entry.logprob is not None
+            if entry.ends:
+                continue  # OpenAI's chat tells only of tokens that the message consists of
             top = [_chat_entry(piece, logprob) for _, piece, logprob in entry.top]
             content.append({**_chat_entry(entry.piece, entry.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
@@ -182,10 +200,7 @@ def _chat_entry(piece: bytes, logprob: float) -> dict[str, Any]:
 
 
 def _shifted(entries: list[TokenLogprob] | tuple[TokenLogprob, ...], by: int) -> list[TokenLogprob]:
-    return [
-        TokenLogprob(token=each.token, piece=each.piece, logprob=each.logprob, top=each.top, offset=each.offset + by)
-        for each in entries
-    ]
+    return [replace(each, offset=each.offset + by) for each in entries]
 
 
 def _completion_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from serve.sequence import Sequence
@@ -28,11 +28,19 @@ class Limits:
     """Tokens the cache holds for all sequences together."""
     prefix_cache: bool = False
     """Whether a slot keeps what its last sequence computed, for the next that begins alike."""
+    min_copied: int = 0
+    """The fewest tokens of a common beginning for which another slot's cells are copied; 0: never."""
+    aligned: int = 0
+    """Above 0: prompts are computed in chunks that begin at multiples of it and have so many tokens, the last one
+    aside, and only whole chunks are shared. How a prompt is cut then depends on nothing but the prompt."""
 
 
 MIN_KEPT = 16
 """A shorter common beginning is computed again: it costs next to nothing, and short prompts (which begin alike by
 chance) then give the same numbers whatever came before them."""
+
+MIN_COPIED = 64
+"""A shorter common beginning is computed again rather than copied from another slot."""
 
 GAP_COST = 64
 """What a slot away from those in use costs, in tokens of prompt: with a cache per slot, llama.cpp computes together
@@ -49,6 +57,8 @@ class Chunk:
     """Position of the first token."""
     tokens: tuple[int, ...]
     logits: Literal["none", "last", "all"]
+    n_guesses: int = 0
+    """So many of the tokens, the last, are guesses: they belong to the sequence only if its sampler picks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class Plan:
     chunks: tuple[Chunk, ...]
     kept: tuple[int, ...] = ()
     """Per admission, how many leading tokens are in the slot already; the slot must be cut back to them."""
+    sources: tuple[int | None, ...] = ()
+    """Per admission, the slot from which those tokens are copied first; None: they are there."""
 
 
 def make_plan(
@@ -68,78 +80,131 @@ def make_plan(
     free_slots: Seq[int],
     limits: Limits,
     left: Mapping[int, Seq[int]] | None = None,
+    guesses: Mapping[str, Seq[int]] | None = None,
 ) -> Plan:
     """The next batch; `running` and `waiting` are in order of arrival, `free_slots` in order of preference;
-    `left`: the tokens that free slots still hold.
+    `left`: the tokens that free slots still hold; `guesses`: tokens to check, by generating sequence.
 
-    Every generating sequence gets its token. What is left of the batch goes to prompts in order of arrival,
-    those that run first; a waiting sequence is admitted when a slot is free and its tokens fit the cache
-    beside what the others hold. Nobody overtakes the head of the queue.
+    Every generating sequence gets its token, and its guesses. What is left of the batch goes to prompts in order of
+    arrival, those that run first; a waiting sequence is admitted when a slot is free and its tokens fit the cache
+    beside what the others hold. Nobody overtakes the head of the queue, but for one case: a sequence whose beginning
+    is being computed for another waits until that can be copied, with a slot and room in the cache kept for it.
     """
     chunks: list[Chunk] = []
     admitted: list[tuple[str, int]] = []
     kept: list[int] = []
+    sources: list[int | None] = []
     generating = [sequence for sequence in running if sequence.generating]
     for sequence in generating:
-        chunks.append(_chunk(sequence, sequence.slot, 1))
-    room = limits.batch - len(chunks)
+        chunks.append(_with_guesses(_chunk(sequence, sequence.slot, 1), (guesses or {}).get(sequence.id, ())))
+    room = limits.batch - sum(len(chunk.tokens) for chunk in chunks)
     if generating:
         room = min(room, limits.prefill_chunk)
     for sequence in running:
-        if room <= 0:
+        if room < max(limits.aligned, 1):
             break
         if not sequence.generating:
-            chunks.append(_chunk(sequence, sequence.slot, room))
+            chunks.append(_chunk(sequence, sequence.slot, limits.aligned or room))
             room -= len(chunks[-1].tokens)
     # Each running sequence may need one more cell per step: leave one for everybody.
     held = sum(len(sequence.tokens) + 1 for sequence in running)
     slots = list(free_slots)
     taken = {sequence.slot for sequence in running}
+    computing = list(running)
+    reserved = 0
     for sequence in waiting:
-        if room <= 0 or not slots:
+        if room < max(limits.aligned, 1) or len(slots) <= reserved:
             break
         if (running or admitted) and held + len(sequence.tokens) + 1 > limits.kv_tokens:
             break
-        slot, n_kept = _choose(sequence, slots, left or {}, taken)
+        held += len(sequence.tokens) + 1
+        tokens = _shareable(sequence)
+        slot, n_kept, source, n_later = _choose(tokens, slots, left or {}, taken, computing, limits)
+        if n_later - n_kept >= limits.min_copied > 0:
+            reserved += 1
+            continue
         slots.remove(slot)
         taken.add(slot)
         admitted.append((sequence.id, slot))
         kept.append(n_kept)
-        chunks.append(_chunk(sequence, slot, room, start=n_kept))
+        sources.append(source)
+        chunks.append(_chunk(sequence, slot, limits.aligned or room, start=n_kept))
+        computing.append(replace(sequence, slot=slot, n_computed=n_kept))
         room -= len(chunks[-1].tokens)
-        held += len(sequence.tokens) + 1
-    return Plan(tuple(admitted), tuple(chunks), tuple(kept))
+    return Plan(tuple(admitted), tuple(chunks), tuple(kept), tuple(sources))
 
 
-def _choose(sequence: Sequence, slots: Seq[int], left: Mapping[int, Seq[int]], taken: Set[int]) -> tuple[int, int]:
-    """The slot for a sequence, and how many of its tokens are there already.
+def _shareable(sequence: Sequence) -> list[int]:
+    """The tokens of a waiting sequence that may come from what others have computed."""
+    # A scored prompt needs the logits of every token.
+    if not sequence.from_cache or sequence.scores_prompt:
+        return []
+    # At least one token must be computed, or there are no logits to pick the next from.
+    return sequence.tokens[:-1]
+
+
+def _choose(
+    tokens: list[int],
+    slots: Seq[int],
+    left: Mapping[int, Seq[int]],
+    taken: Set[int | None],
+    computing: Seq[Sequence],
+    limits: Limits,
+) -> tuple[int, int, int | None, int]:
+    """The slot for a sequence that may share `tokens`; how many of them it has then; the slot to copy them from, if
+    they are not there; and how many could be copied when what is being computed is.
 
     A common beginning counts by its length, unless it is a small part of what the slot holds: that is another's
     long conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
     `GAP_COST`). Of equals, the first is taken.
     """
-    # A scored prompt needs the logits of every token.
-    usable = sequence.from_cache and not sequence.scores_prompt
-    # At least one token must be computed, or there are no logits to pick the next from.
-    tokens = sequence.tokens[:-1] if usable else []
-    common = {slot: _common(tokens, left.get(slot, ())) for slot in slots}
+    common = {slot: _whole(_common(tokens, left.get(slot, ())), limits) for slot in slots}
+
+    def gap(slot: int) -> int:
+        return GAP_COST * (bool(taken) and slot - 1 not in taken and slot + 1 not in taken)
 
     def worth(slot: int) -> int:
         n = common[slot] if 4 * common[slot] >= len(left.get(slot, ())) else 0
-        gap = bool(taken) and slot - 1 not in taken and slot + 1 not in taken
-        return (n if n >= MIN_KEPT else 0) - GAP_COST * gap
+        return (n if n >= MIN_KEPT else 0) - gap(slot)
 
     best = max(slots, key=worth)
-    return best, common[best] if common[best] >= MIN_KEPT else 0
+    n_kept = common[best] if common[best] >= MIN_KEPT else 0
+    if not limits.min_copied or not limits.prefix_cache or not tokens:
+        return best, n_kept, None, 0
+    n_later = n_now = 0
+    source: int | None = None
+    for other in computing:
+        n = _common(tokens, other.tokens[: other.n_prompt] if limits.aligned else other.tokens)
+        n_later = max(n_later, _whole(n, limits))
+        n = _whole(min(n, other.n_computed), limits)
+        if n > n_now:
+            n_now, source = n, other.slot
+    if n_now - n_kept >= limits.min_copied:
+        return max(slots, key=lambda slot: -gap(slot)), n_now, source, n_later
+    empty = [slot for slot in slots if not left.get(slot)]
+    if empty and n_kept >= limits.min_copied and len(left[best]) - n_kept >= limits.min_copied:
+        # What the slot holds beyond it is another's conversation: there is room to leave it as it is.
+        return max(empty, key=lambda slot: -gap(slot)), n_kept, best, n_later
+    return best, n_kept, None, n_later
+
+
+def _whole(n: int, limits: Limits) -> int:
+    """`n` tokens, or those of them that are in whole chunks."""
+    return n - n % limits.aligned if limits.aligned else n
 
 
 def _common(a: Seq[int], b: Seq[int]) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
+    """How many tokens at the beginning are the same. In halves, because slices are compared at C's speed."""
+    low, high = 0, min(len(a), len(b))
+    if not high or a[0] != b[0]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if list(a[low:middle]) == list(b[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _chunk(sequence: Sequence, slot: int | None, room: int, start: int | None = None) -> Chunk:
@@ -151,6 +216,23 @@ def _chunk(sequence: Sequence, slot: int | None, room: int, start: int | None = 
     else:
         logits = "last" if stop == len(sequence.tokens) else "none"
     return Chunk(sequence.id, slot, start, tuple(sequence.tokens[start:stop]), logits)
+
+
+def _with_guesses(chunk: Chunk, guesses: Seq[int]) -> Chunk:
+    if not guesses:
+        return chunk
+    return replace(chunk, tokens=(*chunk.tokens, *guesses), logits="all", n_guesses=len(guesses))
+
+
+def without_guesses(plan: Plan) -> Plan:
+    """The same batch with nothing to check."""
+    return replace(plan, chunks=tuple(_bare(chunk) for chunk in plan.chunks))
+
+
+def _bare(chunk: Chunk) -> Chunk:
+    if not chunk.n_guesses:
+        return chunk
+    return replace(chunk, tokens=chunk.tokens[: -chunk.n_guesses], logits="last", n_guesses=0)
 
 
 class Scheduler:
@@ -179,14 +261,20 @@ class Scheduler:
         """Queues a new sequence."""
         self._waiting.append(sequence)
 
-    def plan(self) -> Plan:
-        """The next batch; admissions are carried out. No chunks means nothing to do."""
+    @property
+    def generating(self) -> list[Sequence]:
+        """Running sequences of which only the newest token is to compute, in order of arrival."""
+        return [sequence for sequence in self._running if sequence.generating]
+
+    def plan(self, guesses: Mapping[str, Seq[int]] | None = None) -> Plan:
+        """The next batch; admissions are carried out. No chunks means nothing to do. `guesses`: see `make_plan`."""
         free = self._slots.free()
         left = {slot: self._slots.kept(slot) for slot in free} if self._waiting else {}
-        plan = make_plan(self._running, self._waiting, free, self._limits, left)
+        plan = make_plan(self._running, self._waiting, free, self._limits, left, guesses)
+        by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}
         for (sequence_id, slot), n_kept in zip(plan.admitted, plan.kept, strict=True):
-            sequence = self._waiting.popleft()
-            assert sequence.id == sequence_id
+            sequence = by_id[sequence_id]
+            self._waiting.remove(sequence)
             self._slots.take(slot, sequence_id)
             if not sequence.admitted:
                 sequence.n_cached, sequence.admitted = n_kept, True
@@ -195,8 +283,9 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Plan) -> None:
-        """The batch was computed: its tokens are in the cache."""
-        computed = {chunk.sequence_id: chunk.start + len(chunk.tokens) for chunk in plan.chunks}
+        """The batch was computed: its tokens are in the cache. Guesses count as computed when they turn out right,
+        which the engine sees to."""
+        computed = {chunk.sequence_id: chunk.start + len(chunk.tokens) - chunk.n_guesses for chunk in plan.chunks}
         for sequence in self._running:
             sequence.n_computed = computed.get(sequence.id, sequence.n_computed)
 
@@ -236,7 +325,10 @@ class Scheduler:
                 self._running.remove(sequence)
                 slot = sequence.slot
                 assert slot is not None
-                computed = tuple(sequence.tokens[: sequence.n_computed]) if self._limits.prefix_cache else ()
+                n = sequence.n_computed
+                if self._limits.aligned:
+                    n = _whole(min(n, sequence.n_prompt), self._limits)
+                computed = tuple(sequence.tokens[:n]) if self._limits.prefix_cache else ()
                 self._slots.release(slot, sequence_id, computed)
                 return slot
         self._waiting = deque(each for each in self._waiting if each.id != sequence_id)

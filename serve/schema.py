@@ -18,6 +18,8 @@ from serve.gbnf_tree import MAX_REPEATS, GrammarError, quote
 MAX_DEPTH = 32
 """Levels of schemas within schemas, references not counted."""
 MAX_SCHEMA_BYTES = 64 * 1024
+MAX_COMPARISONS = 50_000
+"""Most pairs of values or schemas that are compared for `oneOf`: a fraction of a second."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OF_TYPE = {
@@ -59,13 +61,15 @@ def json_object_grammar() -> str:
 def schema_grammar(schema: Any) -> str:
     """The grammar of a JSON Schema. Raises `GrammarError` that names what is not supported, and where."""
     try:
-        size = len(json.dumps(schema, ensure_ascii=False))
+        size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except RecursionError:
         raise GrammarError("the schema is nested too deeply") from None
+    except ValueError:
+        raise GrammarError("the schema holds a number that JSON cannot write") from None
     if size > MAX_SCHEMA_BYTES:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} characters")
     converter = _Converter(schema)
-    root = converter.visit(schema, "", 0)
+    root = converter.convert()
     try:
         return check(f"root ::= {root} ws\n{_BASE}{converter.text()}")
     except GrammarError as error:
@@ -80,6 +84,26 @@ class _Converter:
         self._rules: list[tuple[str, str]] = []
         self._named: dict[str, str] = {}
         """Pointer -> rule."""
+        self._to_visit: list[tuple[str, Any]] = []
+        """Schemas behind references, by pointer. One after the other: a chain of them is no recursion."""
+        self._to_compare: list[tuple[str, list[Any]]] = []
+        """The schemas of a `oneOf`, and where it is. Compared last, when all that they name is known to be valid."""
+        self._n_compared = 0
+
+    def convert(self) -> str:
+        """The name of the document's rule; every rule is there then."""
+        root = self.visit(self._document, "", 0)
+        while self._to_visit:
+            pointer, schema = self._to_visit.pop()
+            self._rules.append((self._named[pointer], self.visit(schema, pointer[1:], 0)))
+        for where, schemas in self._to_compare:
+            for (i, a), (j, b) in combinations(enumerate(schemas), 2):
+                if not self._disjoint(a, b):
+                    raise GrammarError(
+                        f"{_at(where)}: oneOf is supported where no value can fit two of its schemas; {i} and {j} "
+                        f"may overlap (use anyOf)"
+                    )
+        return root
 
     def text(self) -> str:
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules)
@@ -110,7 +134,7 @@ class _Converter:
     def _kinds(self, schema: dict[str, Any], where: str) -> list[str]:
         given = schema.get("type")
         kinds = [given] if isinstance(given, str) else given
-        if kinds is None:
+        if "type" not in schema:
             # Keywords of one type without that type: what they speak of is meant.
             kinds = [kind for kind, own in _OF_TYPE.items() if own & schema.keys()]
             if not kinds:
@@ -209,12 +233,7 @@ class _Converter:
         if keyword == "allOf" and len(value) > 1:
             raise GrammarError(f"{_at(where)}: the keyword 'allOf' is not supported with more than one schema")
         if keyword == "oneOf":
-            for (i, a), (j, b) in combinations(enumerate(value), 2):
-                if not self._disjoint(a, b):
-                    raise GrammarError(
-                        f"{_at(where)}: oneOf is supported where no value can fit two of its schemas; {i} and {j} "
-                        f"may overlap (use anyOf)"
-                    )
+            self._to_compare.append((where, value))
         names = [self.visit(each, f"{where}/{keyword}/{i}", depth + 1) for i, each in enumerate(value)]
         return names[0] if len(names) == 1 else self._rule(" | ".join(dict.fromkeys(names)))
 
@@ -222,10 +241,9 @@ class _Converter:
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
             raise GrammarError(f"{_at(where)}: $ref must point into this document, like '#/$defs/name'")
         if pointer not in self._named:
-            name = self._named[pointer] = f"ref{len(self._named)}"
             # A reference starts a depth of its own: it is visited once, however often it is used.
-            body = self.visit(self._find(pointer, where), pointer[1:], 0)
-            self._rules.append((name, body))
+            self._to_visit.append((pointer, self._find(pointer, where)))
+            self._named[pointer] = f"ref{len(self._named)}"
         return self._named[pointer]
 
     def _find(self, pointer: str, where: str) -> Any:
@@ -234,7 +252,7 @@ class _Converter:
             part = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and part in found:
                 found = found[part]
-            elif isinstance(found, list) and part.isascii() and part.isdigit() and int(part) < len(found):
+            elif isinstance(found, list) and _is_index(part) and int(part) < len(found):
                 found = found[int(part)]
             else:
                 raise GrammarError(f"{_at(where)}: $ref {pointer[:100]!r} points to nothing")
@@ -242,12 +260,15 @@ class _Converter:
 
     # -- no value fits both --------------------------------------------------------------------------------
 
-    def _disjoint(self, a: Any, b: Any) -> bool:
-        """Whether it is certain that no value fits both schemas."""
+    def _disjoint(self, a: Any, b: Any, depth: int = 0) -> bool:
+        """Whether it is certain that no value fits both schemas. Both have been visited, and so are well-formed."""
         a, b = self._resolved(a), self._resolved(b)
-        if a is None or b is None:
+        if a is None or b is None or depth > MAX_DEPTH:
             return False
         values_a, values_b = _values(a), _values(b)
+        self._n_compared += len(values_a or "x") * len(values_b or "x")
+        if self._n_compared > MAX_COMPARISONS:
+            raise GrammarError("response_format: the schema's oneOf needs too many comparisons (use anyOf)")
         if values_a is not None and values_b is not None:
             return not any(_same(x, y) for x in values_a for y in values_b)
         kinds_a, kinds_b = self._possible(a), self._possible(b)
@@ -257,7 +278,8 @@ class _Converter:
             return False
         in_both = set(a.get("required", ())) & set(b.get("required", ()))
         return any(
-            self._disjoint(a.get("properties", {}).get(name), b.get("properties", {}).get(name)) for name in in_both
+            self._disjoint(a.get("properties", {}).get(name), b.get("properties", {}).get(name), depth + 1)
+            for name in in_both
         )
 
     def _resolved(self, schema: Any) -> dict[str, Any] | None:
@@ -309,7 +331,7 @@ def _is_a(value: Any, kind: str) -> bool:
         "array": isinstance(value, list),
         "string": isinstance(value, str),
         "number": number,
-        "integer": number and float(value).is_integer(),
+        "integer": number and (isinstance(value, int) or value.is_integer()),
         "boolean": isinstance(value, bool),
         "null": value is None,
     }[kind]
@@ -323,8 +345,12 @@ def _overlap(a: str, b: str) -> bool:
     return a == b or {a, b} == {"number", "integer"}
 
 
+def _is_index(part: str) -> bool:
+    return part.isascii() and part.isdigit() and len(part) < 10
+
+
 def _at(where: str) -> str:
-    return f"response_format: schema at {where or '/'}"
+    return f"response_format: schema at {where[:200] or '/'}"
 
 
 def _pointer(name: str) -> str:

@@ -10,28 +10,24 @@ import secrets
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serve.messages import Delta, Prompted
-from serve.protocol import ChatRequest, JsonObjectFormat, JsonSchemaFormat, Number, TextFormat
+from serve.protocol import ChatRequest, JsonObjectFormat, JsonSchemaFormat, Number, Routed, Strict, TextFormat
 from serve.responses import Answer
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ContentPart(_Strict):
+class ContentPart(Strict):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] = []
+    annotations: list[Any] = Field([])
     logprobs: list[Any] | None = None
 
 
-class InputMessage(_Strict):
+class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(max_length=1024)]
+    content: str | Annotated[list[ContentPart], Field(max_length=1024, fail_fast=True)]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -42,7 +38,7 @@ class InputMessage(_Strict):
         return {"role": self.role, "content": "".join(parts)}
 
 
-class FlatJsonSchemaFormat(_Strict):
+class FlatJsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     name: str = Field(max_length=256)
     description: str | None = None
@@ -50,17 +46,16 @@ class FlatJsonSchemaFormat(_Strict):
     strict: bool | None = None
 
 
-class TextOptions(_Strict):
+class TextOptions(Strict):
     format: Annotated[TextFormat | JsonObjectFormat | FlatJsonSchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
     )
 
 
-class ResponsesRequest(_Strict):
+class ResponsesRequest(Routed):
     """POST /v1/responses"""
 
-    model: str | None = Field(None, max_length=512)
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="default: the context")
     temperature: Number = Field(1.0, ge=0, le=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from multiprocessing.connection import Connection
@@ -9,6 +10,7 @@ from multiprocessing.connection import Connection
 from data.errors import UserError
 from serve.config import EngineConfig
 from serve.messages import Ready, Shutdown, StartFailed
+from serve.outbox import Outbox
 
 _STATS_EVERY_S = 0.25
 
@@ -17,6 +19,8 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
     """Target of the child process: loads the model, says so, and works until told to end or left alone."""
     # Ctrl-C reaches the whole terminal group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # llama.cpp calls for a debugger when it aborts, where there is one: seconds in which nobody is served.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from serve.engine import Engine
     from slm.llamacpp import LlamaError
 
@@ -28,6 +32,7 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
     try:
         events.send([Ready(info=engine.info)])
         told, told_at = engine.stats, 0.0
+        outbox = Outbox(config.stream_ms / 1000)
         while True:
             while not engine.busy or commands.poll():
                 if not engine.busy and told != engine.stats:
@@ -44,8 +49,9 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
             if now - told_at > _STATS_EVERY_S:
                 told, told_at = engine.stats, now
                 out.append(told)
-            if out:
-                events.send(out)
+            outbox.add(out)
+            if due := outbox.due(now):
+                events.send(due)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     finally:

@@ -22,12 +22,18 @@ from data.errors import UserError
 from slm.config import ModelConfig
 from slm.model import LanguageModel
 from slm.report import atomic_write_json, fsync
+from slm.snapshot import Snapshot
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.safetensors"
 TRAINER_STATE = "trainer_state.json"
 MANIFEST = "manifest.json"
+TEMPORARY, REMOVED = ".tmp", ".old"
+"""How hidden directories end: a checkpoint in the making, one being deleted. A kill leaves them behind."""
+
+MARGIN_BYTES = 1 << 20
+"""For everything in a checkpoint that is not a tensor."""
 
 
 def load_config(directory: str | Path) -> ModelConfig:
@@ -110,14 +116,25 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
 
 def save_model(directory: Path, model: LanguageModel) -> None:
     """Write ``config.json``, ``generation_config.json`` and ``model.safetensors`` (f32) into ``directory``."""
-    config = model.config
+    _write_config(directory, model.config)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def _write_config(directory: Path, config: ModelConfig) -> None:
     atomic_write_json(directory / "config.json", config.to_hf())
     atomic_write_json(
         directory / "generation_config.json",
         {"bos_token_id": config.bos_id, "eos_token_id": config.eos_id, "do_sample": True, "temperature": 0.8},
     )
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def take_snapshot(model: LanguageModel, tensors: dict[str, Tensor]) -> Snapshot:
+    """The tensors of a checkpoint: the model's and the trainer's (optimizer moments, random states).
+
+    They are shared with training until ``detach()`` is called on what is returned, which must be before they change.
+    """
+    return Snapshot({WEIGHTS: model.state_dict(), OPTIMIZER: tensors})
 
 
 def save_checkpoint(
@@ -128,32 +145,44 @@ def save_checkpoint(
     tensors: dict[str, Tensor],
     state: dict[str, Any],
 ) -> None:
+    """Write a whole checkpoint: :func:`write_checkpoint` of what ``model`` and ``tensors`` hold."""
+    write_checkpoint(directory, model.config, take_snapshot(model, tensors), save_tokenizer, state=state)
+
+
+def write_checkpoint(
+    directory: Path,
+    config: ModelConfig,
+    snapshot: Snapshot,
+    save_tokenizer: Callable[[Path], None],
+    *,
+    state: dict[str, Any],
+) -> None:
     """Write a whole checkpoint so that ``directory`` either appears complete or does not appear.
 
-    ``tensors`` is the trainer's (optimizer moments, random states), ``state`` its JSON part. Raises UserError
-    naming path and bytes where the disk has no room; what was there before stays as it was.
+    ``state`` is the trainer's JSON part. Raises UserError naming path and bytes where the disk has no room; what
+    was there before stays as it was.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    needed = sum(t.nbytes for t in model.state_dict().values()) + sum(t.nbytes for t in tensors.values()) + (1 << 20)
+    needed = snapshot.nbytes + MARGIN_BYTES
     free = shutil.disk_usage(directory.parent).free
     if free < needed:
         raise UserError(
             f"no room for the checkpoint {directory}: it needs {needed:,} bytes, {free:,} are free; "
             "free some, or keep fewer (train.keep_last)"
         )
-    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}{TEMPORARY}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
     try:
-        save_model(temporary, model)
+        temporary.mkdir()
+        _write_config(temporary, config)
         save_tokenizer(temporary)
-        save_file({name: t.contiguous() for name, t in tensors.items()}, temporary / OPTIMIZER)
+        hashes = {name: snapshot.write_file(name, temporary / name) for name in (WEIGHTS, OPTIMIZER)}
         atomic_write_json(temporary / TRAINER_STATE, state)
-        files = sorted(path for path in temporary.iterdir() if path.is_file())
-        atomic_write_json(temporary / MANIFEST, {"sha256": {path.name: _sha256(path) for path in files}})
-        for path in files:
-            path.chmod(0o644)  # safetensors makes files that only their owner reads
+        for path in sorted(path for path in temporary.iterdir() if path.is_file() and path.name not in hashes):
+            path.chmod(0o644)
             fsync(path)
+            hashes[path.name] = _sha256(path)
+        atomic_write_json(temporary / MANIFEST, {"sha256": dict(sorted(hashes.items()))})
         fsync(temporary)
         if directory.exists():
             remove(directory)
@@ -173,9 +202,11 @@ def verify(directory: Path) -> None:
     """Compare every file with the manifest. UserError names the first that differs or is missing."""
     path = directory / MANIFEST
     try:
-        hashes = json.loads(path.read_text(encoding="utf-8"))["sha256"]
+        hashes = dict(json.loads(path.read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{path} is missing or damaged: the checkpoint {directory.name} cannot be trusted") from None
+    for name in sorted({"config.json", WEIGHTS, OPTIMIZER, TRAINER_STATE} - set(hashes)):
+        raise UserError(f"{path} does not list {name}: the checkpoint {directory.name} cannot be trusted")
     for name, expected in hashes.items():
         file = directory / name
         if not file.is_file():
@@ -202,10 +233,18 @@ def load_trainer_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, An
 
 def remove(directory: Path) -> None:
     """Delete a checkpoint. It loses its name first, so that a half-deleted one is never taken for a whole one."""
-    doomed = directory.with_name(f".{directory.name}.old")
+    doomed = directory.with_name(f".{directory.name}{REMOVED}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.replace(directory, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> list[str]:
+    """Delete what killed saves and removals left in ``folder``; only for whoever holds the run's lock."""
+    left = [path for path in folder.glob(".step-*") if path.name.endswith((TEMPORARY, REMOVED))]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in left]
 
 
 def _sha256(path: Path) -> str:

@@ -62,8 +62,12 @@ _TYPE_BY_ID = {number: (name, block, size) for name, (number, block, size) in GG
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_TOKENS = "tokenizer.ggml.tokens"
 _MAX_KEY = 65535
 _MAX_DIMS = 4
+_MAX_LAYERS = 512
+_NO_WEIGHTS = ("i8", "i16", "i32", "i64", "f64")
+"""Types that no operation on weights takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,17 @@ class _Reader:
             return self.string(f"the value of {key!r}")
         raise _DamagedError(f"{key!r} has the unknown value type {kind}")
 
+    def distinct_strings(self, key: str, count: int) -> None:
+        """Refuses an array that holds the same string twice; empty ones do not count."""
+        unpack, at, seen = struct.Struct("<Q").unpack_from, self.at, set()
+        for i in range(count):
+            (length,) = unpack(self.view, at)
+            raw = self.view[at + 8 : at + 8 + length]
+            at += 8 + length
+            if raw and raw in seen:
+                raise _DamagedError(f"{key!r} holds {raw[:40].decode('utf-8', 'replace')!r} twice, again at {i}")
+            seen.add(raw)
+
     def skip_array(self, key: str) -> int:
         kind = self.scalar("i", f"the element type of {key!r}")
         count = self.scalar("Q", f"the length of {key!r}")
@@ -145,6 +160,8 @@ class _Reader:
                 at += 8 + unpack(view, at)[0]
                 if at > size:
                     raise _DamagedError(f"array {key!r} runs past the end of the file")
+            if key == _TOKENS:
+                self.distinct_strings(key, count)
             self.at = at
         else:
             raise _DamagedError(f"array {key!r} has the unsupported element type {kind}")
@@ -196,6 +213,7 @@ def _parse(reader: _Reader) -> GgufHeader:
             metadata[key + "[]"] = reader.skip_array(key)
         else:
             metadata[key] = reader.value(kind, key)
+    _check_values(metadata)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise _DamagedError(f"general.alignment is {alignment!r}, not a power of two")
@@ -218,6 +236,16 @@ def _parse(reader: _Reader) -> GgufHeader:
     )
 
 
+def _check_values(metadata: dict[str, Any]) -> None:
+    """Refuses those values at which llama.cpp aborts instead of telling."""
+    for key, value in metadata.items():
+        if key.endswith(".block_count") and value not in range(1, _MAX_LAYERS + 1):
+            raise _DamagedError(f"{key} is {value!r}, not a number of layers from 1 to {_MAX_LAYERS}")
+        is_epsilon = key.endswith(("norm_rms_epsilon", "norm_epsilon"))
+        if is_epsilon and (not isinstance(value, float) or not 0 <= value < 1):
+            raise _DamagedError(f"{key} is {value!r}, not a number from 0 to 1")
+
+
 def _tensor(reader: _Reader) -> GgufTensor:
     name = reader.string("a tensor name", 63)
     n_dims = reader.scalar("I", f"the shape of {name!r}")
@@ -230,6 +258,8 @@ def _tensor(reader: _Reader) -> GgufTensor:
     if kind not in _TYPE_BY_ID:
         raise _DamagedError(f"the tensor {name!r} has the unknown type {kind}")
     type_name, block, block_bytes = _TYPE_BY_ID[kind]
+    if type_name in _NO_WEIGHTS and name.endswith((".weight", ".bias")):
+        raise _DamagedError(f"the tensor {name!r} has the type {type_name}, which is none for weights")
     if shape[0] % block:
         raise _DamagedError(
             f"the tensor {name!r} has rows of {shape[0]}, not a multiple of {block} as {type_name} needs"

@@ -13,11 +13,21 @@ def n_threads() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinity
         cores = os.cpu_count() or 1
-    quota = _cgroup_quota()
+    quota = cpu_quota()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
 
-def _cgroup_quota() -> float | None:
+def compute_threads() -> int:
+    """Threads for matrix products: one per usable physical core, slow cores of a hybrid processor left out.
+
+    Two threads on one core share its multipliers, and a team waits for its slowest member. A CPU quota counts too.
+    """
+    from slm import topology
+
+    return max(1, min(n_threads(), len(topology.read().fast_cores)))
+
+
+def cpu_quota() -> float | None:
     """CPUs a container may use (cgroup v2, then v1), or None where nothing limits it."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

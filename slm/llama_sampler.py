@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from slm import narrow
 from slm.llamacpp import C, Context, LlamaError, Model, clear_log, last_error, utf8, utf8_rest
 
 _MAX_GRAMMAR_BYTES = 64 * 1024
@@ -45,13 +46,19 @@ class Sampler:
         self._pending = b""
         """The beginning of a character at the end of what the grammar has seen."""
         self._picks = False
+        self._links: list[tuple[str, float, object]] = []
+        """Name, figure and handle of each, the bias left out; the chain owns them."""
+        self._bias: tuple[np.ndarray, np.ndarray] | None = None
+        """Token ids and what is added to their logits."""
 
-    def _add(self, link: object, what: str) -> Sampler:
+    def _add(self, link: object, what: str, figure: float = 0.0) -> Sampler:
         assert self._chain, "the sampler is closed"
         assert not self._picks, f"{what} after the link that picks the token"
         if not link:
             raise LlamaError(f"llama.cpp refused the sampler {what}")
         C.llama_sampler_chain_add(self._chain, link)
+        if what != "logit_bias":
+            self._links.append((what, figure, link))
         return self
 
     def logit_bias(self, bias: Mapping[int, float]) -> Sampler:
@@ -63,7 +70,11 @@ class Sampler:
             entry.token = self.model.check_token(token)
             entry.bias = _number(value, "logit_bias", low=-math.inf, high=1e9)
         link = C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries)
-        return self._add(link, "logit_bias")
+        self._add(link, "logit_bias")
+        assert self._bias is None
+        assert not self._links, "logit_bias comes first"
+        self._bias = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
+        return self
 
     def penalties(self, *, last_n: int, repeat: float, frequency: float, presence: float) -> Sampler:
         """Over the last `last_n` tokens. repeat 1, frequency 0 and presence 0 do nothing."""
@@ -75,7 +86,7 @@ class Sampler:
 
     def top_k(self, k: int) -> Sampler:
         """Keeps the k likeliest; k <= 0 keeps all."""
-        return self._add(C.llama_sampler_init_top_k(min(k, self.model.n_vocab)), "top_k")
+        return self._add(C.llama_sampler_init_top_k(min(k, self.model.n_vocab)), "top_k", k)
 
     def typical(self, p: float) -> Sampler:
         """Locally typical sampling; 1 keeps all."""
@@ -83,16 +94,16 @@ class Sampler:
 
     def top_p(self, p: float) -> Sampler:
         """Nucleus sampling; 1 keeps all."""
-        return self._add(C.llama_sampler_init_top_p(_number(p, "top_p", low=0, high=1), 1), "top_p")
+        return self._add(C.llama_sampler_init_top_p(_number(p, "top_p", low=0, high=1), 1), "top_p", p)
 
     def min_p(self, p: float) -> Sampler:
         """Drops tokens less likely than p times the likeliest; 0 keeps all."""
-        return self._add(C.llama_sampler_init_min_p(_number(p, "min_p", low=0, high=1), 1), "min_p")
+        return self._add(C.llama_sampler_init_min_p(_number(p, "min_p", low=0, high=1), 1), "min_p", p)
 
     def temperature(self, t: float) -> Sampler:
         """Divides the logits by t > 0."""
         t = _number(t, "temperature", low=1e-6, high=1e6)
-        return self._add(C.llama_sampler_init_temp(t), "temperature")
+        return self._add(C.llama_sampler_init_temp(t), "temperature", t)
 
     def grammar(self, gbnf: str, root: str = "root") -> Sampler:
         """Constrains to a GBNF grammar. Raises `LlamaError` for one that is malformed, too long or too deep
@@ -136,18 +147,53 @@ class Sampler:
         """Picks a token from the logits of the last batch's `i`-th entry and lets the chain remember it."""
         assert self._chain
         assert self._picks, "the chain does not end in greedy or dist"
-        assert 0 <= i < len(context._wanted)
-        assert context._wanted[i], f"entry {i} did not ask for logits"
-        row = C.llama_get_logits_ith(context._ctx, i)
-        if not row:
-            raise LlamaError(f"llama.cpp has no logits for batch entry {i}")
-        logits = np.ctypeslib.as_array(row, shape=(self.model.n_vocab,))
+        row = context.row(i)
         # NaN logits make llama.cpp's sampler abort the process.
-        if math.isnan(float(logits.max())):
+        if math.isnan(float(row.max())):
             raise LlamaError("the model gave logits that are not numbers")
-        if self._grammar is None:
-            return C.llama_sampler_sample(self._chain, context._ctx, i)
-        return self._sample_with_grammar(logits)
+        if self._grammar is not None:
+            return self._sample_with_grammar(row)
+        token = self._sample_narrowed(row)
+        return C.llama_sampler_sample(self._chain, context._ctx, i) if token is None else token
+
+    def _sample_narrowed(self, row: np.ndarray) -> int | None:
+        """The same pick from few candidates, by links that look at these alone; None where the chain begins with a
+        link that has to see them all, or when they are many."""
+        if self._bias is not None:
+            row = row.copy()
+            row[self._bias[0]] += self._bias[1]
+        highest = float(row.max())
+        if highest == -math.inf:
+            return None
+        (what, figure, _), *rest = self._links
+        if what == "greedy":
+            return int(row.argmax())
+        if what == "top_k" and 0 < figure < len(row):
+            return self._apply(self._links, row, narrow.top(row, int(figure)))
+        if what == "top_p" and 0 < figure < 1:
+            ids = narrow.nucleus(row, highest, figure)
+            if ids is None:
+                ids = narrow.nucleus(row, highest, figure, most=8192)
+            return None if ids is None else self._apply(rest, row, ids)
+        if what == "min_p" and 0 < figure < 1:
+            # A little more than is kept: the link itself decides.
+            return self._apply(self._links, row, np.flatnonzero(row >= highest + math.log(figure) - 1e-3))
+        if what == "temperature" and rest[0][0] == "dist":
+            parts = narrow.groups(row, highest, figure)
+            group = self._apply(rest, parts, np.flatnonzero(parts > -np.inf))
+            ids = narrow.members(group, len(row))
+            return self._apply(self._links, row, ids[row[ids] > -np.inf])
+        return None
+
+    def _apply(self, links: list[tuple[str, float, object]], row: np.ndarray, ids: np.ndarray) -> int:
+        candidates = np.zeros(len(ids), _CANDIDATE)
+        candidates["id"] = ids
+        candidates["logit"] = row[ids]
+        array = _array(candidates)
+        for _, _, link in links:
+            C.llama_sampler_apply(link, ctypes.byref(array))
+        assert 0 <= array.selected < array.size
+        return int(candidates["id"][array.selected])
 
     def _sample_with_grammar(self, logits: np.ndarray) -> int:
         """First the chain alone: most often its pick fits. Only else is the whole vocabulary held against the

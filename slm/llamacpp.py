@@ -70,6 +70,13 @@ def last_error() -> str:
     return errors[0] if errors else "no reason given"
 
 
+def build_features() -> list[str]:
+    """What llama.cpp was built with and finds on this processor, for example ``AVX2`` and ``AVX512_BF16``."""
+    words = C.llama_print_system_info().decode().replace("|", ":").split(":")
+    pairs = [word.split("=") for word in words if "=" in word]
+    return [name.strip() for name, value in pairs if value.strip() not in ("", "0")]
+
+
 def utf8(text: str) -> bytes:
     """UTF-8 of any Python text; what has none becomes U+FFFD."""
     # A lone surrogate (legal in JSON) has no UTF-8, and llama.cpp's tokenizer throws on invalid UTF-8.
@@ -123,6 +130,13 @@ class Model:
         self.n_params: int = C.llama_model_n_params(self._model)
         self.size_bytes: int = C.llama_model_size(self._model)
         """Bytes of all tensors (the file is this plus its header)."""
+        self.keeps_cells: bool = not (
+            C.llama_model_is_recurrent(self._model)
+            or C.llama_model_is_hybrid(self._model)
+            or C.llama_model_n_swa(self._model) > 0
+        )
+        """Whether a cache keeps keys and values of every position, so that it can be cut back to any of them: not so
+        where there is a state instead, or a sliding window."""
         self.bos: int = C.llama_vocab_bos(self._vocab)
         """-1 where there is none; the same for `eos`."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
@@ -351,6 +365,8 @@ class Context:
         self.n_seq_max: int = n_seq_max
         self.n_threads: int = params.n_threads
         self._wanted = np.zeros(0, np.int8)
+        self._rows: np.ndarray | None = None
+        self._row_of: list[int] = []
 
     def decode(self, batch: Batch) -> None:
         """Runs the batch; its tokens are then in the cache.
@@ -365,7 +381,7 @@ class Context:
         tokens = batch._token[:n]
         if tokens.min() < 0 or tokens.max() >= self.model.n_vocab:
             raise LlamaError(f"a token id outside the vocabulary (0 to {self.model.n_vocab - 1})")
-        self._wanted = np.zeros(0, np.int8)
+        self._wanted, self._rows = np.zeros(0, np.int8), None
         _log.clear()
         status = C.llama_decode(self._ctx, batch._struct())
         if status == 1:
@@ -374,14 +390,30 @@ class Context:
             raise LlamaError(f"llama_decode returned {status}: {last_error()}")
         self._wanted = batch._logits[:n].copy()
 
-    def logits(self, i: int) -> np.ndarray:
-        """float32 [n_vocab]: a copy of the logits of the last batch's `i`-th entry, which must have asked."""
+    def row(self, i: int) -> np.ndarray:
+        """float32 [n_vocab]: a view of the logits of the last batch's `i`-th entry, which must have asked; the next
+        `decode` overwrites it."""
         assert 0 <= i < len(self._wanted), f"entry {i} of a batch of {len(self._wanted)}"
         assert self._wanted[i], f"entry {i} did not ask for logits"
-        row = C.llama_get_logits_ith(self._ctx, i)
-        if not row:
-            raise LlamaError(f"llama.cpp has no logits for batch entry {i}")
-        return np.ctypeslib.as_array(row, shape=(self.model.n_vocab,)).copy()
+        if self._rows is None:
+            # One view of all rows per batch: making one takes longer than picking a token from it.
+            pointer = C.llama_get_logits(self._ctx)
+            if not pointer:
+                raise LlamaError("llama.cpp has no logits")
+            n, n_vocab = int(np.count_nonzero(self._wanted)), self.model.n_vocab
+            memory = (ctypes.c_float * (n * n_vocab)).from_address(ctypes.addressof(pointer.contents))
+            self._rows = np.frombuffer(memory, np.float32).reshape(n, n_vocab)
+            self._row_of = (np.cumsum(self._wanted != 0) - 1).tolist()
+        return self._rows[self._row_of[i]]
+
+    def logits(self, i: int) -> np.ndarray:
+        """float32 [n_vocab]: a copy of the logits of the last batch's `i`-th entry, which must have asked."""
+        return self.row(i).copy()
+
+    def likeliest(self, i: int) -> int:
+        """The token with the highest logit of the last batch's `i`-th entry, which must have asked (of equals, the
+        first)."""
+        return int(self.row(i).argmax())
 
     def logits_all(self, n: int, *, copy: bool = True) -> np.ndarray:
         """float32 [n, n_vocab]: logits of the last batch, whose `n` entries must all have asked for them.

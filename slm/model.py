@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from slm.attention import causal_attention
 from slm.config import ModelConfig
-
-IGNORED = -100
-"""A target that is not scored (torch's own convention)."""
+from slm.loss import IGNORED, compile_chunks, linear_cross_entropy
 
 
 class RMSNorm(nn.Module):
@@ -31,7 +30,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
+        return (self.weight * normed).to(x.dtype)
 
 
 class LayerCache:
@@ -63,12 +62,21 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.d_model, kv_width, bias=False)
         self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
+        self.blockwise = False
+        """Train with :func:`causal_attention` instead of torch's kernel: faster where it is compiled."""
         self.qk_norm = config.arch == "qwen3"
         if self.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        cache: LayerCache | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> Tensor:
         B, T, _ = x_BTD.shape
         q_BTHE = self.q_proj(x_BTD).view(B, T, self.n_heads, self.head_dim)
         k_BTKE = self.k_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
@@ -84,14 +92,19 @@ class Attention(nn.Module):
             k_BKSE, v_BKSE = cache.extend(k_BKSE, v_BKSE)
             if past:  # is_causal would line the last query up with the first key
                 mask = torch.ones(T, past + T, dtype=torch.bool).tril(past)
-        y_BHTE = F.scaled_dot_product_attention(
-            q_BHTE,
-            k_BKSE,
-            v_BKSE,
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.n_kv_heads != self.n_heads,
-        )
+        elif starts_BT is not None:
+            mask = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= starts_BT[:, None, :, None])
+        if cache is None and self.blockwise:
+            y_BHTE = causal_attention(q_BHTE, k_BKSE, v_BKSE, starts_BT)
+        else:
+            y_BHTE = F.scaled_dot_product_attention(
+                q_BHTE,
+                k_BKSE,
+                v_BKSE,
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=self.n_kv_heads != self.n_heads,
+            )
         return self.o_proj(y_BHTE.transpose(1, 2).reshape(B, T, self.n_heads * self.head_dim))
 
 
@@ -118,8 +131,15 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: LayerCache | None = None) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE, cache)
+    def forward(
+        self,
+        x_BTD: Tensor,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        cache: LayerCache | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE, cache, starts_BT)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -163,8 +183,11 @@ class LanguageModel(nn.Module):
     def head_weight_VD(self) -> Tensor:
         return self.model.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
 
-    def hidden(self, ids_BT: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
-        """The final normed hidden states [B, T, D] of token ids [B, T] (int64), after ``cache`` where given."""
+    def hidden(self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None) -> Tensor:
+        """The final normed hidden states [B, T, D] of token ids [B, T] (int64), after ``cache`` where given.
+
+        ``starts_BT`` (int32): the first position of its sequence that each one may see; None: all before it.
+        """
         start = len(cache[0]) if cache else 0
         cos_TE, sin_TE = rope_tables(self.config, start, start + ids_BT.shape[1])
         x_BTD = self.model.embed_tokens(ids_BT)
@@ -172,20 +195,20 @@ class LanguageModel(nn.Module):
             x_BTD = x_BTD.to(torch.get_autocast_dtype("cpu"))
         for index, layer in enumerate(self.model.layers):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_BTD = checkpoint(layer, x_BTD, cos_TE, sin_TE, use_reentrant=False)
+                x_BTD = checkpoint(layer, x_BTD, cos_TE, sin_TE, None, starts_BT, use_reentrant=False)
             else:
                 # Generation changes shape with every token: it must not reach a layer compiled for one shape.
                 call = layer.forward if cache else layer
-                x_BTD = call(x_BTD, cos_TE, sin_TE, cache[index] if cache else None)
+                x_BTD = call(x_BTD, cos_TE, sin_TE, cache[index] if cache else None, starts_BT)
         return self.model.norm(x_BTD)
 
-    def forward(self, ids_BT: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+    def forward(self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None) -> Tensor:
         """Next-token logits [B, T, V], f32, of token ids [B, T] (int64)."""
-        return F.linear(self.hidden(ids_BT, cache), self.head_weight_VD).float()
+        return F.linear(self.hidden(ids_BT, cache, starts_BT), self.head_weight_VD).float()
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""
-        return self._cross_entropy(self.hidden(ids_BT), self.head_weight_VD, targets_BT)
+        return self._cross_entropy(self.hidden(ids_BT, starts_BT=starts_BT), self.head_weight_VD, targets_BT)
 
     def new_cache(self) -> list[LayerCache]:
         """An empty cache to pass to successive calls that continue one batch of sequences."""
@@ -194,14 +217,21 @@ class LanguageModel(nn.Module):
     def compile_parts(self) -> None:
         """Compile the layers and the loss with inductor. All layers share one graph: this costs one layer's time."""
         for layer in self.model.layers:
+            layer.self_attn.blockwise = True
             layer.compile(dynamic=False)
-        self._cross_entropy = torch.compile(cross_entropy, dynamic=False)
+        compile_chunks()
+        self._cross_entropy = chunked_cross_entropy
 
 
 def cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
     """Mean cross-entropy of ``softmax(x @ weight.T)`` against targets, nats, f32."""
     logits_NV = F.linear(x_BTD, weight_VD).flatten(0, 1)
     return F.cross_entropy(logits_NV.float(), targets_BT.flatten(), ignore_index=IGNORED)
+
+
+def chunked_cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
+    """The same by chunks of rows, with both gradients made on the way."""
+    return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
 
 
 def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:

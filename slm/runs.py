@@ -4,6 +4,7 @@ A command's ``run=`` may name a run directory, one of its checkpoints, or a Hugg
 elsewhere; :func:`resolve` tells which and answers where things are.
 """
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from data.errors import UserError, nearest
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 LATEST = "latest"
+BEST = "best"
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,19 @@ def checkpoint_step(path: Path) -> int:
     return int(match.group(1))
 
 
+def best_checkpoint(root: Path) -> Path | None:
+    """The checkpoint with the lowest validation loss of those that were validated at their own step; None: no such."""
+    losses = {}
+    for path in list_checkpoints(root):
+        try:
+            validation = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["validation"]
+            if validation["step"] == checkpoint_step(path) and validation["val_loss"] is not None:
+                losses[path] = float(validation["val_loss"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not validated, or damaged
+    return min(losses, key=losses.__getitem__) if losses else None
+
+
 def resolve(path: str | os.PathLike[str]) -> Run:
     """What ``path`` names: a run, a checkpoint of a run, or a model directory from elsewhere.
 
@@ -126,12 +141,22 @@ def _missing(root: Path) -> str:
 
 def point_latest(root: Path) -> None:
     """Make ``<runs>/latest`` a relative link to ``root``, replaced in one step."""
-    link = root.parent / LATEST
+    _point(root.parent / LATEST, root.name)
+
+
+def point_best(root: Path, path: Path) -> None:
+    """Make ``<run>/best`` a relative link to its checkpoint ``path``, replaced in one step."""
+    _point(root / BEST, f"{path.parent.name}/{path.name}")
+
+
+def _point(link: Path, target: str) -> None:
     if link.is_dir() and not link.is_symlink():
-        return  # somebody named a run "latest": theirs stays
-    temporary = root.parent / f".{LATEST}.{os.getpid()}"
+        return  # somebody gave a directory of theirs this name: it stays
+    if link.is_symlink() and os.readlink(link) == target:
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(root.name, target_is_directory=True)
+    temporary.symlink_to(target, target_is_directory=True)
     os.replace(temporary, link)
 
 

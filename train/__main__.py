@@ -15,49 +15,62 @@ def main(argv: list[str]) -> int:
     config = _config(resolved)
     share_cores()
     # From here on it takes seconds to import: wrong options have been told by now.
+    from train import distributed
+    from train.memory import explained
+
+    root = Path(config.runs_dir) / config.name
+    ranks = distributed.join(pin=config.train.pin)
+    if not ranks.main:
+        config.logger.name = "none"
+
+    def run() -> int:
+        with distributed.own_root(ranks, root) as mine, explained(config.train, mine):
+            return _train(config, resolved, mine, ranks)
+
+    return distributed.guarded(ranks, run)
+
+
+def _train(config: Any, resolved: dict[str, Any], root: Path, ranks: Any) -> int:
     import torch
 
     from slm import checkpoint
     from slm.model import LanguageModel
     from train import rundir
     from train.environment import prepare
+    from train.joint import shared_start, shared_tokenizer
     from train.loop import Trainer, write_config
+    from train.memory import check_memory
 
-    root = Path(config.runs_dir) / config.name
-    if config.resume == "never" and (root / "config.yaml").exists():
-        print(f"{root} is kept as {rundir.set_aside(root)}")
-    root.mkdir(parents=True, exist_ok=True)
-    lock = rundir.RunLock(root)
+    ranks.first(lambda: config.train.check_processes(ranks.size))
+    locks: list[Any] = []
+    ranks.first(lambda: locks.append(_take(config, root)))
+    config.train.threads = config.train.threads or ranks.threads
     environment = prepare(config.train)
-    start = rundir.find_start(config, root, print)
-    if start.checkpoint:
-        rundir.check_same(start.state["config"], resolved, root)
-        if _finished(config, start.state):
-            print(
-                f"{root} is finished: step {start.state['step']:,} of {config.train.max_steps:,}. To train it further "
-                "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
-            )
-            return 0
-        for name in rundir.set_aside_later(root, start.checkpoint):
-            print(f"{name} is newer than {start.checkpoint.name} and is kept aside")
-        print(f"resuming {root} from {start.checkpoint.name}")
-    tokenizer = rundir.run_tokenizer(config, root)
-    rundir.keep_texts(config, root)
+    if (precision := ranks.first(lambda: environment.precision)) != environment.precision:
+        config.train.precision = precision  # what rank 0 found faster
+        environment = prepare(config.train)
+    start = shared_start(ranks, lambda: _find_start(config, resolved, root))
+    if start.checkpoint and _finished(config, start.state):
+        print(
+            f"{root} is finished: step {start.state['step']:,} of {config.train.max_steps:,}. To train it further "
+            "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
+        )
+        return 0
+    tokenizer = shared_tokenizer(ranks, lambda: rundir.run_tokenizer(config, root), root / "tokenizer")
+    ranks.first(lambda: rundir.keep_texts(config, root))
 
     torch.manual_seed(config.train.seed)
     if config.init_from:
-        model = checkpoint.load_model(config.init_from).train()
-        if config.train.seq_len > model.config.seq_len:
-            raise UserError(
-                f"train.seq_len={config.train.seq_len} is longer than the context of {config.init_from}: "
-                f"use train.seq_len={model.config.seq_len} or less"
-            )
+        shape = ranks.first(lambda: _starting_shape(config))
+        tight = check_memory(shape, config.train)
+        model = (checkpoint.load_model(config.init_from) if ranks.main else LanguageModel(shape)).train()
     else:
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=config.train.seq_len, eos_id=tokenizer.eot_id
         )
+        tight = check_memory(shape, config.train)
         model = LanguageModel(shape).train()
-    model.gradient_checkpointing = config.train.gradient_checkpointing
+    ranks.spread(list(model.parameters()))
     write_config(root, resolved)
 
     flops = model.config.flops_per_token(config.train.seq_len)
@@ -65,16 +78,60 @@ def main(argv: list[str]) -> int:
         f"{config.name}: {model.config.n_params:,} parameters, vocabulary {tokenizer.vocab_size:,}, "
         f"{flops / 1e6:,.0f} MFLOP per token (6N + causal attention), "
         f"{config.train.tokens_per_step:,} tokens per step, {environment.threads} threads"
+        + (f" in each of {ranks.size} processes" if ranks.size > 1 else "")
     )
-    for note in environment.notes:
+    for note in (*environment.notes, *filter(None, [tight])):
         print(f"  {note}")
-    trainer = Trainer(config, resolved, root, model, tokenizer, environment, start)
+    trainer = Trainer(config, resolved, root, model, tokenizer, environment, start, ranks)
     code = trainer.run()
     print(f"{root}: {trainer.summary()}")
     if code == 0:
         print(f"next: make export RUN={root}    then: make serve MODEL={root}")
-    del lock
+    ranks.close()
+    locks.clear()
     return code
+
+
+def _take(config: Any, root: Path) -> Any:
+    """The run's directory, made and locked for this process; what an earlier run left half-written is cleared."""
+    from train import distributed, rundir
+
+    if count := distributed.restarts():  # not a new start: go on with what this run has saved
+        print(f"restart {count}: a process of this run had ended")
+        config.resume = "auto"
+    if config.resume == "never" and (root / "config.yaml").exists():
+        print(f"{root} is kept as {rundir.set_aside(root)}")
+    root.mkdir(parents=True, exist_ok=True)
+    lock = rundir.RunLock(root)
+    rundir.sweep(root)
+    return lock
+
+
+def _find_start(config: Any, resolved: dict[str, Any], root: Path) -> Any:
+    """The checkpoint to go on from, if any, checked against the configuration."""
+    from train import rundir
+
+    start = rundir.find_start(config, root, print)
+    if start.checkpoint:
+        rundir.check_same(start.state["config"], resolved, root)
+        if not _finished(config, start.state):
+            for name in rundir.set_aside_later(root, start.checkpoint):
+                print(f"{name} is newer than {start.checkpoint.name} and is kept aside")
+            print(f"resuming {root} from {start.checkpoint.name}")
+    return start
+
+
+def _starting_shape(config: Any) -> Any:
+    """The shape of the model that ``init_from`` names, checked against the sequence length."""
+    from slm import checkpoint
+
+    shape = checkpoint.load_config(config.init_from)
+    if config.train.seq_len > shape.seq_len:
+        raise UserError(
+            f"train.seq_len={config.train.seq_len} is longer than the context of {config.init_from}: "
+            f"use train.seq_len={shape.seq_len} or less"
+        )
+    return shape
 
 
 def _config(resolved: dict[str, Any]) -> Any:

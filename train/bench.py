@@ -67,6 +67,8 @@ def main(argv: list[str]) -> int:
         "peak_rss_gb": ours["peak_rss_gb"],
         "threads": ours["threads"],
         "precision": ours["precision"],
+        "backend": ours["backend"],
+        "breakdown": ours["breakdown"],
         "first_step_s": ours["first_step_s"],
         "shape": {
             "seq_len": config.train.seq_len,
@@ -108,6 +110,7 @@ def show(config: RunConfig, results: dict[str, Any]) -> None:
                 f"{each['peak_rss_gb']:.2f}",
             ]
         )
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in results["ours"]["breakdown"].items())
     columns = ["", "tokens/s", "GFLOP/s", "of GEMM peak", "ours is x", "first step, s", "peak GiB"]
     ours = results["ours"]
     table(
@@ -116,6 +119,7 @@ def show(config: RunConfig, results: dict[str, Any]) -> None:
         rows,
         caption=f"GFLOP/s: 6N + causal attention; GEMM peak of this run: {ours['gemm_peak_gflops']:,.0f} GFLOP/s",
     )
+    print(f"where a step's time goes: {shares}")
 
 
 # The contenders. Each runs in its own process and returns plain values.
@@ -134,9 +138,11 @@ def eager(task: dict[str, Any]) -> dict[str, Any]:
 def _own(task: dict[str, Any], *, compile: bool) -> dict[str, Any]:
     import torch
 
+    from train.backend import make_backend
+    from train.breakdown import breakdown
     from train.environment import Environment, prepare
     from train.optim import make_optimizer
-    from train.step import train_step
+    from train.step import StepResult, train_step
 
     config = build(RunConfig, task["resolved"])
     if compile:
@@ -150,25 +156,30 @@ def _own(task: dict[str, Any], *, compile: bool) -> dict[str, Any]:
     optimizer = make_optimizer(model, config.optim)
     batches = _batches(config, shape.vocab_size)
     began = perf_counter()
-    if environment.compile:
-        model.compile_parts()
-    seconds = []
-    for _ in range(task["warmup"] + task["steps"]):
-        start = perf_counter()
-        train_step(
+    backend = make_backend(model, config.train, environment)
+
+    def step() -> StepResult:
+        return train_step(
             model,
             optimizer,
             batches,
             grad_accum=task["grad_accum"],
             grad_clip=config.optim.grad_clip,
             lr=1e-4,
-            environment=environment,
+            backend=backend,
         )
+
+    seconds = []
+    for _ in range(task["warmup"] + task["steps"]):
+        start = perf_counter()
+        step()
         seconds.append(perf_counter() - start)
         if len(seconds) == 1:
             first = perf_counter() - began
     result = _result(config, shape, task, seconds, first)
-    result |= {"threads": environment.threads, "precision": environment.precision}
+    result |= {"threads": environment.threads, "precision": environment.precision, "backend": backend.name}
+    if compile:
+        result["breakdown"] = breakdown(backend, step)
     result["gemm_peak_gflops"] = gemm_peak_gflops(environment.precision) if compile else None
     return result
 
@@ -213,7 +224,7 @@ def hf_trainer(task: dict[str, Any]) -> dict[str, Any]:
             optim="adamw_torch_fused",
             per_device_train_batch_size=config.train.micro_batch,
             gradient_accumulation_steps=task["grad_accum"],
-            gradient_checkpointing=config.train.gradient_checkpointing,
+            gradient_checkpointing=config.train.recompute == "layer",
             max_steps=task["warmup"] + task["steps"],
             max_grad_norm=config.optim.grad_clip,
             logging_strategy="no",
@@ -238,7 +249,6 @@ def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, Any]:
     torch.manual_seed(config.train.seed)
     with torch.device("meta" if meta else "cpu"):
         model = LanguageModel(shape).train()
-    model.gradient_checkpointing = config.train.gradient_checkpointing
     return model, shape
 
 

@@ -1,5 +1,6 @@
 """Everything a training run is told, as checked dataclasses. The YAML under configs/ holds the values."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -79,15 +80,35 @@ class TrainConfig:
     """Validation sequences of seq_len tokens."""
     checkpoint_every: int = 500
     keep_last: int = 3
+    """The newest checkpoints kept; the one with the lowest validation loss stays besides."""
+    background_save: bool = True
+    """Write checkpoints beside the training; false: the training waits for them."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What a loss or gradient that is not finite does: end the run, or leave out the update and its data."""
+    spike_factor: float | None = None
+    """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
     log_every: int = 10
     seed: int = 1234
     precision: Literal["auto", "bf16", "f32"] = "auto"
     compile: bool = True
-    gradient_checkpointing: bool = False
+    kernels: bool = True
+    """Train with the hand-written bf16 kernels where the processor and the model allow it."""
+    gradient_checkpointing: bool | Literal["mlp"] = False
+    """What the backward pass makes again instead of keeping it: nothing, whole layers (true), or gate and up (mlp)."""
+    mask_documents: bool = False
+    """Documents that share a sequence do not see each other."""
     workers: int = 1
     """Processes that read and tokenize ahead; 0 does it in the training process."""
     threads: int = 0
     """Compute threads; 0 takes every core this process may use."""
+    pin: bool = True
+    """Several processes on one machine: each keeps to cores of its own."""
+    shard_optimizer: bool = False
+    """Several processes: each keeps the moments of its share of the parameters only (ZeRO-1)."""
+    reduce: Literal["f32", "bf16"] = "f32"
+    """Several processes: the number format in which gradients are sent and summed."""
+    reshard: bool = False
+    """Resume with another number of processes; the text is then read from its beginning again."""
     sample_prompts: list[str] = field(default_factory=list)
     sample_tokens: int = 96
     sample_temperature: float = 0.8
@@ -100,8 +121,29 @@ class TrainConfig:
         for name in ("workers", "threads", "sample_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
+        if self.spike_factor is not None and self.spike_factor <= 1:
+            raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
+
+    def check_processes(self, size: int) -> None:
+        """UserError where a step's micro-batches cannot be divided over ``size`` processes."""
+        if self.grad_accum % size:
+            factor = size // math.gcd(self.grad_accum, size)
+            if self.micro_batch % factor == 0:
+                use = f"micro_batch={self.micro_batch // factor} train.grad_accum={self.grad_accum * factor} (the same batch)"
+            else:
+                use = f"grad_accum={-(-self.grad_accum // size) * size}"
+            raise UserError(
+                f"train.grad_accum={self.grad_accum} cannot be divided over {size} processes: use train.{use}"
+            )
+
+    @property
+    def recompute(self) -> Literal["none", "mlp", "layer"]:
+        """``gradient_checkpointing`` by what is made again."""
+        if self.gradient_checkpointing == "mlp":
+            return "mlp"
+        return "layer" if self.gradient_checkpointing else "none"
 
     @property
     def tokens_per_step(self) -> int:

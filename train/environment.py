@@ -4,10 +4,12 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
-from slm import hardware
+from slm import hardware, kernels
+from slm.kernels import Kernels
 from train.config import TrainConfig
 
 BF16_WORTH_IT = 1.1
@@ -22,8 +24,11 @@ class Environment:
     precision: str
     """"bf16" (autocast; weights and optimizer stay f32) or "f32"."""
     compile: bool
+    """Compile with torch.compile what the kernels do not do."""
     notes: tuple[str, ...]
     """One line for the person about each choice that depends on the machine."""
+    kernels: Kernels | None = None
+    """The hand-written training kernels, where they are used."""
 
     def autocast(self) -> torch.autocast:
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
@@ -38,7 +43,7 @@ def prepare(config: TrainConfig) -> Environment:
     """Set threads, allocator and caches for this process. Call it before the first large allocation."""
     notes = []
     hardware.keep_freed_memory()
-    threads = config.threads or hardware.n_threads()
+    threads = config.threads or hardware.compute_threads()
     torch.set_num_threads(threads)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "slm" / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
@@ -47,10 +52,37 @@ def prepare(config: TrainConfig) -> Environment:
         ratio = hardware.bf16_speedup()
         precision = "bf16" if ratio > BF16_WORTH_IT else "f32"
         notes.append(f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32")
+    loaded, why_not = _kernels(config, precision)
+    if loaded is not None:
+        return Environment(
+            threads=threads,
+            precision=precision,
+            compile=config.compile and compiler() is not None,
+            notes=(*notes, why_not),
+            kernels=loaded,
+        )
+    notes.append(why_not)
     use_compile = config.compile
     if use_compile and compiler() is None:
         use_compile = False
         notes.append("no C++ compiler (g++ or clang++): training runs uncompiled, more slowly; install one for speed")
     elif use_compile:
         notes.append(f"torch.compile: the first steps wait for the compiler; kept in {cache} for the next run")
-    return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(notes))
+    return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(filter(None, notes)))
+
+
+def _kernels(config: TrainConfig, precision: str) -> tuple[Kernels | None, str]:
+    """The kernels where they can be used, and a line on that (empty where nobody asked for them)."""
+    if not config.kernels or precision != "bf16":
+        return None, ""
+    if reason := kernels.unavailable():
+        return None, f"no training kernels: {reason}"
+    if kernels.has_amx():
+        return None, "no training kernels: torch's own products use AMX here, which is faster"
+    try:
+        began = perf_counter()
+        loaded = kernels.load()
+    except (RuntimeError, OSError) as error:
+        return None, f"no training kernels: {error}"
+    built = f", built in {perf_counter() - began:.0f} s" if perf_counter() - began > 1 else ""
+    return loaded, f"training kernels for AVX512-BF16{built} (kept in {kernels.cache_dir()})"

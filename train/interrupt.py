@@ -6,12 +6,17 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class StoppedError(BaseException):
+    """A signal came while there was nothing worth finishing. ``except Exception`` lets it by."""
+
+
 class Interrupt:
     """Remembers that a signal asked the run to end. A second Ctrl-C ends it at once, except during a save."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self._saving = False
+        self._at_once = False
         self._previous: dict[int, object] = {}
 
     def __bool__(self) -> bool:
@@ -32,15 +37,32 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is not None and not self._saving and number == signal.SIGINT:
+        first, self.signal = self.signal is None, number
+        if self._saving:
+            return
+        if first and self._at_once:
+            raise StoppedError
+        if not first and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """While this is open no signal breaks off what runs; it counts afterwards."""
-        self._saving = True
+        before, self._saving = self._saving, True
         try:
             yield
         finally:
-            self._saving = False
+            self._saving = before
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """While this is open the first signal raises StoppedError: what runs may take minutes and need not be kept."""
+        self._at_once = True
+        try:
+            yield
+        except Exception as error:
+            if self:  # Ctrl-C in a terminal also reaches the compiler that this process waits for
+                raise StoppedError from error
+            raise
+        finally:
+            self._at_once = False

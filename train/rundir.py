@@ -2,17 +2,22 @@
 
 import fcntl
 import os
-from dataclasses import dataclass
+import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from data.errors import UserError
 from data.sources import sample_documents
 from data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from slm import checkpoint
-from slm.report import atomic_write_text
-from slm.runs import checkpoint_step, list_checkpoints
-from train.config import RunConfig
+from slm.configuration import build
+from slm.report import atomic_write_text, fsync
+from slm.runs import BEST, checkpoint_step, list_checkpoints
+from train.config import RunConfig, TrainConfig
+from train.environment import Environment
 
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps beside it, for export's calibration and proof."""
@@ -57,6 +62,11 @@ def find_start(config: RunConfig, root: Path, say: Any) -> Start:
         return Start(None, {}, {})
     if config.resume != "auto":
         return _load(_named(config.resume, root))
+    return newest_good(root, say)
+
+
+def newest_good(root: Path, say: Any) -> Start:
+    """The newest undamaged checkpoint of a run, every damaged one on the way named; none where there is none yet."""
     candidates = list_checkpoints(root)
     for path in reversed(candidates):
         try:
@@ -96,20 +106,27 @@ def set_aside_later(root: Path, start: Path) -> list[str]:
 
 
 FIXED_SECTIONS = ("model", "tokenizer", "data")
-FIXED_KEYS = ("train.seq_len", "train.micro_batch", "train.grad_accum", "train.seed", "train.workers", "optim.name")
+FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
+FREE_KEYS = ("data.cache", "data.cache_dir")
+"""Of the fixed sections: where text is kept, not what it is."""
 
 
 def check_same(saved: dict[str, Any], current: dict[str, Any], root: Path) -> None:
     """Refuse to resume where what makes the run what it is has changed, field by field.
 
-    A longer schedule, another learning rate, another logger and the like may change.
+    A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
+    train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
+    saved, current = _with_defaults(saved), _with_defaults(current)
     differences = []
-    for section in FIXED_SECTIONS:
-        differences += _differences(saved.get(section, {}), current.get(section, {}), section)
-    for key in FIXED_KEYS:
-        section, name = key.split(".")
-        differences += _differences(saved.get(section, {}).get(name), current.get(section, {}).get(name), key)
+    for key in (*FIXED_SECTIONS, *FIXED_KEYS):
+        differences += _differences(_value(saved, key), _value(current, key), key)
+    old, new = ([_value(tree, f"train.{name}") for name in ("micro_batch", "grad_accum")] for tree in (saved, current))
+    if None not in (*old, *new) and old[0] * old[1] != new[0] * new[1]:
+        differences.append(
+            f"train.micro_batch x train.grad_accum was {old[0]} x {old[1]}, now {new[0]} x {new[1]} (their product "
+            "must stay)"
+        )
     if differences:
         raise UserError(
             f"{root} was started with other settings: {'; '.join(differences)}. Give the same ones, "
@@ -117,11 +134,52 @@ def check_same(saved: dict[str, Any], current: dict[str, Any], root: Path) -> No
         )
 
 
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with the defaults of options that did not exist when it was saved."""
+    try:
+        return asdict(build(RunConfig, config))
+    except UserError:  # saved by a version with other options: compared as it is
+        return config
+
+
+def _value(tree: dict[str, Any], key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
 def _differences(old: Any, new: Any, where: str) -> list[str]:
+    if where in FREE_KEYS:
+        return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(set(old) | set(new))
         return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{where}.{key}")]
     return [] if old == new else [f"{where} was {old!r}, now {new!r}"]
+
+
+def rounding(environment: Environment, config: TrainConfig) -> dict[str, Any]:
+    """What decides how sums are rounded: where all of it is the same, a resumed run is the same to the bit."""
+    facts = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    facts |= {"threads": environment.threads, "precision": environment.precision, "compile": environment.compile}
+    facts["kernels"] = environment.kernels is not None
+    return facts | {"micro_batch": config.micro_batch, "gradient_checkpointing": config.gradient_checkpointing}
+
+
+def rounding_changes(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
+    """A line on what makes a resumed run differ in its last bits, or None."""
+    changed = [f"{key} was {saved[key]}, is {now}" for key, now in current.items() if saved.get(key, now) != now]
+    return f"{', '.join(changed)}: the run goes on, but not bit for bit" if changed else None
+
+
+def sweep(root: Path) -> None:
+    """Delete what killed writers left half-written; only for whoever holds the run's lock."""
+    checkpoint.sweep(root / "checkpoints")
+    for pattern in (".tokenizer.*", ".*.tmp", f".{BEST}.*"):
+        for path in root.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def run_tokenizer(config: RunConfig, root: Path) -> Tokenizer:
@@ -139,6 +197,8 @@ def run_tokenizer(config: RunConfig, root: Path) -> Tokenizer:
     temporary = root / f".tokenizer.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     tokenizer.save(temporary)
+    for path in (*temporary.iterdir(), temporary):
+        fsync(path)
     os.replace(temporary, folder)
     return tokenizer
 

@@ -10,9 +10,10 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from data.errors import UserError
 from slm.model import LanguageModel
-from train.environment import Environment
+from train.backend import Backend
+from train.exchange import ALONE, Exchange
+from train.guards import NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class StepResult:
     tokens: int
     data_seconds: float
     """Time spent waiting for batches."""
+    update_seconds: float
+    """Time spent on the gradient's norm and the optimizer."""
 
 
 def split(block_BT1: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,32 +45,43 @@ def train_step(
     grad_accum: int,
     grad_clip: float,
     lr: float,
-    environment: Environment,
+    backend: Backend,
+    exchange: Exchange = ALONE,
 ) -> StepResult:
     """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once.
 
+    With several ranks each takes its share of them from its own ``batches``, and the gradient is the sum over all.
     Raises UserError, before any weight changes, where the loss or the gradient is not finite.
     """
     loss_sum, tokens, waited = 0.0, 0, 0.0
-    for _ in range(grad_accum):
+    micro_batches = grad_accum // exchange.size
+    for index in range(micro_batches):
         start = perf_counter()
         ids_BT, targets_BT = split(next(batches))
         waited += perf_counter() - start
-        with environment.autocast():
-            loss = model.loss(ids_BT, targets_BT)
-        (loss / grad_accum).backward()
-        loss_sum += loss.item()
+        if index == micro_batches - 1:
+            exchange.begin_last_backward()
+        loss_sum += backend.gradients(ids_BT, targets_BT, 1 / grad_accum)
         tokens += ids_BT.numel()
+    loss_sum, tokens = exchange.finish(loss_sum), tokens * exchange.size
+    start = perf_counter()
     parameters = list(model.parameters())
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else float("inf"), foreach=True)
     mean_loss, grad_norm = loss_sum / grad_accum, norm.item()
     if not (np.isfinite(mean_loss) and np.isfinite(grad_norm)):
-        raise UserError(
+        raise NonFiniteError(
             f"the loss is {mean_loss} and the gradient's norm {grad_norm}: stopped before the update; "
             "resume from the last checkpoint with a lower optim.lr, or train.precision=f32"
         )
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
+    backend.weights_changed()
     optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss=mean_loss, grad_norm=grad_norm, tokens=tokens, data_seconds=waited)
+    return StepResult(
+        loss=mean_loss,
+        grad_norm=grad_norm,
+        tokens=tokens,
+        data_seconds=waited,
+        update_seconds=perf_counter() - start,
+    )

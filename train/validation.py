@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from data.tokenizer import Tokenizer
 from slm.generate import generate
 from slm.model import LanguageModel
-from train.environment import Environment
+from train.backend import Backend
+from train.distributed import ALONE, Ranks
 from train.step import split
 
 
@@ -44,24 +44,30 @@ class Validator:
 
     @torch.no_grad()
     def __call__(
-        self, model: LanguageModel, environment: Environment, stopped: Callable[[], bool] = lambda: False
+        self,
+        backend: Backend,
+        stopped: Callable[[], bool] = lambda: False,
+        ranks: Ranks = ALONE,
     ) -> Validation | None:
-        """Score ``model``; None where ``stopped`` became true before the end."""
+        """Score the model, each rank some portions; None where ``stopped`` became true on one before the end."""
         nats, text_nats, n_bytes, n_tokens = 0.0, 0.0, 0, 0
-        for start in range(0, len(self.blocks), self.micro_batch):
-            if stopped():
-                return None
+        given_up = False
+        starts = range(0, len(self.blocks), self.micro_batch)
+        for start in starts[ranks.rank :: ranks.size]:
+            if given_up := stopped():
+                break
             ids_BT, targets_BT = split(self.blocks[start : start + self.micro_batch])
-            with environment.autocast():
-                logits_BTV = model(ids_BT)
-            losses_N = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+            losses_N = backend.losses(ids_BT, targets_BT).flatten()
             lengths_N = self.byte_lengths_V[targets_BT.flatten()]
             nats += losses_N.double().sum().item()
             text_nats += losses_N[lengths_N > 0].double().sum().item()
             n_bytes += int(lengths_N.sum())
             n_tokens += targets_BT.numel()
+        nats, text_nats, n_bytes, n_tokens, given_up = ranks.total([nats, text_nats, n_bytes, n_tokens, given_up])
+        if given_up:
+            return None
         bits = text_nats / math.log(2)
-        return Validation(loss=nats / n_tokens, bits_per_byte=bits / max(1, n_bytes), tokens=n_tokens)
+        return Validation(loss=nats / n_tokens, bits_per_byte=bits / max(1, n_bytes), tokens=int(n_tokens))
 
 
 def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_tokens: int, temperature: float) -> str:

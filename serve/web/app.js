@@ -7,6 +7,8 @@ let mode = "chat";
 let messages = []; // of the chat: {role, content}
 let running = null; // AbortController of the request in work
 let hasTemplate = false;
+let cards = []; // of /v1/models
+let current = ""; // the model's name
 
 // -- server ---------------------------------------------------------------------------------------------------
 
@@ -55,21 +57,33 @@ async function* chunks(body) {
 async function loadFacts() {
   const response = await fetch("/v1/models", { headers: headers() });
   if (!response.ok) throw await failure(response);
-  const card = (await response.json()).data[0];
-  const meta = card.meta;
-  hasTemplate = meta.chat_template;
-  $("model").textContent = card.id;
-  document.title = `${card.id} · slm`;
-  const facts = [
+  cards = (await response.json()).data;
+  const select = $("models");
+  select.hidden = cards.length < 2;
+  $("model").hidden = cards.length > 1;
+  select.replaceChildren(...cards.map((card) => new Option(card.id, card.id)));
+  pick(cards.some((card) => card.id === current) ? current : cards[0].id);
+}
+
+// Shows the facts of a model; the next request is its.
+function pick(name) {
+  current = $("models").value = name;
+  const { id, status, meta } = cards.find((card) => card.id === name);
+  hasTemplate = Boolean(meta?.chat_template);
+  $("model").textContent = id;
+  document.title = `${id} · slm`;
+  const facts = meta ? [
     meta.architecture,
     `${(meta.n_params / 1e6).toFixed(1)} M parameters`,
     `${(meta.size_bytes / 2 ** 20).toFixed(1)} MiB`,
     `context ${meta.context}`,
     `vocabulary ${meta.n_vocab}`,
     meta.chat_template ? "chat template" : "base model",
-  ];
+  ] : ["its file cannot be read"];
+  if (status !== "ready") facts.push(status === "unloaded" ? "loaded when asked" : status);
   $("facts").textContent = facts.join(" · ");
-  $("max_tokens").max = meta.context;
+  if (meta) $("max_tokens").max = meta.context;
+  setHint();
 }
 
 function askForKey() {
@@ -80,7 +94,7 @@ function askForKey() {
 // -- request --------------------------------------------------------------------------------------------------
 
 function settings() {
-  const body = { stream: true, stream_options: { include_usage: true } };
+  const body = { model: current, stream: true, stream_options: { include_usage: true } };
   for (const name of NUMBERS) {
     const field = $(name);
     if (!field.checkValidity()) {
@@ -128,6 +142,8 @@ async function send() {
   const reply = begin(text);
   running = new AbortController();
   busy(true);
+  const loading = cards.find((card) => card.id === current)?.status !== "ready";
+  if (loading) $("figures").textContent = "The model is being loaded.";
   const began = performance.now();
   let first = 0;
   let last = 0;
@@ -160,6 +176,7 @@ async function send() {
     running = null;
     busy(false);
     reply.end();
+    if (loading || cards.length > 1) loadFacts().catch(() => {}); // another may have made room for it
   }
 }
 
@@ -361,10 +378,14 @@ function setMode(next) {
   for (const each of document.querySelectorAll(".chat-only")) each.hidden = !isChat;
   $("prompt-label").textContent = isChat ? "Message" : "Text to go on from";
   $("send").textContent = isChat ? "Send" : "Go on";
-  $("output").dataset.hint = isChat
+  setHint();
+  clear();
+}
+
+function setHint() {
+  $("output").dataset.hint = mode === "chat"
     ? hasTemplate ? "Say something." : "A base model: it was not trained to chat, but it will try."
     : "The text and what the model makes of it will be here.";
-  clear();
 }
 
 function clear() {
@@ -389,6 +410,7 @@ document.addEventListener("keydown", (event) => {
   if (!$("tip").hidden) hideTip();
   else running?.abort();
 });
+$("models").addEventListener("change", () => { running?.abort(); pick($("models").value); });
 $("form").addEventListener("change", () => { $("schema-label").hidden = $("form").value !== "json_schema"; });
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -68,3 +69,26 @@ def pictures(tmp_path) -> Path:
     folder = Path(os.environ.get("SLM_SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+_CONTRAST = """(selector) => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const seen = (element) => (([r, g, b, a = 1]) => a)(parse(getComputedStyle(element).backgroundColor));
+  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (text) => {
+    const [r, g, b] = parse(text).slice(0, 3).map((v) => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const element = document.querySelector(selector);
+  let behind = element;
+  while (!seen(behind) && behind.parentElement) behind = behind.parentElement;
+  const a = light(getComputedStyle(element).color);
+  const b = light(getComputedStyle(behind).backgroundColor);
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+
+@pytest.fixture(scope="session")
+def contrast():
+    """The ratio of WCAG 2 between an element's text and what is behind it."""
+    return lambda page, selector: page.run(f"({_CONTRAST})({json.dumps(selector)})")

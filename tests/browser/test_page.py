@@ -185,6 +185,34 @@ def test_a_base_model_begins_with_completion(page, tmp_path, tiny_path, start_se
         assert page.run("document.querySelector('[role=tab][aria-selected=true]').dataset.mode") == "completion"
 
 
+def test_several_models(page, tmp_path, tiny_path, server, pictures, start_server):
+    """A picker; the second model is loaded when it is asked, and has its own facts."""
+    chatty = httpx.get(server.url + "/v1/models").json()["data"][0]["meta"]
+    other = next(tmp_path.parent.glob("web*/chatty.gguf"))
+    with start_server(tmp_path / "log", tiny_path, f"serve.models=[{other}]") as both:
+        page.open(both.url + "/")
+        assert page.run("document.getElementById('model').hidden")
+        names = page.run("[...document.getElementById('models').options].map((each) => each.value)")
+        assert names == ["tiny", "chatty"]
+        assert "base model" in page.text("#facts")
+        ask(page, "once", max_tokens=3)
+        finished(page)
+        page.run("document.getElementById('models').value = 'chatty'")
+        page.run("document.getElementById('models').dispatchEvent(new Event('change'))")
+        assert f"context {chatty['context']}" in page.text("#facts")
+        assert "loaded when asked" in page.text("#facts")
+        page.click("#tab-chat")
+        ask(page, "hello", max_tokens=8)
+        finished(page)
+        page.wait("!document.getElementById('facts').textContent.includes('loaded when asked')")
+        assert page.run("document.getElementById('models').value") == "chatty"
+        sent = [e for e in page.events if e.get("method") == "Network.requestWillBeSent"]
+        bodies = [json.loads(e["params"]["request"].get("postData", "{}")) for e in sent]
+        assert [body["model"] for body in bodies if "model" in body] == ["tiny", "chatty"]
+        page.screenshot(pictures / "models.png")
+        assert page.troubles() == []
+
+
 def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
     with start_server(tmp_path / "log", tiny_path, "serve.api_keys=[sesame]") as server:
         page.open(server.url + "/")
@@ -202,31 +230,9 @@ def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
         finished(page)
 
 
-_CONTRAST = """(selector) => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const seen = (element) => (([r, g, b, a = 1]) => a)(parse(getComputedStyle(element).backgroundColor));
-  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const light = (text) => {
-    const [r, g, b] = parse(text).slice(0, 3).map((v) => linear(v / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const element = document.querySelector(selector);
-  let behind = element;
-  while (!seen(behind) && behind.parentElement) behind = behind.parentElement;
-  const a = light(getComputedStyle(element).color);
-  const b = light(getComputedStyle(behind).backgroundColor);
-  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-}"""
-
-
-def contrast(page, selector):
-    """The ratio of WCAG 2 between an element's text and what is behind it."""
-    return page.run(f"({_CONTRAST})({json.dumps(selector)})")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (390, 844), (320, 640)])
-def test_light_and_dark_wide_and_narrow(page, server, pictures, scheme, width, height):
+def test_light_and_dark_wide_and_narrow(page, server, pictures, contrast, scheme, width, height):
     page.size(width, height, phone=width < 760)
     page.scheme(scheme)
     page.open(server.url + "/")

@@ -5,12 +5,12 @@ import yaml
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from slm.configuration import build
+from slm.configuration import build, load_config
 
 
 @pytest.mark.parametrize("name", ["tales", "local", "wikitext", "tinystories", "wikipedia_stories"])
-def test_data_groups_build(repository, name):
-    config = build(DataConfig, yaml.safe_load((repository / "configs" / "data" / f"{name}.yaml").read_text()), "data")
+def test_data_groups_build(name):
+    config = build(DataConfig, load_config("train", [f"data={name}"])["data"], "data")
     assert config.all_sources()
     assert all(isinstance(source, SourceConfig) for source in config.all_sources())
 
@@ -25,9 +25,33 @@ def test_tokenizer_groups_build(repository, name):
     assert build(TokenizerConfig, values, "tokenizer").kind == values["kind"]
 
 
-def test_the_classic_mixture(repository):
-    text = (repository / "configs" / "data" / "wikipedia_stories.yaml").read_text()
-    config = build(DataConfig, yaml.safe_load(text), "data")
+def test_every_option_can_be_given_on_the_command_line():
+    options = ["data.max_epochs=3", "data.min_letters=0.5", "data.script=Latin", "data.dedup=near", "data.cache=true"]
+    config = build(DataConfig, load_config("train", ["data=local", *options])["data"], "data")
+    source = config.all_sources()[0]
+    assert (source.max_epochs, source.min_letters, source.script) == (3, 0.5, "latin")
+    assert (config.dedup, config.cache) == ("near", True)
+
+
+def test_a_mixtures_sources_take_its_limits_where_they_have_none():
+    sources = [{"kind": "tales", "min_chars": 10}, {"kind": "hub", "path": "a/b", "max_epochs": 1}]
+    config = build(DataConfig, {"kind": "mixture", "sources": sources, "min_chars": 99, "max_epochs": 4}, "data")
+    assert [(s.min_chars, s.max_epochs) for s in config.all_sources()] == [(10, 4), (99, 1)]
+    assert [(s.min_chars, s.max_epochs) for s in config.sources] == [(10, None), (0, 1)]
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    config = DataConfig(kind="tales")
+    monkeypatch.delenv("SLM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert config.cache_folder == tmp_path / "slm"
+    monkeypatch.setenv("SLM_CACHE", str(tmp_path / "mine"))
+    assert config.cache_folder == tmp_path / "mine"
+    assert str(DataConfig(kind="tales", cache_dir="x").cache_folder) == "x"
+
+
+def test_the_classic_mixture():
+    config = build(DataConfig, load_config("train", ["data=wikipedia_stories"])["data"], "data")
     assert [(s.path, s.subset) for s in config.all_sources()] == [
         ("wikimedia/wikipedia", "20231101.en"),
         ("roneneldan/TinyStories", ""),
@@ -42,6 +66,15 @@ def test_the_classic_mixture(repository):
         ({"kind": "tales", "shuffle_buffer": -1}, "shuffle_buffer"),
         ({"kind": "tales", "weight": 0}, "weight"),
         ({"kind": "files", "document_chars": 10}, "document_chars"),
+        ({"kind": "tales", "max_epochs": 0}, "max_epochs"),
+        ({"kind": "tales", "min_chars": -1}, "min_chars"),
+        ({"kind": "tales", "min_chars": 9, "max_chars": 8}, "max_chars=8 is less than min_chars=9"),
+        ({"kind": "tales", "min_letters": 1.5}, "min_letters"),
+        ({"kind": "tales", "script": "latn"}, "latin"),
+        ({"kind": "tales", "dedup": "nearly"}, "near"),
+        ({"kind": "tales", "dedup_threshold": 0.1}, "dedup_threshold"),
+        ({"kind": "tales", "dedup_max_docs": 0}, "dedup_max_docs"),
+        ({"kind": "tales", "cache": "yes"}, "auto"),
         ({"kind": "hub"}, r"data\.path="),
         ({"kind": "mixture"}, r"data\.sources"),
         ({"kind": "mixture", "sources": [{"kind": "mixture"}]}, "mixtures"),

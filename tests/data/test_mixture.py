@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from data.mixture import Filtered, Mixture, Repeated, Shuffled, latest_epoch
+from data.mixture import Filtered, Mixture, Repeated, Shuffled, latest_epoch, text_bytes
 
 
 class Listed:
@@ -61,15 +61,15 @@ def resumes(make, total):
 
 
 def test_repeated_goes_round_and_counts():
-    stream = Repeated(lambda epoch: Listed([f"{epoch}a", f"{epoch}b"]), endless=True)
+    stream = Repeated(lambda epoch: Listed([f"{epoch}a", f"{epoch}b"]), epochs=None)
     assert take(stream, 5) == ["0a", "0b", "1a", "1b", "2a"]
     assert latest_epoch({"streams": [stream.state_dict()]}) == 2
-    assert take(Repeated(lambda epoch: Listed(["x"]), endless=False)) == ["x"]
-    resumes(lambda: Repeated(lambda epoch: Listed([f"{epoch}{c}" for c in "abc"]), endless=True), 20)
+    assert take(Repeated(lambda epoch: Listed(["x"]), epochs=1)) == ["x"]
+    resumes(lambda: Repeated(lambda epoch: Listed([f"{epoch}{c}" for c in "abc"]), epochs=None), 20)
 
 
 def test_repeated_ends_where_there_is_nothing():
-    assert take(Repeated(lambda epoch: Listed([]), endless=True), 3) == []
+    assert take(Repeated(lambda epoch: Listed([]), epochs=None), 3) == []
 
 
 def test_filtered():
@@ -92,7 +92,7 @@ def test_shuffled_gives_each_once_and_resumes(size):
 
 def test_shuffled_groups_of_an_endless_stream_differ():
     make = lambda: Shuffled(  # noqa: E731
-        Repeated(lambda epoch: Listed(named("a", 8)), endless=True), size=8, seed="1"
+        Repeated(lambda epoch: Listed(named("a", 8)), epochs=None), size=8, seed="1"
     )
     found = take(make(), 24)
     first, second, third = (tuple(found[i : i + 8]) for i in (0, 8, 16))
@@ -112,7 +112,7 @@ def test_a_group_is_bounded_in_characters(monkeypatch):
 def test_mixture_shares_bytes_by_weight_also_over_short_stretches():
     # Documents of 1,000 bytes against 10: shares are of the text, not of the documents.
     make = lambda: Mixture(  # noqa: E731
-        [Listed(["x" * 1000] * 500), Listed(["é" * 5] * 100_000)], [0.25, 0.75], seed="1"
+        [Listed(["x" * 1000] * 500), Listed(["é" * 5] * 100_000)], [0.25, 0.75], measure=text_bytes, seed="1"
     )
     found = take(make(), 40_000)
     for stretch in (found, found[5000:15_000], found[30_000:]):
@@ -122,18 +122,45 @@ def test_mixture_shares_bytes_by_weight_also_over_short_stretches():
 
 def test_mixture_goes_on_without_a_stream_that_ended():
     streams = [Listed(named("a", 3)), Listed(named("b", 9)), Listed([])]
-    counts = Counter(text[0] for text in take(Mixture(streams, [1.0, 1.0, 5.0], seed="1")))
+    counts = Counter(text[0] for text in take(Mixture(streams, [1.0, 1.0, 5.0], measure=len, seed="1")))
     assert counts == {"a": 3, "b": 9}
 
 
 def test_mixture_resumes_and_depends_on_the_seed():
     def make(seed="1"):
         streams = [
-            Shuffled(Repeated(lambda epoch: Listed(named("a", 5)), endless=True), size=3, seed="a"),
+            Shuffled(Repeated(lambda epoch: Listed(named("a", 5)), epochs=None), size=3, seed="a"),
             Listed(named("b", 9, size=17)),
-            Repeated(lambda epoch: Listed(named("c", 2, size=5)), endless=True),
+            Repeated(lambda epoch: Listed(named("c", 2, size=5)), epochs=None),
         ]
-        return Mixture(streams, [2.0, 1.0, 0.5], seed=seed)
+        return Mixture(streams, [2.0, 1.0, 0.5], measure=len, seed=seed)
 
     resumes(make, 40)
     assert len({tuple(take(make(str(seed)), 12)) for seed in range(10)}) > 1
+
+
+def test_a_cap_on_epochs_ends_the_stream():
+    make = lambda: Repeated(lambda epoch: Listed([f"{epoch}a", f"{epoch}b"]), epochs=2)  # noqa: E731
+    assert take(make()) == ["0a", "0b", "1a", "1b"]
+    resumes(make, 4)
+
+
+def test_after_a_cap_the_others_share_by_their_weights():
+    """a (weight 6) is read twice and drops out; b and c go on 3 to 1."""
+
+    def make():
+        streams = [
+            Repeated(lambda epoch, name=name: Listed(named(name, 500)), epochs=e)
+            for name, e in zip("abc", (2, 9, 9), strict=True)
+        ]
+        return Mixture(streams, [6.0, 3.0, 1.0], measure=len, seed="1")
+
+    found = [text[0] for text in take(make(), 5600)]
+    last = max(i for i, name in enumerate(found) if name == "a")
+    assert found.count("a") == 1000
+    before, after = Counter(found[: last + 1]), Counter(found[last + 1 :])
+    assert before["b"] / before["a"] == pytest.approx(0.5, abs=0.1)
+    assert before["c"] / before["a"] == pytest.approx(1 / 6, abs=0.1)
+    assert after["b"] / after["c"] == pytest.approx(3, abs=0.3)
+    assert [text[0] for text in take(make(), 3000)] == found[:3000]
+    assert len(take(make())) == 1000 + 4500 + 4500

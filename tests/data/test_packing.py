@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.packing import Packer
+from data.packing import Packer, Tokenized, document_starts
 
 
 class Listed:
@@ -39,7 +39,7 @@ EOT = 0
 
 
 def packer(texts, seq_len):
-    return Packer(Listed(texts), encode, seq_len=seq_len, eot_id=EOT)
+    return Packer(Tokenized(Listed(texts), encode, eot_id=EOT), seq_len=seq_len)
 
 
 documents = st.lists(
@@ -87,3 +87,21 @@ def test_the_state_does_not_grow_with_documents():
 def test_an_empty_stream_has_no_block():
     with pytest.raises(StopIteration):
         next(packer([], 4))
+
+
+@given(st.lists(st.lists(st.sampled_from([EOT, 1, 2]), min_size=7, max_size=7), min_size=1, max_size=4))
+def test_document_starts(rows):
+    ids_BT = np.array(rows, dtype=np.int32)
+    starts_BT = document_starts(ids_BT, EOT)
+    assert starts_BT.dtype == np.int32
+    assert starts_BT.shape == ids_BT.shape
+    for ids, starts in zip(rows, starts_BT.tolist(), strict=True):
+        expected = 0
+        for position, start in enumerate(starts):
+            if position and ids[position - 1] == EOT:
+                expected = position  # the token after the end of a document begins one
+            assert start == expected
+
+
+def test_document_starts_by_hand():
+    assert document_starts(np.array([[5, EOT, 6, 7, EOT, EOT, 8]]), EOT).tolist() == [[0, 0, 2, 2, 2, 5, 6]]

@@ -18,6 +18,12 @@ _spec.loader.exec_module(tiny_gguf)
 
 
 @pytest.fixture(scope="session")
+def tiny_gguf_module():
+    """tests/tiny_gguf.py, for models of other kinds than those below."""
+    return tiny_gguf
+
+
+@pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory):
     """A base model: no chat template."""
     return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
@@ -64,9 +70,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(log: Path, model: Path, *words: str, env: dict[str, str] | None = None):
-    """A real `python -m serve` on a free port."""
-    command = [sys.executable, "-m", "serve", f"model={model}", "port=0", "serve.threads=1", *words]
+def running_server(
+    log: Path, model: Path, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+):
+    """A real `python -m serve` on a free port. `prefix`: a command that goes over to the one that follows it."""
+    command = [*prefix, sys.executable, "-m", "serve", f"model={model}", "port=0", "serve.threads=1", *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     root = Path(__file__).parents[2]
     with open(log, "wb") as output:

@@ -1,6 +1,6 @@
 """Many clients at once, some of whom leave: nothing is lost or mixed up, and no slot leaks.
 
-SLM_LOAD_REQUESTS sets how many requests there are (10,000 for the whole proof, which takes about a minute).
+SLM_LOAD_REQUESTS sets how many requests there are (10,000 for the whole proof, a minute or two for each way).
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import os
 import random
 
 import httpx
+import psutil
 import pytest
 
 N_REQUESTS = int(os.environ.get("SLM_LOAD_REQUESTS", "300"))
@@ -18,13 +19,17 @@ PREFIXES = (
     "once upon a time there was a girl who had a blue hat ",
     "",
 )
+LOOP = "the red boat and the blue hat and the red boat and the blue hat and "
+LENGTHS = (1, 4, 16, 16, 40)
+"""Most tokens of a reply."""
 # Without half precision anywhere, greedy text does not depend on what else is computed.
 EXACT = ("serve.kv_type=f32", "serve.flash_attn=false", "serve.slots=8", "serve.queue=200", "serve.access_log=false")
 
 
-async def complete(client, url, prompt, *, stream, leave_after=None):
+async def complete(client, url, asked, *, stream, leave_after=None):
     """The text; None when the client left early."""
-    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": stream}
+    prompt, max_tokens = asked
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
     if not stream:
         return (await client.post(url, json=body)).json()["choices"][0]["text"]
     parts = []
@@ -42,10 +47,11 @@ async def complete(client, url, prompt, *, stream, leave_after=None):
     raise AssertionError("the stream ended without [DONE]")
 
 
-async def load(url):
+async def load(url, watch):
+    """`watch(done)` is called after every request."""
     rng = random.Random(0)
-    words = ["hello", "x", "the boat", "why"]
-    prompts = [f"{rng.choice(PREFIXES)}{rng.choice(words)} {i % 40}" for i in range(60)]
+    words = ["hello", "x", "the boat", "why", LOOP]
+    prompts = [(f"{rng.choice(PREFIXES)}{rng.choice(words)} {i % 40}", rng.choice(LENGTHS)) for i in range(60)]
     limits = httpx.Limits(max_connections=N_CLIENTS + 4)
     left, done = iter(range(N_REQUESTS)), 0
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:
@@ -61,15 +67,35 @@ async def load(url):
                 text = await complete(client, url, prompt, stream=stream, leave_after=leave_after)
                 assert text is None or text == serial[prompt]
                 done += 1
+                watch(done)
 
         await asyncio.gather(*(one_client(seed) for seed in range(N_CLIENTS)))
     assert done == N_REQUESTS
 
 
-@pytest.mark.parametrize("cache", [(), ("serve.kv_tokens=600",)], ids=["a cache per slot", "one cache for all"])
-def test_every_client_gets_its_own_text(tmp_path, tiny_path, start_server, cache):
-    with start_server(tmp_path / "log", tiny_path, *EXACT, *cache) as server:
-        asyncio.run(load(server.url + "/v1/completions"))
+WAYS = {
+    "a cache per slot": (),
+    "one cache for all": ("serve.kv_tokens=600",),
+    "with guesses": ("serve.speculate=lookup", "serve.draft_tokens=4"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_client_gets_its_own_text(tmp_path, tiny_path, start_server, way):
+    with start_server(tmp_path / "log", tiny_path, *EXACT, *WAYS[way]) as server:
+        rss: dict[int, tuple[float, float]] = {}
+
+        def watch(done: int) -> None:
+            if done in (N_REQUESTS // 5, N_REQUESTS):
+                pids = (server.process.pid, server.engine_pid())
+                rss[done] = tuple(psutil.Process(pid).memory_info().rss / 2**20 for pid in pids)
+
+        asyncio.run(load(server.url + "/v1/completions", watch))
+        (first, last) = rss.values()
+        print(f"{way}: {N_REQUESTS} requests; MiB of server and engine after a fifth {first} and at the end {last}")
+        # Short runs are still growing into what they need.
+        if N_REQUESTS >= 5000:
+            assert all(b < a + max(10, 0.05 * a) for a, b in zip(first, last, strict=True))
         assert server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 0) < 1
         assert server.wait(lambda: server.metrics()["slm_sequences_running"] == 0) < 1
         metrics = server.metrics()

@@ -5,7 +5,8 @@ import pytest
 
 from serve.errors import ApiError
 from serve.messages import ModelInfo
-from serve.protocol import ChatRequest, CompletionRequest, parse
+from serve.parsing import parse
+from serve.protocol import ChatRequest, CompletionRequest
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo)}
 INFO = ModelInfo(**{**_BLANK, "n_vocab": 100})

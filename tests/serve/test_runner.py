@@ -17,7 +17,8 @@ def runner(tiny_path):
 
 def plan(*slots):
     chunks = tuple(Chunk(f"s{slot}", slot, 0, PROMPTS[slot], "last") for slot in slots)
-    return Plan(tuple((f"s{slot}", slot) for slot in slots), chunks, (0,) * len(slots))
+    n = len(slots)
+    return Plan(tuple((f"s{slot}", slot) for slot in slots), chunks, (0,) * n, (None,) * n)
 
 
 def test_sequences_are_put_in_the_order_of_their_slots(runner):
@@ -36,13 +37,14 @@ def test_sequences_are_put_in_the_order_of_their_slots(runner):
 
 def test_what_a_plan_keeps_is_kept_and_the_rest_is_cut(runner):
     runner.run(plan(2))
-    assert runner.holds(2, len(PROMPTS[2]))
+    assert runner.model.keeps_cells
+    assert runner.cut(2, len(PROMPTS[2]))
     (index,) = runner.run(plan(2))
     whole = runner.logits(index)
     n = 7
-    rest = Plan((("a", 2),), (Chunk("a", 2, n, PROMPTS[2][n:], "last"),), (n,))
+    rest = Plan((("a", 2),), (Chunk("a", 2, n, PROMPTS[2][n:], "last"),), (n,), (None,))
     (index,) = runner.run(rest)
     np.testing.assert_allclose(runner.logits(index), whole, atol=1e-4)
-    assert runner.holds(2, len(PROMPTS[2]))
+    assert runner.cut(2, len(PROMPTS[2]))
     runner.forget(2)
-    assert not runner.holds(2, len(PROMPTS[2]))
+    assert not runner.cut(2, len(PROMPTS[2]))

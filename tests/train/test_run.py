@@ -43,6 +43,7 @@ def test_a_run_leaves_everything_a_person_needs(finished):
         assert (root / name).stat().st_size > 0, name
     assert (root / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (root.parent / "latest").resolve() == root
+    assert (root / "best").resolve() == last
     assert sorted(losses(root)) == list(range(1, 13))
     records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
     validations = [record for record in records if "val_loss" in record]

@@ -9,6 +9,7 @@ import torch
 from data.errors import UserError
 from slm.config import ModelConfig
 from slm.model import LanguageModel
+from train.backend import AutogradBackend
 from train.config import OptimConfig
 from train.environment import Environment
 from train.optim import load_state_tensors, make_optimizer, state_tensors
@@ -30,7 +31,8 @@ def blocks(rows: int, seed: int = 0) -> np.ndarray:
 
 def step(model, optimizer, batches, environment=PLAIN, **changes):
     options = {"grad_accum": len(batches), "grad_clip": 0.0, "lr": 1e-2} | changes
-    return train_step(model, optimizer, iter(batches), environment=environment, **options)
+    backend = AutogradBackend(model, environment)
+    return train_step(model, optimizer, iter(batches), backend=backend, **options)
 
 
 def test_accumulated_micro_batches_are_one_large_batch():

@@ -1,0 +1,75 @@
+"""A network that fails now and then: try again, wait longer each time, say so in one line."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from data.errors import UserError
+
+T = TypeVar("T")
+WAITS = (1, 2, 4, 8, 16, 32, *[60] * 10)  # seconds before each further try: eleven minutes in all
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers of HTTP that pass by themselves
+PASSING = {
+    "httpx": ("TransportError",),
+    "httpx2": ("TransportError",),
+    "requests": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
+    "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
+    "fsspec": ("FSTimeoutError",),
+    "http": ("IncompleteRead",),
+    "urllib3": ("HTTPError",),
+}
+"""Errors of the libraries beneath, by package: not every one of them is installed."""
+
+
+def again(action: Callable[[], T], host: str, broken: Callable[[], None] = lambda: None) -> T:
+    """What ``action()`` returns, tried again while the network is at fault.
+
+    ``broken()`` is called after each failure, to drop what holds the old connection. Raises UserError after the
+    last try; other errors pass through at once.
+    """
+    for wait in WAITS:
+        try:
+            return action()
+        except StopIteration:
+            raise
+        except Exception as error:
+            if not passes(error):
+                raise
+            broken()
+            print(f"{host}: {_reason(error)}; trying again in {wait} s", file=sys.stderr, flush=True)
+        time.sleep(wait)
+    try:
+        return action()
+    except StopIteration:
+        raise
+    except Exception as error:
+        if not passes(error):
+            raise
+        broken()
+        raise UserError(
+            f"{host} could not be read for {sum(WAITS) // 60} minutes ({_reason(error)}): check the network and run "
+            "the same command again, it goes on from the last checkpoint"
+        ) from error
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether the error, or one behind it, is the network's: a broken connection, a time-out, a busy server."""
+    seen = 0
+    while error is not None and seen < 8:
+        status = getattr(getattr(error, "response", None), "status_code", getattr(error, "status", None))
+        if isinstance(status, int):
+            return status in BUSY
+        if isinstance(error, ConnectionError | TimeoutError):
+            return True
+        for base in type(error).__mro__:
+            if base.__name__ in PASSING.get(base.__module__.split(".")[0], ()):
+                return True
+        error = error.__cause__ or error.__context__
+        seen += 1
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:120]}" if text else type(error).__name__

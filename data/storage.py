@@ -1,0 +1,84 @@
+"""Files of the cache: written whole or not at all, and checked when they are read."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+
+RESERVE = 256 << 20  # bytes that a cache leaves free on its disk
+DIGEST_BYTES = 16
+
+
+def fingerprint(parts: Any) -> str:
+    """A short name for what ``parts`` (plain values) say."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+class NoRoomError(UserError):
+    """A disk without room for a file of the cache, or a folder that cannot be written."""
+
+
+def write_checked(path: Path, content: bytes) -> None:
+    """Write ``content`` with its hash before it, atomically; NoRoomError where the disk is full or read-only."""
+    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    size = len(content) + DIGEST_BYTES
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if free < size + RESERVE:
+            raise NoRoomError(
+                f"{path.parent} has {free / 1e9:.2f} GB free, too little for a cache of tokens: make room, name "
+                "another folder with data.cache_dir=DIR, or add data.cache=false"
+            )
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(digest)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise NoRoomError(
+            f"{path} ({size:,} bytes) cannot be written ({error.strerror or error}): make room, name another folder "
+            "with data.cache_dir=DIR, or add data.cache=false"
+        ) from error
+    finally:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def read_checked(path: Path) -> bytes | None:
+    """What :func:`write_checked` wrote; None where there is no such file or its hash does not fit."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    if hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != digest:
+        return None
+    return content
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the kernel lets go of it when the process ends."""
+    import fcntl
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise NoRoomError(
+            f"{path} cannot be written ({error.strerror or error}): name another folder with data.cache_dir=DIR, or "
+            "add data.cache=false"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,51 @@
+"""The tables of `serve.bench`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slm.report import table
+
+_TITLES = {
+    "plain": "Closed loop: so many clients at once, streamed completions",
+    "open": "Open loop: random arrivals, as a part of the limit",
+    "prefix": "A shared beginning (closed loop)",
+    "repeat": "Greedy replies that repeat themselves (closed loop)",
+}
+
+
+def show(record: dict[str, Any], notes: list[str]) -> None:
+    """Prints a table per workload, for people."""
+    shape = f"{record['prompt_tokens']:.0f} prompt and {record['new_tokens']} new tokens"
+    rows = [
+        [n, f"{each['prefill']:,.0f}", f"{each['decode']:,.0f}", f"{each['tokens_per_s']:,.0f}"]
+        for n, each in record["limit"].items()
+    ]
+    table(f"The limit, by {record['limit_by']}", ["sequences", "prefill", "decode", "tokens/s"], rows, caption=shape)
+    for key, title in _TITLES.items():
+        rows = []
+        for name, by_key in record["servers"].items():
+            for n, each in by_key.get(key, {}).items():
+                rows.append([n, name, *_cells(record, key, n, each)])
+        if rows:
+            rows.sort(key=lambda row: float(row[0]))
+            columns = ["clients" if key != "open" else "load", "server", "tokens/s", "of limit"]
+            columns += ["TTFT p50", "p95", "at once p50", "p95", "longest gap", "client CPU", "failed"]
+            table(title, columns, rows)
+    for name, each in record["single_stream"].items():
+        print(f"{name}: prefill {each['prefill']:,.0f}, decode {each['decode']:,.0f} tokens/s, one sequence")
+    for note in notes:
+        print(note)
+
+
+def _cells(record: dict[str, Any], key: str, n: str, each: dict[str, Any]) -> list[str]:
+    limit = record["limit"].get(n)
+    of_limit = f"{each['tokens_per_s'] / limit['tokens_per_s']:.2f}" if limit and key != "open" else ""
+    seconds = ("ttft_p50_s", "ttft_p95_s", "wave_ttft_p50_s", "wave_ttft_p95_s", "longest_gap_s")
+    return [
+        f"{each['tokens_per_s']:,.0f}",
+        of_limit,
+        *("" if each[name] is None else f"{each[name]:.3f}" for name in seconds),
+        f"{each['cpu_client']:.2f}",
+        f"{each['failed']}",
+    ]

@@ -1,0 +1,91 @@
+"""Causal attention by blocks of queries, for training: no work on keys that a whole block may not see.
+
+torch's CPU flash kernel reaches a fraction of the machine's matrix rate. Here each block of queries meets the keys up
+to its own end in plain matrix products, which run at that rate, and the backward pass computes the probabilities again
+from the saved log-sum-exp (Dao et al. 2022) instead of keeping them. Meant to be compiled.
+
+Shape suffixes: B sequences, H query heads, K key heads, P = B K, G query heads per key head, T positions, R rows of a
+block (G times its positions), S visible keys, E values per head.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+BLOCK = 256
+"""Query positions per block."""
+
+
+def causal_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+    """Attention [B, H, T, E] of every position over itself and those before it, from ``starts_BT`` (int32) on."""
+    B, H, T, E = q_BHTE.shape
+    K = k_BKTE.shape[1]
+    starts_PT = None if starts_BT is None else starts_BT.repeat_interleave(K, dim=0)
+    out = BlockwiseAttention.apply(
+        q_BHTE.reshape(B * K, H // K, T, E), k_BKTE.reshape(B * K, T, E), v_BKTE.reshape(B * K, T, E), starts_PT
+    )
+    return out.view(B, H, T, E)
+
+
+class BlockwiseAttention(torch.autograd.Function):
+    """softmax(q k^T / sqrt(E)) v for q [P, G, T, E] and k, v [P, T, E]; the result like q."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, q_PGTE: Tensor, k_PTE: Tensor, v_PTE: Tensor, starts_PT: Tensor | None) -> Tensor:
+        P, G, T, E = q_PGTE.shape
+        scale = 1 / math.sqrt(E)
+        outs, lses = [], []
+        for start, stop in _blocks(T):
+            q_PRE = q_PGTE[:, :, start:stop].reshape(P, -1, E)
+            scores_PRS = _wide(q_PRE @ k_PTE[:, :stop].transpose(1, 2)) * scale
+            scores_PRS = scores_PRS.masked_fill(_hidden(start, stop, G, starts_PT), -math.inf)
+            lse_PR1 = scores_PRS.logsumexp(-1, keepdim=True)
+            p_PRS = (scores_PRS - lse_PR1).exp().to(q_PRE.dtype)
+            outs.append((p_PRS @ v_PTE[:, :stop]).view(P, G, stop - start, E))
+            lses.append(lse_PR1)
+        out_PGTE = torch.cat(outs, dim=2)
+        ctx.save_for_backward(q_PGTE, k_PTE, v_PTE, starts_PT, out_PGTE, *lses)
+        return out_PGTE
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dout_PGTE: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_PGTE, k_PTE, v_PTE, starts_PT, out_PGTE, *lses = ctx.saved_tensors
+        P, G, T, E = q_PGTE.shape
+        scale = 1 / math.sqrt(E)
+        dqs = []
+        dk_PTE = torch.zeros_like(_wide(k_PTE))
+        dv_PTE = torch.zeros_like(_wide(v_PTE))
+        for (start, stop), lse_PR1 in zip(_blocks(T), lses, strict=True):
+            q_PRE = q_PGTE[:, :, start:stop].reshape(P, -1, E)
+            out_PRE = out_PGTE[:, :, start:stop].reshape(P, -1, E)
+            dout_PRE = dout_PGTE[:, :, start:stop].reshape(P, -1, E)
+            scores_PRS = _wide(q_PRE @ k_PTE[:, :stop].transpose(1, 2)) * scale
+            p_PRS = (scores_PRS - lse_PR1).exp().masked_fill(_hidden(start, stop, G, starts_PT), 0.0)
+            dp_PRS = _wide(dout_PRE @ v_PTE[:, :stop].transpose(1, 2))
+            delta_PR1 = (_wide(dout_PRE) * _wide(out_PRE)).sum(-1, keepdim=True)
+            ds_PRS = (p_PRS * (dp_PRS - delta_PR1) * scale).to(q_PRE.dtype)
+            dqs.append((ds_PRS @ k_PTE[:, :stop]).view(P, G, stop - start, E))
+            dk_PTE[:, :stop] += ds_PRS.transpose(1, 2) @ q_PRE
+            dv_PTE[:, :stop] += p_PRS.to(q_PRE.dtype).transpose(1, 2) @ dout_PRE
+        return torch.cat(dqs, dim=2), dk_PTE.to(k_PTE.dtype), dv_PTE.to(v_PTE.dtype), None
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
+
+
+def _hidden(start: int, stop: int, groups: int, starts_PT: Tensor | None) -> Tensor:
+    """True where a row of the block may not see a key: bool [R, S], or [P, R, S] with starts."""
+    rows_R1 = torch.arange(start, stop).repeat(groups)[:, None]
+    keys_S = torch.arange(stop)
+    hidden_RS = rows_R1 < keys_S
+    if starts_PT is None:
+        return hidden_RS
+    return hidden_RS | (keys_S < starts_PT[:, start:stop].repeat(1, groups)[:, :, None])
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least f32: sums and exponentials are not made in bf16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,297 @@
+"""``python -m slm.doctor``: what this machine has, what will be used of it, and what to install or change for more."""
+
+import math
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from slm import cli, hardware, probes, topology
+from slm.report import VERSIONED, cpu_name, final_json, table
+
+PACKAGES = (*VERSIONED, "transformers", "wandb")
+TRIAL_SECONDS = 12.0
+"""How long torch.compile's trial may take, most of it two imports of torch."""
+BF16_WORTH_IT = 1.1
+"""Training takes bf16 where it multiplies this much faster than f32."""
+SLOW_DISK_MB_PER_S = 50
+BUSY = 0.5
+"""Share of the cores in use by others above which the figures below are too low."""
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print the tables and the JSON line. ``runs_dir=DIR``; ``compile=false`` leaves that trial out."""
+    options = _options(argv)
+    hardware.share_cores()
+    record = examine(Path(options["runs_dir"]), try_compile=options["compile"])
+    table("This machine", ["what", "found"], machine_rows(record))
+    table("What will be used", ["stage", "choice"], choice_rows(record))
+    hints = advice(record)
+    print("\n".join(["For more:", *(f"  - {hint}" for hint in hints)]) if hints else "Nothing to install or change.")
+    final_json(record | {"advice": hints})
+    return 0
+
+
+def _options(argv: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {"runs_dir": "runs", "compile": True}
+    for word in argv:
+        key, sign, value = word.partition("=")
+        if not sign or key not in options:
+            raise UserError(f"there is no option {word!r}: make doctor knows runs_dir=DIR and compile=false")
+        options[key] = value if key == "runs_dir" else value.lower() in ("true", "1", "yes")
+    return options
+
+
+def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
+    """Everything the doctor finds out, as plain values. Takes about ten seconds, most of it importing and compiling."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    trial = probes.InductorTrial() if try_compile else None
+    record = _software(load) | _processor() | _memory(runs_dir)
+    # Both trials would disturb each other: the compiler's comes first.
+    record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
+    return record | _rates()
+
+
+def _software(load: float) -> dict[str, Any]:
+    from slm.kernels import build
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+        "compiler": build.compiler(),
+        "kernels": _no_kernels(),
+        "kernel_cache": str(build.cache_dir()),
+        "load": round(load, 2),
+    }
+
+
+def _no_kernels() -> str | None:
+    """Why training's own kernels are not used here; None where they are."""
+    from slm.kernels import build
+
+    if build.has_amx():
+        return "torch's own products use AMX here, which is faster"
+    return build.unavailable()
+
+
+def _processor() -> dict[str, Any]:
+    machine = topology.read()
+    return {
+        "cpu": cpu_name(),
+        "cpus": machine.cpus,
+        "cores": len(machine.cores),
+        "fast_cores": len(machine.fast_cores),
+        "smt": machine.smt,
+        "hybrid": machine.hybrid,
+        "numa_nodes": len(machine.nodes),
+        "cpu_quota": hardware.cpu_quota(),
+        "isa": probes.instruction_sets(),
+        "threads": {"train": hardware.compute_threads(), "export": hardware.n_threads(), "serve": hardware.n_threads()},
+    }
+
+
+def _memory(runs_dir: Path) -> dict[str, Any]:
+    total, available = probes.memory_bytes()
+    folder = next(path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.is_dir())
+    writable = os.access(folder, os.W_OK)
+    return {
+        "memory_gib": round(total / 2**30, 1),
+        "memory_available_gib": round(available / 2**30, 1),
+        "allocator": probes.allocator(),
+        "huge_pages": probes.huge_pages(),
+        "runs_dir": str(runs_dir),
+        "disk_free_gib": round(shutil.disk_usage(folder).free / 2**30, 1),
+        "disk_mb_per_s": round(probes.disk_mb_per_s(folder)) if writable else None,
+        "compile_cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(_cache() / "slm" / "inductor")),
+    }
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+
+
+def _rates() -> dict[str, Any]:
+    threads = hardware.compute_threads()
+    counts = sorted({2**n for n in range(int(math.log2(threads)) + 1)} | {threads})
+    rates = {
+        dtype: {count: round(probes.gemm_gflops(dtype, count, 0.15 if count < threads else 0.4)) for count in counts}
+        for dtype in ("f32", "bf16")
+    }
+    ratio = rates["bf16"][threads] / max(1, rates["f32"][threads])
+    return {
+        "gemm_gflops": rates,
+        "memory_gb_per_s": round(probes.memory_gb_per_s(threads), 1),
+        "precision": "bf16" if ratio > BF16_WORTH_IT else "f32",
+        "llama_cpp": _llama_features(),
+    }
+
+
+def _llama_features() -> list[str] | None:
+    """What llama.cpp was built with; None where it cannot be loaded."""
+    try:
+        from slm.llamacpp import build_features
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return build_features()
+
+
+# What is printed.
+
+
+def machine_rows(record: dict[str, Any]) -> list[list[str]]:
+    """What was found, for people."""
+    cores = f"{record['cores']} cores, {record['cpus']} logical CPUs"
+    if record["hybrid"]:
+        cores += f", {record['fast_cores']} of them performance cores"
+    if record["numa_nodes"] > 1:
+        cores += f", {record['numa_nodes']} NUMA nodes"
+    if record["cpu_quota"]:
+        cores += f"; a quota of {record['cpu_quota']:.1f} CPUs"
+    rows = [
+        ["processor", record["cpu"]],
+        ["usable", cores],
+        ["instruction sets", " ".join(record["isa"]) or "unknown"],
+        ["memory", f"{record['memory_gib']} GiB, {record['memory_available_gib']} GiB available"],
+        ["memory bandwidth", f"{record['memory_gb_per_s']} GB/s (copy)"],
+    ]
+    for dtype, rates in record["gemm_gflops"].items():
+        listed = ", ".join(f"{rate:,} with {count} thread{'s' * (count > 1)}" for count, rate in rates.items())
+        rows.append([f"matrix products, {dtype}", f"{listed} (GFLOP/s)"])
+    disk = (
+        "not writable" if record["disk_mb_per_s"] is None else f"{record['disk_mb_per_s']:,} MB/s written and flushed"
+    )
+    versions = record["versions"]
+    rows += [
+        ["allocator", f"{record['allocator']}, huge pages: {record['huge_pages'] or 'none'}"],
+        [f"disk of {record['runs_dir']}", f"{disk}, {record['disk_free_gib']:,} GiB free"],
+        ["C++ compiler", record["compiler"] or "none"],
+        ["torch.compile", _inductor(record)],
+        ["llama.cpp built with", " ".join(record["llama_cpp"]) if record["llama_cpp"] else "cannot be loaded"],
+        ["Python, system", f"{record['python']}, {record['system']}"],
+        ["packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version)],
+    ]
+    return rows
+
+
+def _inductor(record: dict[str, Any]) -> str:
+    trial = record["inductor"]
+    if trial is None:
+        return "not tried"
+    if trial["works"]:
+        return f"works ({trial['seconds']:.1f} s for one line of code, nothing cached)"
+    return f"{'unknown' if trial['works'] is None else 'fails'}: {trial['reason']}"
+
+
+def choice_rows(record: dict[str, Any]) -> list[list[str]]:
+    """What the stages will do here unless told otherwise (train/environment.py decides the same way)."""
+    threads = record["threads"]
+    how = "own kernels" if uses_kernels(record) else "torch.compile" if compiles(record) else "uncompiled"
+    cache = record["kernel_cache"] if uses_kernels(record) else record["compile_cache"]
+    rows = [["train", f"{threads['train']} threads, {record['precision']}, {how}"]]
+    if how != "uncompiled":
+        rows.append(["", f"compiled code is kept in {cache}"])
+    if record["kernels"]:
+        rows.append(["", f"no kernels of its own: {record['kernels']}"])
+    return [
+        *rows,
+        ["export", f"{threads['export']} threads"],
+        ["serve", f"{threads['serve']} threads"],
+    ]
+
+
+def uses_kernels(record: dict[str, Any]) -> bool:
+    """Whether training will use the kernels of slm/kernels here."""
+    return record["kernels"] is None and record["precision"] == "bf16"
+
+
+def compiles(record: dict[str, Any]) -> bool:
+    """Whether training will be compiled here, as far as is known."""
+    trial = record["inductor"]
+    return record["compiler"] is not None and (trial is None or trial["works"] is not False)
+
+
+def advice(record: dict[str, Any]) -> list[str]:
+    """What to install or change, one line each; only what applies to ``record``."""
+    found = []
+    trial = record["inductor"] or {}
+    if record["compiler"] is None:
+        found.append(
+            "no C++ compiler: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora) or xcode-select --install "
+            "(macOS); training then runs compiled, about 1.4 times as fast"
+        )
+    elif trial.get("works") is False:
+        found.append(
+            f"torch.compile fails ({trial['reason']}): reinstall the compiler and Python's headers (apt install g++ "
+            "python3-dev); train.compile=false trains without it"
+        )
+    if record["precision"] == "f32":
+        found.append(
+            "this processor is no faster in bf16 than in f32, so training uses f32; one with AVX512-BF16 or AMX (AMD "
+            "Zen 4 and later, Intel Sapphire Rapids and later) trains 2 to 4 times as fast"
+        )
+    if record["huge_pages"] == "never":
+        found.append(
+            "huge pages are off: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled saves page faults"
+        )
+    if record["numa_nodes"] > 1:
+        nodes = record["numa_nodes"]
+        found.append(
+            f"{nodes} NUMA nodes: make train NPROC={nodes} runs one process per node, each with memory of its own "
+            "(train.grad_accum must be divisible by it)"
+        )
+    if record["cpu_quota"] and record["cpu_quota"] < record["fast_cores"]:
+        found.append(
+            f"a CPU quota of {record['cpu_quota']:.1f} for {record['fast_cores']} cores: give the container more "
+            "(docker run --cpus=N), or whole cores (--cpuset-cpus=0-N), which do not pause"
+        )
+    if record["hybrid"]:
+        found.append(
+            f"slow cores beside {record['fast_cores']} fast ones: training uses the fast ones; "
+            f"train.threads={record['cores']} takes them all, which is slower on most machines"
+        )
+    if record["llama_cpp"] is None:
+        found.append("llama-cpp-python cannot be loaded: rm .venv/.ready && make setup builds it again")
+    else:
+        missing = _not_built_in(record["isa"], record["llama_cpp"])
+        if missing:
+            found.append(
+                f"llama.cpp was built without {missing}: CMAKE_ARGS=-DGGML_NATIVE=ON .venv/bin/pip install "
+                "--force-reinstall --no-deps --no-binary llama-cpp-python llama-cpp-python serves faster"
+            )
+    if record["disk_mb_per_s"] is None:
+        found.append(f"{record['runs_dir']} cannot be written: choose another place with runs_dir=DIR")
+    elif record["disk_mb_per_s"] < SLOW_DISK_MB_PER_S:
+        found.append(
+            f"the disk of {record['runs_dir']} takes {record['disk_mb_per_s']} MB/s: put runs on a faster one "
+            "(runs_dir=DIR) or save less often (train.checkpoint_every)"
+        )
+    if record["memory_available_gib"] < 2:
+        found.append("less than 2 GiB of memory is available: end other programs, or keep to CONFIG=tiny and 10m")
+    if record["load"] > BUSY * record["cpus"]:
+        found.append(
+            f"other programs are busy here (load {record['load']}): the rates above are lower than they could be"
+        )
+    return found
+
+
+def _not_built_in(isa: list[str], features: list[str]) -> str | None:
+    """The best instruction set that the processor has and llama.cpp does not use."""
+    for name, feature in (("AVX512-BF16", "AVX512_BF16"), ("AVX-512", "AVX512"), ("AVX2", "AVX2")):
+        if name in isa and feature not in features:
+            return name
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

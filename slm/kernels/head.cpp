@@ -1,0 +1,89 @@
+// The output head with its cross-entropy: the logits exist only some rows at a time, and become their own gradient.
+#include <omp.h>
+
+#include <limits>
+
+#include "gemm.h"
+
+extern "C" {
+
+// Cross-entropy of m positions over v words, and its gradient in the logits. x [m, d] against the head B (forward
+// packing); logits [m, v] are made as f16, a few rows at a time so that they stay in the cache, and become
+// scale * (softmax - one-hot) as bf16 in place (kept = 0: they are left as they are). Targets below zero are not scored.
+// losses [m]: -log p(target), 0 where not scored.
+void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const int64_t* targets, float scale,
+                       int keep, bf16* logits, float* losses) {
+    const long rows = 24 * MR;
+    const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+#pragma omp parallel
+    for (long start = 0; start < m; start += rows) {
+        const long n = min_of(rows, m - start);
+        bf16* out = logits + (keep ? start * v : 0);
+        gemm_loop(x + start * d, d, n, B, d / 2, v / NR, [&](long row, long panel, __m512 a, __m512 b) {
+            __m256i* o = (__m256i*)(out + row * v + panel * NR);
+            _mm256_storeu_si256(o, _mm512_cvtps_ph(a, 0));
+            _mm256_storeu_si256(o + 1, _mm512_cvtps_ph(b, 0));
+        });
+#pragma omp for schedule(dynamic)
+        for (long r = 0; r < n; r++) {
+            bf16* z = out + r * v;
+            const long target = targets[start + r];
+            auto load = [&](long i) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(z + i))); };
+            if (target < 0) {
+                losses[start + r] = 0;
+                if (keep) memset(z, 0, v * sizeof(bf16));
+                continue;
+            }
+            __m512 top = none;
+            for (long i = 0; i < v; i += 16) top = _mm512_max_ps(top, load(i));
+            const float high = _mm512_reduce_max_ps(top);
+            const __m512 shift = _mm512_set1_ps(high);
+            __m512 sum = _mm512_setzero_ps();
+            for (long i = 0; i < v; i += 16) sum = _mm512_add_ps(sum, exp512(_mm512_sub_ps(load(i), shift)));
+            const float total = std::log(_mm512_reduce_add_ps(sum)) + high;
+            losses[start + r] = total - _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(z[target])));
+            if (!keep) continue;
+            const float hit = losses[start + r];
+            const __m512 lse = _mm512_set1_ps(total), factor = _mm512_set1_ps(scale);
+            for (long i = 0; i < v; i += 16)
+                store_bf16(z + i, _mm512_mul_ps(exp512(_mm512_sub_ps(load(i), lse)), factor));
+            z[target] = to_bf16((std::exp(-hit) - 1.0f) * scale);
+        }
+    }
+}
+
+// dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; blocks of the vocabulary keep W's panels in the cache.
+// sum: f32 scratch [m, d].
+void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, long d, bf16* dx, float* sum) {
+    const long block = 2048, panels = d / NR;
+    const long strips = ceil_div(m, MR), chunks = ceil_div(strips, STRIPS);
+    const long group = max_of(1, min_of(panels, L2_BYTES / (block / 2 * NR * (long)sizeof(pair_t))));
+    const long groups = ceil_div(panels, group);
+    // A task owns its part of dx and walks the whole vocabulary.
+#pragma omp parallel for schedule(dynamic)
+    for (long task = 0; task < groups * chunks; task++)
+        for (long start = 0; start < v; start += block) {
+            const long n_pairs = min_of(block, v - start) / 2;
+            for (long s = task % chunks * STRIPS; s < min_of(strips, (task % chunks + 1) * STRIPS); s++) {
+                const long row = s * MR, n = min_of(MR, m - row);
+                for (long p = task / chunks * group; p < min_of(panels, (task / chunks + 1) * group); p++)
+                    tile(n, n_pairs, (const pair_t*)(dlogits + row * v + start), v / 2, 1, B + (p * (v / 2) + start / 2) * NR,
+                         [&](int r, __m512 a, __m512 b) {
+                             float* c = sum + (row + r) * d + p * NR;
+                             if (start) {
+                                 a = _mm512_add_ps(a, _mm512_loadu_ps(c));
+                                 b = _mm512_add_ps(b, _mm512_loadu_ps(c + 16));
+                             }
+                             if (start + block < v) {
+                                 _mm512_storeu_ps(c, a);
+                                 _mm512_storeu_ps(c + 16, b);
+                             } else {
+                                 store_bf16(dx + (row + r) * d + p * NR, a);
+                                 store_bf16(dx + (row + r) * d + p * NR + 16, b);
+                             }
+                         });
+            }
+        }
+}
+
+}  // extern "C"

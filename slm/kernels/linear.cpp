@@ -1,0 +1,133 @@
+// Linear layers: packing of f32 weights, activations times weights with what follows fused in, weight gradients.
+#include "gemm.h"
+
+namespace {
+
+// Rows of f32 as bf16, 16 rows x 32 columns, to pairs along the row.
+void pack_forward_block(const float* from, long ld, long cols, pair_t* out) {
+    for (long c = 0; c < cols; c += 32) {
+        __m512i r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            r[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i * ld + c + 16), _mm512_loadu_ps(from + i * ld + c));
+        transpose16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) _mm512_storeu_si512(out + (c / 2 + i) * NR, r[i]);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// W [n, k] f32 for x W^T: B[panel][k / 2][32], outputs `first_panel` on. interleaved: 0, or 1 for the left, 2 for the
+// right 16 columns of each panel (gate and up side by side).
+void slm_pack_forward(const float* W, long n, long k, pair_t* out, int half) {
+    const long blocks = n / 16;
+#pragma omp parallel for schedule(static)
+    for (long b = 0; b < blocks; b++) {
+        const long panel = half ? b : b / 2, column = half ? (half - 1) * 16 : b % 2 * 16;
+        pack_forward_block(W + b * 16 * k, k, k, out + panel * (k / 2) * NR + column);
+    }
+}
+
+// W [n, k] f32 for dy W: pairs along n, at rows first_row.. of a stack of total_rows: B[panel of k][total_rows / 2][32].
+void slm_pack_backward(const float* W, long n, long k, pair_t* out, long first_row, long total_rows) {
+    const long panels = k / NR;
+#pragma omp parallel for schedule(static)
+    for (long i = 0; i < n / 2; i++)
+        for (long p = 0; p < panels; p++) {
+            const float *even = W + 2 * i * k + p * NR, *odd = even + k;
+            pair_t* o = out + (p * (total_rows / 2) + first_row / 2 + i) * NR;
+            for (int c = 0; c < NR; c += 16)
+                _mm512_storeu_si512(o + c, interleave(_mm512_loadu_ps(even + c), _mm512_loadu_ps(odd + c)));
+        }
+}
+
+// out [m, n] = x [m, k] B, plus residual [m, n] where given.
+void slm_linear(const bf16* x, long m, long k, const pair_t* B, long n, const bf16* residual, bf16* out) {
+#pragma omp parallel
+    gemm_loop(x, k, m, B, k / 2, n / NR, [&](long row, long panel, __m512 a, __m512 b) {
+        const long at = row * n + panel * NR;
+        if (residual) {
+            a = _mm512_add_ps(a, load_bf16(residual + at));
+            b = _mm512_add_ps(b, load_bf16(residual + at + 16));
+        }
+        store_bf16(out + at, a);
+        store_bf16(out + at + 16, b);
+    });
+}
+
+// SwiGLU: gate and up [m, f] and silu(gate) * up, from panels that hold 16 gate and 16 up columns. gate may be null.
+void slm_gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act) {
+#pragma omp parallel
+    gemm_loop(x, k, m, B, k / 2, f / 16, [&](long row, long panel, __m512 g, __m512 u) {
+        const long at = row * f + panel * 16;
+        if (gate) {
+            store_bf16(gate + at, g);
+            store_bf16(up + at, u);
+        }
+        store_bf16(act + at, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid512(g)), u));
+    });
+}
+
+// Backward of down(silu(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
+void slm_gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, long f, const bf16* gate, const bf16* up,
+                          bf16* d_gate_up, bf16* act) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+#pragma omp parallel
+    gemm_loop(dout, d, m, B, d / 2, f / NR, [&](long row, long panel, __m512 a, __m512 b) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const long column = panel * NR + half * 16, at = row * f + column;
+            const __m512 dact = half ? b : a, g = load_bf16(gate + at), u = load_bf16(up + at), s = sigmoid512(g);
+            const __m512 silu = _mm512_mul_ps(g, s);
+            // silu'(g) = s (1 + g (1 - s))
+            const __m512 slope = _mm512_mul_ps(s, _mm512_fmadd_ps(g, _mm512_sub_ps(one, s), one));
+            store_bf16(act + at, _mm512_mul_ps(silu, u));
+            store_bf16(d_gate_up + row * 2 * f + column, _mm512_mul_ps(dact, _mm512_mul_ps(u, slope)));
+            store_bf16(d_gate_up + row * 2 * f + f + column, _mm512_mul_ps(dact, silu));
+        }
+    });
+}
+
+// grad [n, k] (+)= dy [m, n]^T x [m, k], f32; dy has ldy values per row. n and k are multiples of 16 and 32.
+void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long m, long n, long k, float* grad,
+                         int add, pair_t* scratch) {
+    const long panels = k / NR;
+    const long block = min_of(m + (m & 1), 2048);  // positions packed at once
+    const long pairs = block / 2;
+    pair_t *packed_x = scratch, *packed_dy = scratch + panels * pairs * NR;
+    const long group = max_of(1, min_of(panels, L2_BYTES / (pairs * NR * (long)sizeof(pair_t))));
+    const long groups = ceil_div(panels, group);
+    const long rows = 48, chunks = ceil_div(n, rows);  // rows of a task
+#pragma omp parallel
+    for (long start = 0; start < m; start += block) {
+        const long count = min_of(block, m - start), n_pairs = ceil_div(count, 2);
+        const bool store = start == 0 && !add;
+#pragma omp for schedule(static) nowait
+        for (long p = 0; p < panels; p++)
+            pack_rows(x + start * ldx + p * NR, ldx, count, packed_x + p * pairs * NR);
+#pragma omp for schedule(static)
+        for (long q = 0; q < n / 16; q++)
+            pack_strips(dy + start * ldy + q * 16, ldy, count, packed_dy + q * pairs * 16, pairs * MR);
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < groups * chunks; task++) {
+            const long first = task / chunks * group, top = task % chunks * rows;
+            for (long row = top; row < min_of(n, top + rows); row += MR)
+                for (long p = first; p < min_of(panels, first + group); p++)
+                    tile_of<MR>(n_pairs, packed_dy + row * pairs, 1, MR, packed_x + p * pairs * NR,
+                               [&](int r, __m512 a, __m512 b) {
+                                   float* g = grad + (row + r) * k + p * NR;
+                                   if (!store) {
+                                       a = _mm512_add_ps(a, _mm512_loadu_ps(g));
+                                       b = _mm512_add_ps(b, _mm512_loadu_ps(g + 16));
+                                   }
+                                   _mm512_storeu_ps(g, a);
+                                   _mm512_storeu_ps(g + 16, b);
+                               });
+        }
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,57 @@
+"""Weights in the two layouts that the kernels' matrix products read."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slm.kernels import Kernels
+
+Direction = Literal["forward", "backward"]
+
+
+class Packed:
+    """Linear layers stacked along their outputs: bf16 for x W^T (forward) and for dy W (backward).
+
+    With ``keep`` a layout is made once and stays until :meth:`forget`; otherwise every use makes it again, in memory
+    that all such stacks share.
+    """
+
+    shared = torch.empty(0, dtype=torch.int32)
+
+    def __init__(self, kernels: Kernels, weights: list[Tensor], *, keep: bool, side_by_side: bool = False) -> None:
+        self.weights = weights
+        self.rows, self.width = sum(len(w) for w in weights), weights[0].shape[1]
+        self.kernels, self._keep, self._side_by_side = kernels, keep, side_by_side
+        self._memory: dict[Direction, Tensor] = {}
+        self._ready: set[Direction] = set()
+
+    def forget(self) -> None:
+        """The weights have changed: what was made of them is out of date (its memory is used again)."""
+        self._ready.clear()
+
+    def layout(self, direction: Direction) -> Tensor:
+        """The weights as pairs of bf16 in panels of 32 columns: int32 [rows * width / 2]."""
+        if direction in self._ready:
+            return self._memory[direction]
+        size = self.rows * self.width // 2
+        if not self._keep:
+            if len(Packed.shared) < size:
+                Packed.shared = torch.empty(size, dtype=torch.int32)
+            out = Packed.shared
+        else:
+            if direction not in self._memory:
+                self._memory[direction] = torch.empty(size, dtype=torch.int32)
+            out = self._memory[direction]
+            self._ready.add(direction)
+        row = 0
+        for place, weight in enumerate(self.weights):
+            n, k = weight.shape
+            if direction == "backward":
+                self.kernels.slm_pack_backward(weight, n, k, out, row, self.rows)
+            elif self._side_by_side:
+                self.kernels.slm_pack_forward(weight, n, k, out, place + 1)
+            else:
+                self.kernels.slm_pack_forward(weight, n, k, out[row * k // 2 :], 0)
+            row += n
+        return out

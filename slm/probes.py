@@ -1,0 +1,168 @@
+"""What this machine does when asked: matrix products, memory, disk, compiler. Each answer takes under a few seconds."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+INSTRUCTION_SETS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX512-VNNI",
+    "avx512_bf16": "AVX512-BF16",
+    "amx_bf16": "AMX-BF16",
+    "amx_int8": "AMX-INT8",
+    "asimd": "NEON",
+    "i8mm": "I8MM",
+    "bf16": "BF16",
+    "sve": "SVE",
+}
+"""The kernel's names of what matters to matrix products, and everybody else's."""
+ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+
+
+def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Of :data:`INSTRUCTION_SETS`, those that this processor has."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    present = set(flags.partition(":")[2].split())
+    return [name for flag, name in INSTRUCTION_SETS.items() if flag in present]
+
+
+def allocator(maps: Path = Path("/proc/self/maps")) -> str:
+    """The allocator loaded into this process: one of :data:`ALLOCATORS`, ``glibc`` or ``other``."""
+    try:
+        text = maps.read_text()
+    except OSError:
+        return "other"
+    for name in ALLOCATORS:
+        if name in text:
+            return name
+    return "glibc" if "libc.so.6" in text else "other"
+
+
+def huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str | None:
+    """Transparent huge pages: ``always``, ``madvise`` or ``never``; None where the system has none."""
+    try:
+        text = setting.read_text()
+    except OSError:
+        return None
+    return text[text.index("[") + 1 : text.index("]")] if "[" in text else None
+
+
+def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """Total and available memory, bytes: the machine's, or the container's where that is less."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, taken = int((cgroup / limit).read_text()), int((cgroup / used).read_text())
+        except (OSError, ValueError):
+            continue
+        return min(total, most), min(available, max(0, most - taken))
+    return total, available
+
+
+def gemm_gflops(dtype: str, threads: int, seconds: float = 0.3) -> float:
+    """The rate of ``F.linear`` of 2048 x 2048 by 2048 x 768 in ``dtype`` ("f32", "bf16"): the best of many, GFLOP/s."""
+    import torch
+
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a_MK, b_NK = torch.randn(2048, 768).to(kind), torch.randn(2048, 768).to(kind)
+        flops = 2 * 2048 * 2048 * 768
+        torch.nn.functional.linear(a_MK, b_NK)  # the first call picks a kernel
+        best, began = float("inf"), perf_counter()
+        while perf_counter() - began < seconds:
+            start = perf_counter()
+            torch.nn.functional.linear(a_MK, b_NK)
+            best = min(best, perf_counter() - start)
+        return flops / best / 1e9
+    finally:
+        torch.set_num_threads(before)
+
+
+def memory_gb_per_s(threads: int, megabytes: int = 256) -> float:
+    """Bytes read and written per second while copying ``megabytes`` of f32 (best of 4), GB/s."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        source = torch.ones(megabytes * 2**20 // 4)
+        target = torch.zeros_like(source)
+        best = float("inf")
+        for _ in range(4):
+            start = perf_counter()
+            target.copy_(source)
+            best = min(best, perf_counter() - start)
+        return 2 * source.nbytes / best / 1e9
+    finally:
+        torch.set_num_threads(before)
+
+
+def disk_mb_per_s(folder: Path, megabytes: int = 64) -> float:
+    """The speed at which ``megabytes`` are written to ``folder`` and flushed to its disk, MB/s. Leaves nothing."""
+    block = os.urandom(2**20)  # some disks and file systems compress
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".speed.") as file:
+        start = perf_counter()
+        for _ in range(megabytes):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return megabytes * 2**20 / (perf_counter() - start) / 1e6
+
+
+INDUCTOR_TRIAL = """
+import sys, time
+import torch
+start = time.perf_counter()
+compiled = torch.compile(lambda x: (x * float(sys.argv[1])).sin() + 1)
+assert torch.isfinite(compiled(torch.randn(4096))).all()
+print(time.perf_counter() - start)
+"""
+
+
+class InductorTrial:
+    """torch.compile tried on one line of code in a process of its own, while this one does something else."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="slm-inductor-")
+        # A cache of its own: what was compiled before says nothing about the compiler of today.
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": self._folder.name}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", INDUCTOR_TRIAL, "0.5"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def result(self, timeout: float) -> dict[str, Any]:
+        """``{"works": True, "seconds": s}``; False with a ``reason``; None where it was not ready in time."""
+        try:
+            out, err = self._process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return {"works": None, "reason": f"not ready in {timeout:.0f} s"}
+        finally:
+            self._folder.cleanup()
+        if self._process.returncode == 0:
+            return {"works": True, "seconds": float(out)}
+        lines = [line.strip() for line in err.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()] or lines or ["no reason given"]
+        return {"works": False, "reason": errors[-1][:200]}

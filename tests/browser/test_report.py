@@ -1,0 +1,278 @@
+"""A run's report in a real browser, of a real run that was interrupted and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HOSTILE = "</script><script>document.title = 7</script><img src=x onerror=document.title=7><b>bold</b>"
+SMALL = (
+    "preset=tiny",
+    "data=local",
+    "data.shuffle_buffer=0",
+    "tokenizer.vocab_size=300",
+    "model.n_layers=1",
+    "model.d_model=256",
+    "model.n_heads=4",
+    "model.n_kv_heads=2",
+    "model.ffn_dim=256",
+    "train.seq_len=32",
+    "train.micro_batch=4",
+    "train.eval_blocks=4",
+    "train.log_every=1",
+    "train.eval_every=20",
+    "train.compile=false",
+    "train.precision=f32",
+    "train.threads=1",
+    "train.workers=0",
+    "train.sample_tokens=4",
+)
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two runs: ``one`` was stopped by Ctrl-C and resumed, and its prompt is an attack; ``two`` has another rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    documents = folder / "documents.jsonl"
+    texts = (f"The cat number {n} sat on the mat and saw the {n % 7} red balls." for n in range(999))
+    documents.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    common = (
+        *SMALL,
+        f"data.files=[{documents}]",
+        f"runs_dir={folder}",
+        f"train.sample_prompts=['{HOSTILE}','The cat']",
+    )
+    one = ("train", *common, "name=one")
+    process = start(*one, "train.max_steps=100000")
+    deadline = time.monotonic() + 120
+    while not (folder / "one" / "samples.md").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, out
+    stopped = max(int(path.name[5:]) for path in (folder / "one" / "checkpoints").glob("step-????????"))
+    rest = [
+        start(*one, f"train.max_steps={stopped + 60}"),
+        start("train", *common, "name=two", "optim.lr=1e-4", "train.max_steps=60"),
+    ]
+    for process in rest:
+        out, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, out
+    return folder
+
+
+@pytest.fixture
+def opened(page, runs):
+    """The report of run ``one``, wide and light."""
+    page.open((runs / "one" / "report.html").as_uri())
+    return page
+
+
+def drawn(page, chart: str) -> int:
+    """How many pieces the lines of a chart have."""
+    script = f"[...document.querySelectorAll('#chart-{chart} .line')].map((line) => line.getAttribute('d').length)"
+    return sum(page.run(script))
+
+
+def test_it_is_one_file_with_every_curve(opened, pictures):
+    for chart in ("loss", "bits", "rate", "norm", "speed", "memory", "wait"):
+        assert drawn(opened, chart) > 40, chart
+    assert opened.run("document.querySelectorAll('#chart-loss .line').length") == 3
+    assert opened.run("document.querySelectorAll('#chart-loss .flag').length") == 1
+    assert opened.text(".status") == "finished"
+    assert opened.troubles() == []
+    assert [url for url in opened.requested() if not url.startswith(("file:", "data:"))] == []
+    assert len(opened.requested()) <= 2
+    assert not opened.run("document.querySelector('#reload-label').offsetParent")
+    opened.size(1280, 1750)
+    opened.screenshot(pictures / "report-light.png")
+
+
+def test_text_of_models_and_people_stays_text(opened):
+    assert opened.run("document.title").startswith("one")
+    assert opened.run("document.querySelectorAll('img, b:not(.legend b)').length") == 0
+    assert opened.run("document.scripts.length") == 2
+    quoted = opened.run("[...document.querySelectorAll('blockquote')].map((quote) => quote.textContent)")
+    assert any(text.startswith(HOSTILE) for text in quoted)
+    assert any(text.startswith("The cat") for text in quoted)
+    # A script that came in all the same would not be run.
+    opened.run(
+        "(() => { const late = document.createElement('script'); late.textContent = \"document.title = 'taken'\";"
+        "document.body.append(late); })()"
+    )
+    assert opened.run("document.title").startswith("one")
+
+
+def test_the_mouse_reads_values_and_looks_closer(opened, pictures):
+    opened.point_at("#chart-loss svg[tabindex]")
+    opened.wait("document.getElementById('tip')")
+    tip = opened.run("document.getElementById('tip').innerText")
+    for part in ("step ", "tokens", "training, smoothed", "validation at step"):
+        assert part in tip, tip
+    assert opened.run("document.querySelectorAll('.guide').length") == 7
+    # The value that is told is the record's.
+    step = int(tip.split("step ")[1].split(" ")[0].replace(",", ""))
+    value = opened.run(f"data.runs[0].train.loss[data.runs[0].train.step.indexOf({step})].toFixed(4)")
+    assert opened.text("#chart-loss .legend b") == value
+    opened.screenshot(pictures / "report-hover.png")
+    before = opened.run("document.querySelector('#chart-rate .line').getAttribute('d')")
+    box = opened.run("(() => { const b = document.querySelector('#chart-loss svg[tabindex]').getBoundingClientRect();"
+                     "return [b.x + b.width * 0.4, b.x + b.width * 0.7, b.y + 100]; })()")  # fmt: skip
+    for kind, x in (("mousePressed", box[0]), ("mouseMoved", box[1]), ("mouseReleased", box[1])):
+        opened.call("Input.dispatchMouseEvent", type=kind, x=x, y=box[2], button="left", clickCount=1)
+    opened.wait("!document.getElementById('reset').hidden")
+    assert opened.run("document.querySelector('#chart-rate .line').getAttribute('d')") != before
+    opened.click("#reset")
+    assert opened.run("document.querySelector('#chart-rate .line').getAttribute('d')") == before
+    assert opened.troubles() == []
+
+
+def test_the_keyboard_reads_values(opened):
+    opened.run("document.querySelector('#chart-bits svg[tabindex]').focus()")
+    opened.press("ArrowRight")
+    first = opened.text("#readout")
+    assert "validation at step 20" in first
+    opened.press("ArrowRight")
+    assert "validation at step 40" in opened.text("#readout")
+    opened.press("ArrowLeft")
+    assert opened.text("#readout") == first
+    opened.press("Escape")
+    assert opened.run("document.getElementById('tip')") is None
+    label = opened.run("document.querySelector('#chart-bits svg[tabindex]').getAttribute('aria-label')")
+    assert label.startswith("Bits per byte, bits per byte of validation text: validation from ")
+
+
+def test_what_is_chosen_is_drawn_and_kept(opened):
+    def axis() -> str:
+        return opened.run(
+            "[...document.querySelectorAll('#chart-loss text')].map((each) => each.textContent).join(' ')"
+        )
+
+    assert "optimizer steps" in axis()
+    seen = {axis()}
+    for name, value, label in (("x", "tokens", "training tokens"), ("x", "time", "training time"), ("y", "linear", "")):
+        opened.click(f"input[name={name}][value={value}]")
+        assert label in axis()
+        seen.add(axis())
+    assert len(seen) == 4
+    smooth = "document.querySelectorAll('#chart-loss .line')[1].getAttribute('d')"
+    rough = opened.run(smooth)
+    opened.run("$('smooth').value = 80; $('smooth').dispatchEvent(new Event('input'))")
+    assert opened.run(smooth) != rough
+    opened.click("input[name=range][value=half]")
+    kept = axis()
+    opened.call("Page.reload")
+    opened.wait("document.readyState === 'complete' && document.body.dataset.ready")
+    assert axis() == kept
+    assert opened.run("document.querySelector('input[name=x]:checked').value") == "time"
+    assert opened.troubles() == []
+
+
+def test_dark_and_on_a_phone(opened, runs, pictures):
+    opened.scheme("dark")
+    dark = "getComputedStyle(document.body).backgroundColor"
+    assert sum(map(int, opened.run(dark).strip("rgb()").split(","))) < 150
+    opened.screenshot(pictures / "report-dark.png")
+    opened.size(390, 844, phone=True)
+    opened.open((runs / "one" / "report.html").as_uri())
+    assert opened.run("document.documentElement.scrollWidth <= innerWidth")
+    assert drawn(opened, "loss") > 100
+    boxes = "[...document.querySelectorAll('figure, .tiles > div, article')]"
+    assert opened.run(f"{boxes}.filter((box) => box.getBoundingClientRect().right > innerWidth).length") == 0
+    opened.screenshot(pictures / "report-phone.png")
+    assert opened.troubles() == []
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const parse = (text) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const out = {};
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const line = element.matches('.line:not(.thin), .legend line');
+    if ((!own && !line) || !element.getClientRects().length || element.matches('script, style, .hidden-text')) continue;
+    let behind = element;
+    while (behind.parentElement && !parse(getComputedStyle(behind).backgroundColor)[3]) behind = behind.parentElement;
+    const style = getComputedStyle(element);
+    const ink = line ? style.stroke : element.closest('svg') ? style.fill : style.color;
+    if (element.matches('.legend .faint')) continue;
+    const [a, b] = [light(parse(ink)), light(parse(getComputedStyle(behind).backgroundColor))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < (line ? 3 : 4.5)) out[`${element.tagName}.${element.getAttribute('class')}`] = ratio;
+  }
+  return out;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_can_be_read_in_both_schemes(page, runs, scheme):
+    compare(runs)
+    page.scheme(scheme)
+    for path in (runs / "one" / "report.html", runs / "compare.html"):
+        page.open(path.as_uri())
+        assert page.run(f"({CONTRAST})()") == {}
+
+
+def test_without_scripts_the_figures_are_there(page, runs):
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.call("Page.navigate", url=(runs / "one" / "report.html").as_uri())
+    page.wait("document.readyState === 'complete' && document.querySelector('.tiles')")
+    text = page.run("document.body.innerText")
+    for part in ("bits per byte", "perplexity", "need JavaScript", "nats per token", "resumed from step-"):
+        assert part in text, part
+    assert page.run("document.querySelectorAll('#charts > *').length") == 0
+    assert page.run("document.querySelectorAll('tbody tr').length") > 20
+    page.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def compare(runs: Path) -> Path:
+    if not (runs / "compare.html").exists():
+        process = start("train.report_html", f"runs=[{runs / 'one'},{runs / 'two'}]")
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, out
+    return runs / "compare.html"
+
+
+def test_two_runs_beside_each_other(page, runs, pictures):
+    page.open(compare(runs).as_uri())
+    assert page.run("[...document.querySelectorAll('#charts figure')].map((each) => each.id)")[0] == "chart-bits"
+    assert page.run("[...document.querySelectorAll('#chart-bits .legend span')].map((each) => each.textContent)") == [
+        "one",
+        "two",
+    ]
+    strokes = "[...document.querySelectorAll('#chart-bits .line')].map((each) => getComputedStyle(each).stroke)"
+    assert len(set(page.run(strokes))) == 2
+    assert page.run("document.querySelectorAll('.final tbody tr').length") == 2
+    assert "optim.lr" in page.text("body")
+    assert "losses per token may be compared, too" in page.text("main")
+    page.point_at("#chart-bits svg[tabindex]")
+    page.wait("document.getElementById('tip')")
+    assert page.run("document.querySelectorAll('#tip tr').length") == 2
+    page.screenshot(pictures / "compare-light.png")
+    page.size(390, 844, phone=True)
+    page.open(compare(runs).as_uri())
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    page.screenshot(pictures / "compare-phone.png")
+    assert page.troubles() == []

@@ -1,0 +1,155 @@
+"""Full disks, kills and false files, against the command. Numbers are those of the reliability list
+(docs/results/serving-reliability.md)."""
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slm.ggufcheck import read_header
+
+_spec = importlib.util.spec_from_file_location("tiny_checkpoint", Path(__file__).parents[1] / "tiny_checkpoint.py")
+tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny)
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "export", *words, "threads=1"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: int):
+    """A file system of its own; skips where this user cannot mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "slm-test", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command: no small disk to fill")
+    if done.returncode:
+        pytest.skip(f"no small disk to fill: {done.stderr.strip()} (root can mount one)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path, leave: int) -> None:
+    """Takes all room but `leave` bytes, at once."""
+    with open(disk / "filler", "wb") as file:
+        while True:
+            facts = os.statvfs(disk)
+            more = facts.f_bavail * facts.f_frsize - leave
+            if more <= 0:
+                return
+            # Somebody else may have taken some of it since.
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END) + more)
+
+
+@pytest.mark.parametrize(("before", "name"), [("checkpoint", "F32"), ("quantizing", "Q8_0")])
+def test_a_disk_that_fills_up_while_it_is_written(tmp_path, before, name):
+    """List, 9: no file under a final name, nothing left behind, one line that names the file; an older file stays."""
+    root = tiny.run(tmp_path / "run")
+    with small_disk(tmp_path / "disk", 40) as disk:
+        older = disk / "gguf" / "older.gguf"
+        older.parent.mkdir()
+        older.write_bytes(b"older")
+        for _ in range(3):
+            child = start(f"run={root}", f"out={disk / 'gguf'}", "quant=f32,q8_0")
+            said = ""
+            for line in child.stdout:
+                said += line
+                if line.startswith(before):
+                    fill(disk, leave=300_000)
+                    break
+            rest, error = child.communicate(timeout=120)
+            if child.returncode:
+                break
+            # The disk was full too late: once more, from the beginning.
+            for path in [disk / "filler", *(disk / "gguf").glob("run-*")]:
+                path.unlink()
+        assert child.returncode == 2, said + rest + error
+        (line,) = error.strip().splitlines()
+        assert line.startswith("error: ")
+        assert name in line or name.lower() in line
+        assert [path.name for path in (disk / "gguf").iterdir()] == ["older.gguf"]
+        assert older.read_bytes() == b"older"
+
+
+def test_too_small_a_disk_is_told_before_anything_is_written(tmp_path):
+    """List, 9: with the bytes that are needed and those that are free."""
+    root = tiny.run(tmp_path / "run")
+    with small_disk(tmp_path / "disk", 8) as disk:
+        child = start(f"run={root}", f"out={disk / 'gguf'}", "quant=f32")
+        _, error = child.communicate(timeout=120)
+        assert child.returncode == 2
+        assert re.search(r"needs up to [\d,]+ bytes, [\d,]+ are free", error)
+        assert list((disk / "gguf").iterdir()) == []
+
+
+def test_kills_at_any_moment(tmp_path):
+    """List, 9: kill -9 at random moments of an export: what has a final name is whole, and the next export works."""
+    root = tiny.run(tmp_path / "run")
+    began = time.monotonic()
+    child = start(f"run={root}", f"out={tmp_path / 'once'}", "quant=f32,q4_k_m")
+    assert child.wait(120) == 0
+    whole = {path.name: path.stat().st_size for path in (tmp_path / "once").glob("*.gguf")}
+    took, rng = time.monotonic() - began, random.Random(0)
+    out = tmp_path / "gguf"
+    for _ in range(2):
+        child = start(f"run={root}", f"out={out}", "quant=f32,q4_k_m")
+        # Most of an export is Python's start; its work is at the end.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(took * rng.uniform(0.5, 1.1))
+        child.send_signal(signal.SIGKILL)
+        child.wait(60)
+        child.stdout.close()
+        child.stderr.close()
+        for path in out.glob("*.gguf"):
+            assert path.stat().st_size == whole[path.name]
+            read_header(path)
+    child = start(f"run={root}", f"out={out}", "quant=f32,q4_k_m")
+    _, error = child.communicate(timeout=120)
+    assert child.returncode == 0, error
+    assert {path.name: path.stat().st_size for path in out.glob("*.gguf")} == whole
+    assert not list(out.glob(".export-*"))
+
+
+class _Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.marker}",))
+
+
+def test_a_pickle_under_the_name_of_safetensors(tmp_path):
+    """List, 10: refused in one line, and nothing in it runs."""
+    folder = tiny.checkpoint(tmp_path / "pickled")
+    marker = tmp_path / "ran"
+    (folder / "model.safetensors").write_bytes(pickle.dumps(_Evil(marker)))
+    child = start(f"run={folder}", "quant=f32")
+    _, error = child.communicate(timeout=120)
+    assert child.returncode == 2, error
+    (line,) = error.strip().splitlines()
+    assert "model.safetensors" in line
+    assert not marker.exists()
+    assert not (folder / "gguf").exists() or not list((folder / "gguf").iterdir())

@@ -1,0 +1,87 @@
+"""Wrong keys and other origins, on every route that the application has. Numbers are those of the reliability list
+(docs/results/serving-reliability.md)."""
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from serve.config import EngineConfig, ServerOptions
+from serve.page import add_page, is_page
+from serve.pool import Pool, Served
+from serve.routes import Routes
+
+
+def every_route(model_path) -> list[tuple[str, str]]:
+    """(method, path) of all routes, from the application itself: one that is added is checked, too."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    pool = Pool([Served("tiny", EngineConfig(model_path=model_path))], budget=None, max_waiting=1)
+    Routes(pool, ServerOptions(), keyed=True).add_to(app)
+    add_page(app)
+    return sorted((method, route.path) for route in _leaves(app.routes) for method in route.methods)
+
+
+def _leaves(routes):
+    for route in routes:
+        if hasattr(route, "methods"):
+            yield route
+        else:
+            yield from _leaves(route.effective_candidates() if hasattr(route, "effective_candidates") else route.routes)
+
+
+KEYED = ["serve.api_keys=[first]", "serve.cors_origins=[http://friend.example]"]
+WRONG = [
+    {},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Bearer firs"},
+    {"Authorization": "Bearer firstt"},
+    {"Authorization": "Bearer FIRST"},
+    {"Authorization": "Basic first"},
+    {"Authorization": "first"},
+    {"Authorization": "Bearer first, Bearer first"},
+    {"X-Api-Key": "first"},
+    {b"Authorization": "Bearer ü".encode()},
+]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory, tiny_path, start_server):
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    with start_server(log, tiny_path, *KEYED, env={"SLM_API_KEY": "second"}) as server:
+        yield server
+
+
+def test_a_wrong_key_opens_nothing_but_health_and_the_page(keyed, tiny_path):
+    """List, 21: 401 on every route but /health and the page's own files, whatever is wrong with the key."""
+    routes = every_route(tiny_path)
+    assert {path for _, path in routes} >= {"/health", "/metrics", "/v1/models", "/v1/completions", "/docs", "/"}
+    n_closed = 0
+    for method, path in [*routes, ("GET", "/nothing"), ("POST", "/"), ("GET", "//health"), ("GET", "/health/")]:
+        url = keyed.url + path.replace("{name}", "app.js").replace("{model:path}", "tiny").replace("{model}", "tiny")
+        open_to_all = path == "/health" or is_page(path)
+        n_closed += not open_to_all
+        for headers in WRONG:
+            answer = httpx.request(method, url, headers=headers, content=b"{}" if method == "POST" else None)
+            if open_to_all:
+                assert answer.status_code in (200, 404, 405), (method, path)
+            else:
+                assert answer.status_code == 401, (method, path, headers)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert "tiny" not in answer.text
+    assert n_closed >= 10
+    for key in ("first", "second"):
+        for headers in ({"Authorization": f"Bearer {key}"}, {"authorization": f"bearer   {key}"}):
+            assert httpx.get(keyed.url + "/v1/models", headers=headers).status_code == 200
+
+
+def test_no_other_origin_may_read(keyed, server):
+    """List, 21: CORS is off by default; where origins are named, only those may call."""
+    preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    key = {"Authorization": "Bearer first"}
+    for base in (server.url, keyed.url):
+        for method, more in (("GET", {}), ("OPTIONS", preflight)):
+            headers = {"Origin": "http://evil.example", **key, **more}
+            answer = httpx.request(method, base + "/v1/models", headers=headers)
+            assert "access-control-allow-origin" not in answer.headers
+    answer = httpx.get(keyed.url + "/v1/models", headers={"Origin": "http://friend.example", **key})
+    assert answer.headers["access-control-allow-origin"] == "http://friend.example"

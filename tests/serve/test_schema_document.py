@@ -1,0 +1,135 @@
+"""/openapi.json, and whether the answers are what it says."""
+
+import json
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from serve import wire
+from serve.config import ServerOptions
+from serve.openapi import document
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def fits(cls: type[BaseModel], value: dict) -> None:
+    """Strictly: no field more, none less, no conversion."""
+    cls.model_validate_json(json.dumps(value), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cls"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 3}, wire.Completion),
+        ("/v1/completions", {"prompt": ["x", "y"], "n": 2, "logprobs": 2, "echo": True}, wire.Completion),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 3}, wire.ChatCompletion),
+        (
+            "/v1/chat/completions",
+            {"messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 2},
+            wire.ChatCompletion,
+        ),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3}, wire.Response),
+        ("/v1/embeddings", {"input": ["x", "y"]}, wire.Embeddings),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "base64"}, wire.Embeddings),
+        ("/tokenize", {"content": "x"}, wire.Tokens),
+        ("/detokenize", {"tokens": [1, 2]}, wire.Text),
+    ],
+)
+def test_answers(chat_server, path, body, cls):
+    answer = httpx.post(chat_server.url + path, json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    fits(cls, answer.json())
+    assert httpx.post(chat_server.url + path, json={**body, "nothing": 1}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cls"),
+    [
+        ("/v1/completions", {"prompt": "x", "logprobs": 1, "echo": True}, wire.Completion),
+        ("/v1/chat/completions", {"messages": HELLO, "logprobs": True}, wire.ChatCompletionChunk),
+    ],
+)
+def test_events(chat_server, path, body, cls):
+    more = {"max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    events = httpx.post(chat_server.url + path, json={**body, **more}, timeout=30).text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    for event in events[:-2]:
+        fits(cls, json.loads(event.removeprefix("data: ")))
+
+
+@pytest.mark.parametrize(
+    ("path", "cls"),
+    [
+        ("/v1/models", wire.Models),
+        ("/v1/models/tiny-chat", wire.Model),
+        ("/tokenizer_info", wire.TokenizerInfo),
+        ("/tokenizer_info?model=tiny-chat", wire.TokenizerInfo),
+        ("/health", wire.Health),
+    ],
+)
+def test_facts(chat_server, path, cls):
+    fits(cls, httpx.get(chat_server.url + path).json())
+
+
+def test_errors(chat_server):
+    for method, path, status in (
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/tokenizer_info?model=other", 404),
+        ("POST", "/v1/completions", 400),
+        ("DELETE", "/v1/completions", 405),
+        ("GET", "/nothing", 404),
+    ):
+        answer = httpx.request(method, chat_server.url + path)
+        assert answer.status_code == status
+        fits(wire.Error, answer.json())
+
+
+def test_every_route_is_described(chat_server):
+    from fastapi import FastAPI
+
+    from serve.pool import Pool, Served
+    from serve.routes import Routes
+
+    schema = httpx.get(chat_server.url + "/openapi.json").json()
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    pool = Pool([Served("x", None)], budget=None, max_waiting=1)
+    Routes(pool, ServerOptions(), keyed=False).add_to(app)
+    routes = {(route.path.replace(":path", ""), *route.methods) for route in app.routes}
+    described = {(path, method.upper()) for path, methods in schema["paths"].items() for method in methods}
+    assert routes - {("/openapi.json", "GET")} == described
+
+
+def test_references_limits_and_keys():
+    schema = document(ServerOptions(max_n=4, request_timeout_s=7.0), keyed=True)
+    text = json.dumps(schema)
+    names = schema["components"]["schemas"]
+    for reference in {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}:
+        assert reference in names
+    assert "$defs" not in text
+    fields = names["CompletionRequest"]["properties"]
+    assert fields["n"]["maximum"] == 4
+    assert fields["timeout_s"]["default"] == 7.0
+    assert fields["temperature"]["type"] == ["number", "null"]
+    assert fields["logit_bias"]["maxProperties"] == 1024
+    assert names["CompletionRequest"]["required"] == ["prompt"]
+    assert names["CompletionRequest"]["additionalProperties"] is False
+    assert schema["security"] == [{"key": []}]
+    assert schema["paths"]["/health"]["get"]["security"] == []
+    assert "401" in schema["paths"]["/v1/completions"]["post"]["responses"]
+    assert "security" not in document(ServerOptions(), keyed=False)
+
+
+def test_vllms_form_of_tokenize(chat_server):
+    url = chat_server.url + "/tokenize"
+    text = "<|im_start|>user"
+    ours = httpx.post(url, json={"content": text, "parse_special": True}).json()
+    assert httpx.post(url, json={"prompt": text, "add_special_tokens": False}).json() == ours
+    assert ours["count"] == len(ours["tokens"])
+    for body in ({}, {"content": "x", "prompt": "x"}, {"content": None}):
+        answer = httpx.post(url, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "content"
+    info = httpx.get(chat_server.url + "/tokenizer_info").json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert "im_start" in info["chat_template"]

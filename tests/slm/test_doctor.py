@@ -1,0 +1,140 @@
+"""The doctor examines this machine, and says of others what would help."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from slm import doctor, probes
+
+GOOD = {
+    "cpu": "Example 9000",
+    "cpus": 8,
+    "cores": 8,
+    "fast_cores": 8,
+    "smt": False,
+    "hybrid": False,
+    "numa_nodes": 1,
+    "cpu_quota": None,
+    "isa": ["AVX2", "AVX-512", "AVX512-BF16"],
+    "llama_cpp": ["AVX2", "AVX512", "AVX512_BF16"],
+    "threads": {"train": 8, "export": 8, "serve": 8},
+    "compiler": "/usr/bin/g++",
+    "inductor": {"works": True, "seconds": 3.0},
+    "precision": "bf16",
+    "huge_pages": "madvise",
+    "memory_available_gib": 14.0,
+    "disk_mb_per_s": 900,
+    "runs_dir": "runs",
+    "load": 0.1,
+    "compile_cache": "/home/a/.cache/slm/inductor",
+    "kernels": None,
+    "kernel_cache": "/home/a/.cache/slm/kernels",
+}
+
+
+def test_it_examines_this_machine(repository, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "slm.doctor", f"runs_dir={tmp_path / 'runs'}"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    record = json.loads(last)
+    assert record["cores"] >= 1
+    assert record["memory_gib"] > record["memory_available_gib"] > 0
+    assert record["memory_gb_per_s"] > 0.1
+    for rates in record["gemm_gflops"].values():
+        assert set(rates) == {str(n) for n in {1, record["threads"]["train"]}} | set(rates)
+        assert all(rate > 0 for rate in rates.values())
+    assert record["disk_mb_per_s"] > 0
+    assert record["versions"]["torch"]
+    assert record["inductor"] is None or record["inductor"]["works"] in (True, False, None)
+    for word in ("memory bandwidth", "matrix products, bf16", "threads, " + record["precision"], record["cpu"]):
+        assert word in done.stdout
+    assert not list(tmp_path.iterdir())  # nothing is left behind
+
+
+def test_a_good_machine_needs_nothing():
+    assert doctor.advice(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"compiler": None, "inductor": None}, "apt install g++"),
+        ({"inductor": {"works": False, "reason": "Python.h: No such file"}}, "Python.h: No such file"),
+        ({"precision": "f32"}, "AVX512-BF16 or AMX"),
+        ({"huge_pages": "never"}, "echo madvise"),
+        ({"numa_nodes": 2}, "make train NPROC=2"),
+        ({"cpu_quota": 1.5}, "a CPU quota of 1.5 for 8 cores"),
+        ({"hybrid": True, "fast_cores": 4}, "slow cores beside 4 fast ones"),
+        ({"llama_cpp": ["AVX2"]}, "llama.cpp was built without AVX512-BF16"),
+        ({"llama_cpp": None}, "llama-cpp-python cannot be loaded"),
+        ({"disk_mb_per_s": 9}, "takes 9 MB/s"),
+        ({"disk_mb_per_s": None}, "runs_dir=DIR"),
+        ({"memory_available_gib": 0.9}, "less than 2 GiB"),
+        ({"load": 7.0}, "other programs are busy"),
+    ],
+)
+def test_what_is_missing_is_one_line_that_says_what_to_do(change, says):
+    (line,) = doctor.advice(GOOD | change)
+    assert says in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "8 threads, bf16, own kernels"),
+        ({"kernels": "no AVX512-BF16"}, "8 threads, bf16, torch.compile"),
+        ({"kernels": "no C++ compiler", "compiler": None, "inductor": None}, "8 threads, bf16, uncompiled"),
+        ({"precision": "f32"}, "8 threads, f32, torch.compile"),
+    ],
+)
+def test_it_says_how_training_will_run(change, says):
+    assert doctor.choice_rows(GOOD | change)[0] == ["train", says]
+
+
+@pytest.mark.parametrize("words", [["runs=x"], ["fast"]])
+def test_an_unknown_option_is_one_line(words, repository):
+    done = subprocess.run(
+        [sys.executable, "-m", "slm.doctor", *words], cwd=repository, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_instruction_sets_are_read_from_either_kind_of_processor(tmp_path):
+    (tmp_path / "x86").write_text("processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16\n")
+    (tmp_path / "arm").write_text("processor : 0\nFeatures\t: fp asimd bf16 i8mm\n")
+    assert probes.instruction_sets(tmp_path / "x86") == ["AVX2", "AVX-512", "AVX512-BF16", "AMX-BF16"]
+    assert probes.instruction_sets(tmp_path / "arm") == ["NEON", "I8MM", "BF16"]
+    assert probes.instruction_sets(tmp_path / "nothing") == []
+
+
+def test_a_preloaded_allocator_is_found(tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text("7f r-xp /usr/lib/libc.so.6\n7e r-xp /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4.5.9\n")
+    assert probes.allocator(maps) == "tcmalloc"
+    maps.write_text("7f r-xp /usr/lib/libc.so.6\n")
+    assert probes.allocator(maps) == "glibc"
+
+
+def test_a_containers_memory_limit_counts(tmp_path):
+    (tmp_path / "memory.max").write_text(f"{2**30}\n")
+    (tmp_path / "memory.current").write_text(f"{2**28}\n")
+    assert probes.memory_bytes(tmp_path) == (2**30, 3 * 2**28)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert probes.memory_bytes(tmp_path)[0] > 2**30
+
+
+def test_a_compiler_that_fails_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "/bin/false")
+    result = probes.InductorTrial().result(timeout=120)
+    assert result["works"] is False
+    assert result["reason"]

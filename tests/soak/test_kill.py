@@ -1,0 +1,15 @@
+"""A part of the soak of tests/soak/kill.py, which takes minutes whole."""
+
+import pytest
+
+from tests.soak.kill import soak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [1, 0])
+def test_killed_again_and_again_it_comes_out_the_same_to_the_bit(background, tmp_path):
+    tally = soak(tmp_path, kills=8, inside=4, seed=4, seconds=60, background=background)
+    assert tally.runs >= 1
+    assert tally.kills >= 4
+    assert tally.inside >= 1
+    assert tally.resumes >= 2

@@ -1,0 +1,85 @@
+"""What does not fit is refused before it is tried, and explained where it was."""
+
+import errno
+
+import psutil
+import pytest
+
+from data.errors import UserError
+from slm.config import ModelConfig
+from train import memory
+from train.config import TrainConfig
+from train.memory import advice, available_bytes, check_memory, explained
+
+SMALL = ModelConfig(
+    vocab_size=64, n_layers=1, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=256, seq_len=32
+)
+
+
+def config(**changes) -> TrainConfig:
+    return TrainConfig(**{"max_steps": 1, "seq_len": 32, "micro_batch": 4} | changes)
+
+
+def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monkeypatch):
+    assert check_memory(SMALL, config()) is None
+    vast = ModelConfig(
+        vocab_size=50_304, n_layers=80, d_model=8192, n_heads=64, n_kv_heads=8, head_dim=128, ffn_dim=28672, seq_len=64
+    )
+    with pytest.raises(UserError, match=r"parameters need .* GiB .* available: take a smaller model"):
+        check_memory(vast, config())
+    state = SMALL.training_state_bytes
+    monkeypatch.setattr(memory, "available_bytes", lambda: state + 1000)
+    warned = check_memory(SMALL, config())
+    assert "train.micro_batch=2 train.grad_accum=2" in warned
+    assert "train.gradient_checkpointing=true" in warned
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path):
+    (tmp_path / "memory.max").write_text("8000000\n")
+    (tmp_path / "memory.current").write_text("5000000\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 1000000\nactive_file 5\n")
+    names = ("memory.max", "memory.current", "inactive_file")
+    assert memory._cgroup_left(tmp_path, *names) == 4_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._cgroup_left(tmp_path, *names) is None
+    assert memory._cgroup_left(tmp_path / "none", *names) is None
+    assert 0 < available_bytes() <= psutil.virtual_memory().total
+
+
+def test_advice_keeps_the_batch_and_does_not_repeat_what_is_done():
+    assert "train.micro_batch=2 train.grad_accum=6 (the same batch)" in advice(config(grad_accum=3))
+    assert "train.micro_batch=1 train.grad_accum=5" in advice(config(micro_batch=5))
+    assert advice(config(micro_batch=1, gradient_checkpointing=True)) == "a smaller train.seq_len"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "out of memory: use train.micro_batch=2"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x/samples.md"), "samples.md could not be written"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota exceeded; [0-9,]+ bytes are free there"),
+        (Exception("No space left on device (os error 28)"), "could not be written"),
+    ],
+)
+def test_what_the_machine_has_run_out_of_is_one_line(error, says, tmp_path):
+    with pytest.raises(UserError, match=says) as caught, explained(config(), tmp_path / "not" / "there"):
+        raise error
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_torchs_own_failure_to_allocate_is_recognised(tmp_path):
+    import torch
+
+    with (
+        pytest.raises(UserError, match=r"out of memory \([0-9.]+ GiB were asked for at once\): use"),
+        explained(config(), tmp_path),
+    ):
+        torch.empty(1 << 50, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), OSError(errno.EACCES, "denied"), KeyError("x")])
+def test_everything_else_stays_what_it_is(error, tmp_path):
+    with pytest.raises(type(error)) as caught, explained(config(), tmp_path):
+        raise error
+    assert caught.value is error

@@ -1,0 +1,101 @@
+"""How a micro-batch becomes a loss and gradients: by the hand-written kernels where they run, else by autograd.
+
+Shape suffixes: B sequences of a micro-batch, T positions.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.packing import document_starts
+from slm.fused import Fused, unsupported
+from slm.model import LanguageModel
+from train.config import TrainConfig
+from train.environment import Environment
+
+
+class Backend(ABC):
+    """One model's losses. ``gradients`` adds to ``parameter.grad`` (f32) and runs the hooks that wait for them."""
+
+    name: str
+
+    def __init__(self, eot_id: int | None) -> None:
+        self._eot_id = eot_id
+
+    @abstractmethod
+    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float) -> float:
+        """Mean cross-entropy, nats per target; ``scale`` times its gradient is added to the parameters'."""
+
+    @abstractmethod
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross-entropy of every target [B, T], f32 nats, without gradients."""
+
+    def weights_changed(self) -> None:  # noqa: B027 - autograd reads the weights themselves
+        """Called after every update."""
+
+    def _starts(self, ids_BT: Tensor) -> Tensor | None:
+        """Where each position's document begins, int32 [B, T]; None where documents may see each other."""
+        if self._eot_id is None:
+            return None
+        return torch.from_numpy(document_starts(ids_BT.numpy(), self._eot_id))
+
+
+class AutogradBackend(Backend):
+    """torch's autograd under autocast, with layers and loss compiled where the environment compiles."""
+
+    name = "autograd"
+
+    def __init__(self, model: LanguageModel, environment: Environment, eot_id: int | None = None) -> None:
+        super().__init__(eot_id)
+        self._model, self._environment = model, environment
+        if environment.compile:
+            model.compile_parts()
+
+    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float) -> float:
+        with self._environment.autocast():
+            loss = self._model.loss(ids_BT, targets_BT, self._starts(ids_BT))
+        (loss * scale).backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with self._environment.autocast():
+            logits_BTV = self._model(ids_BT, starts_BT=self._starts(ids_BT))
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").view_as(targets_BT)
+
+
+class KernelBackend(Backend):
+    """The kernels of ``slm/kernels``."""
+
+    name = "kernels"
+
+    def __init__(self, fused: Fused, eot_id: int | None = None) -> None:
+        super().__init__(eot_id)
+        self.fused = fused
+
+    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float) -> float:
+        return self.fused.loss_and_gradients(ids_BT, targets_BT, scale=scale, starts_BT=self._starts(ids_BT))
+
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return self.fused.losses(ids_BT, targets_BT, starts_BT=self._starts(ids_BT))
+
+    def weights_changed(self) -> None:
+        self.fused.forget_weights()
+
+
+def make_backend(
+    model: LanguageModel, config: TrainConfig, environment: Environment, eot_id: int | None = None
+) -> Backend:
+    """The fastest way that this machine, this model and the configuration allow.
+
+    ``eot_id``: the token after which a document may not see what came before; None lets all see all.
+    """
+    if environment.kernels is not None and unsupported(model) is None:
+        # Holding the bf16 weights costs 4 bytes a parameter; who recomputes wants memory, not the last per cent.
+        keep = config.recompute == "none"
+        fused = Fused(model, environment.kernels, recompute=config.recompute, keep_packed=keep)
+        return KernelBackend(fused, eot_id)
+    model.gradient_checkpointing = config.recompute != "none"
+    return AutogradBackend(model, environment, eot_id)

@@ -1,0 +1,154 @@
+"""A run's training records, read as the file grows, and thinned out for a picture."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POINTS = 1000
+"""A curve has at most so many points, however long the run is."""
+
+FIELDS = ("step", "tokens", "elapsed_s", "loss", "lr", "grad_norm", "tokens_per_s", "data_wait", "rss_gb")
+"""What a point knows of a training record; the units are those of ``metrics.jsonl``."""
+
+
+class Tail:
+    """The lines that were added to a growing file since the last look. A file put in its place is read anew."""
+
+    _MARK = 64
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity: tuple[int, int] | None = None
+        self._offset, self._mark = 0, b""
+
+    def read(self) -> tuple[list[str], bool]:
+        """Whole new lines, and whether they are another file's than before (what was read then is void)."""
+        try:
+            file = self.path.open("rb")
+        except OSError:
+            return [], False
+        with file:
+            status = os.fstat(file.fileno())
+            identity = (status.st_dev, status.st_ino)
+            fresh = identity != self._identity or status.st_size < self._offset or not self._same_start(file)
+            restarted = fresh and self._offset > 0
+            if fresh:
+                self._identity, self._offset, self._mark = identity, 0, b""
+            file.seek(self._offset)
+            content = file.read()
+        content = content[: content.rfind(b"\n") + 1]  # a line that is being written waits for its end
+        if content:
+            self._offset += len(content)
+            self._mark = (self._mark + content)[-self._MARK :]
+        return content.decode("utf-8", errors="replace").splitlines(), restarted
+
+    def _same_start(self, file: Any) -> bool:
+        """Whether what stands before the offset is what was read: an inode may be used again by another file."""
+        file.seek(self._offset - len(self._mark))
+        return file.read(len(self._mark)) == self._mark
+
+
+def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects that have a step; anything else in the file is passed over."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and number(record.get("step")) is not None:
+            yield record
+
+
+def number(value: Any) -> float | None:
+    """``value`` where it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+class Curves:
+    """The training records of a run as columns of numbers (NaN where a record has none), 72 bytes a record."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty((256, len(FIELDS)))
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def clear(self) -> None:
+        self._n = 0
+
+    def extend(self, training: list[dict[str, Any]]) -> None:
+        """Take in records. One whose step is not greater than the last takes the place of the later ones."""
+        rows = np.array([_row(record) for record in training]).reshape(-1, len(FIELDS))
+        while len(rows):
+            # The run may have gone back to an earlier checkpoint, here or anywhere within.
+            self._n = int(np.searchsorted(self["step"], rows[0, 0]))
+            back = np.flatnonzero(np.diff(rows[:, 0]) <= 0)
+            whole = int(back[0]) + 1 if len(back) else len(rows)
+            self._append(rows[:whole])
+            rows = rows[whole:]
+
+    def _append(self, rows: np.ndarray) -> None:
+        end = self._n + len(rows)
+        if end > len(self._rows):
+            grown = np.empty((max(end, 2 * len(self._rows)), len(FIELDS)))
+            grown[: self._n] = self._rows[: self._n]
+            self._rows = grown
+        self._rows[self._n : end] = rows
+        self._n = end
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A field of every record."""
+        return self._rows[: self._n, FIELDS.index(name)]
+
+    def not_finite(self) -> int:
+        """Records whose loss or gradient norm was not a finite number."""
+        return int((np.isnan(self["loss"]) | np.isnan(self["grad_norm"])).sum())
+
+    def points(self, limit: int = POINTS) -> "Points":
+        """At most ``limit`` points: neighbouring records put together, as many to each."""
+        return Points(self._rows[: self._n], limit)
+
+
+class Points:
+    """Neighbouring records put together: their mean, least and greatest values.
+
+    Extremes are kept, so that a spike of one step is seen among a hundred thousand.
+    """
+
+    def __init__(self, rows: np.ndarray, limit: int) -> None:
+        self.stride = max(1, -(-len(rows) // limit))
+        """Records to a point."""
+        starts = np.arange(0, len(rows), self.stride)
+        self.sizes = np.diff(np.append(starts, len(rows)))
+        absent = np.isnan(rows)
+        with np.errstate(invalid="ignore"):
+            if len(rows):
+                counts = np.add.reduceat(~absent, starts, axis=0, dtype=float)
+                self._mean = np.add.reduceat(np.where(absent, 0, rows), starts, axis=0) / counts
+                self._low, self._high = np.fmin.reduceat(rows, starts), np.fmax.reduceat(rows, starts)
+            else:
+                self._mean = self._low = self._high = rows
+
+    def __len__(self) -> int:
+        return len(self._mean)
+
+    def mean(self, name: str) -> np.ndarray:
+        return self._mean[:, FIELDS.index(name)]
+
+    def low(self, name: str) -> np.ndarray:
+        return self._low[:, FIELDS.index(name)]
+
+    def high(self, name: str) -> np.ndarray:
+        return self._high[:, FIELDS.index(name)]
+
+
+def _row(record: dict[str, Any]) -> list[float]:
+    return [math.nan if (value := number(record.get(name))) is None else value for name in FIELDS]

@@ -1,0 +1,112 @@
+"""How much memory there is for a run, whether it will do, and what to say where it did not."""
+
+import errno
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from data.errors import UserError
+from slm.config import ModelConfig
+from train.config import TrainConfig
+
+GIB = 2**30
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its container's (cgroup v2, then v1) where less."""
+    free = psutil.virtual_memory().available
+    for folder, limit, used, cache in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        left = _cgroup_left(Path(folder), limit, used, cache)
+        if left is not None:
+            return min(free, left)
+    return free
+
+
+def _cgroup_left(folder: Path, limit: str, used: str, cache: str) -> int | None:
+    try:
+        most = int((folder / limit).read_text())  # "max", no limit, is not a number
+        taken = int((folder / used).read_text())
+        stat = (folder / "memory.stat").read_text()
+    except (OSError, ValueError):
+        return None
+    reclaimable = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
+    return most - taken + (int(reclaimable.group(1)) if reclaimable else 0)
+
+
+def check_memory(shape: ModelConfig, config: TrainConfig) -> str | None:
+    """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
+
+    The state is f32 weights, gradients and two moments. A step needs at least one micro-batch of hidden states on
+    top: per layer 4 of the model's width (1 where layers are recomputed) and 3 of the feed-forward's (0 where that is
+    recomputed), in bf16.
+    """
+    state, free = shape.training_state_bytes, available_bytes()
+    if state > free:
+        raise UserError(
+            f"{shape.n_params:,} parameters need {state / GIB:.1f} GiB for weights, gradients and moments, but "
+            f"{free / GIB:.1f} GiB of memory are available: take a smaller model, or free some memory"
+        )
+    widths = {"layer": shape.d_model, "mlp": 4 * shape.d_model, "none": 4 * shape.d_model + 3 * shape.ffn_dim}
+    per_layer = widths[config.recompute]
+    step = 2 * config.micro_batch * config.seq_len * shape.n_layers * per_layer
+    if state + step > free:
+        return (
+            f"warning: a step needs about {(state + step) / GIB:.1f} GiB, {free / GIB:.1f} GiB are available; "
+            f"if it does not fit: {advice(config)}"
+        )
+    return None
+
+
+def advice(config: TrainConfig) -> str:
+    """What needs less memory, the cheapest first."""
+    ways = []
+    if config.micro_batch > 1:
+        halves = config.micro_batch % 2 == 0
+        smaller, passes = (config.micro_batch // 2, 2) if halves else (1, config.micro_batch)
+        ways.append(f"train.micro_batch={smaller} train.grad_accum={config.grad_accum * passes} (the same batch)")
+    if config.recompute != "layer":
+        ways.append("train.gradient_checkpointing=true")
+    ways.append("a smaller train.seq_len")
+    return ", ".join(ways[:-1]) + (", or " if len(ways) > 1 else "") + ways[-1]
+
+
+@contextmanager
+def explained(config: TrainConfig, root: Path) -> Iterator[None]:
+    """Turn what the machine has run out of (memory, room on the disk) into one line with what helps."""
+    try:
+        yield
+    except UserError:
+        raise
+    except MemoryError as error:
+        raise UserError(f"out of memory: use {advice(config)}") from error
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise UserError(f"out of memory: use {advice(config)}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(_no_room(error.filename or root, error.strerror, root)) from error
+        raise
+    except Exception as error:
+        if "No space left on device" in str(error):  # as libraries in Rust tell it
+            raise UserError(_no_room(root, str(error), root)) from error
+        if not isinstance(error, RuntimeError):
+            raise
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        wanted = re.search(r"allocate (\d+) bytes", str(error))
+        asked = f" ({int(wanted.group(1)) / GIB:.1f} GiB were asked for at once)" if wanted else ""
+        raise UserError(f"out of memory{asked}: use {advice(config)}") from error
+
+
+def _no_room(where: str | Path, reason: str, root: Path) -> str:
+    there = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    return (
+        f"{where} could not be written ({reason}; {shutil.disk_usage(there).free:,} bytes are free there): make room, "
+        "then the same command goes on from the last checkpoint"
+    )
