@@ -32,7 +32,7 @@ else
 TRAIN = $(PY) -m train.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
 endif
 
-.PHONY: help setup demo train plan watch report export eval serve chat bench-train doctor test lint format clean
+.PHONY: help setup demo train plan watch report export eval serve chat data-stats bench-train bench-serve doctor test lint format clean
 
 help: ## this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -84,11 +84,17 @@ chat: setup ## talk to a model in the terminal: MODEL=runs/latest
 plan: setup ## what a preset costs before it is trained: parameters, FLOPs, memory, time
 	@$(PY) -m train.plan preset=$(CONFIG) $(ARGS)
 
+data-stats: setup ## what the text is made of: documents, tokens, duplicates, lengths: ARGS="data=local data.files=[...]"
+	@$(PY) -m train.data_stats preset=$(CONFIG) $(ARGS)
+
 bench-train: setup ## training speed beside the plain loop, Hugging Face's Trainer and the machine's GEMM peak
 	@$(PY) -m train.bench preset=$(CONFIG) $(ARGS)
 
 doctor: setup ## what this machine has, what will be used of it, and what to install for more
 	@$(PY) -m slm.doctor $(ARGS)
+
+bench-serve: setup ## the server under load, beside llama.cpp's limit and other servers: MODEL=runs/latest
+	@$(PY) -m serve.bench model=$(MODEL) $(ARGS)
 
 test: setup ## every test
 	@$(PY) -m pytest -q $(ARGS)

@@ -23,7 +23,7 @@ from data import files
 from data.packing import Encoded
 from data.parts import Corpus, Reader
 from data.sources import Plan
-from data.storage import NoRoomError, fingerprint, locked, read_checked, write_checked
+from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
 from data.tokenizer import Tokenizer
 
 VERSION = 1
@@ -54,8 +54,7 @@ def over(
 
     Where the disk has no room the source is read as if there were no cache, unless it is ``required``.
     """
-    stamps = [(os.path.abspath(path), os.path.getsize(path), os.stat(path).st_mtime_ns) for path in plan.files]
-    key = (VERSION, plan.selection, stamps, tokenizer.fingerprint, SEGMENT_RECORDS, SEGMENT_CHARS)
+    key = (VERSION, plan.selection, stamps(plan.files), tokenizer.fingerprint, SEGMENT_RECORDS, SEGMENT_CHARS)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     store = Store(Path(folder) / "tokens" / fingerprint(key), corpus, encode, dtype)
     return CachedCorpus(corpus, store, required=required)

@@ -113,7 +113,7 @@ class DataConfig(SourceConfig):
     """Documents left out because an earlier one has the same words (``exact``) or nearly all of them (``near``)."""
     dedup_threshold: float = 0.8
     """``near``: the least share of common five-word sequences (Jaccard) that makes two documents duplicates."""
-    dedup_max_docs: int = 2_000_000
+    dedup_max_docs: int = 1_000_000
     """Most documents compared, from the beginning of the sources; what follows is taken as it is."""
     cache: Literal["auto", True, False] = "auto"
     """Tokenized text is kept on disk. ``auto``: for sources that are slow to read (the Hub, compressed files)."""

@@ -3,6 +3,7 @@
 import functools
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,12 @@ def make_filter(source: SourceConfig) -> Callable[[str], str | None] | None:
         return None
 
     return reason
+
+
+def options(source: SourceConfig) -> tuple[tuple[str, Any], ...]:
+    """The filters' options by name."""
+    names = ("min_chars", "max_chars", "min_letters", "script", "min_script")
+    return tuple((name, getattr(source, name)) for name in names)
 
 
 def scripts() -> dict[str, int]:

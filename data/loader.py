@@ -90,6 +90,7 @@ class Loader:
             "rank": rank,
             "world_size": world_size,
             "tokenizer": f"{tokenizer.vocab_size} ids, {tokenizer.fingerprint}",
+            "revision": ", ".join(each.source.revision for each in plans if each.source.kind == "hub"),
             "text": [each.fingerprint for each in plans],
         }
         self._states: list[dict[str, Any] | None] = [None] * self._shards
@@ -152,6 +153,11 @@ class Loader:
         for key, mine in self._identity.items():
             if state.get(key) != mine:
                 saved = state.get(key)
+                if key == "revision":
+                    raise UserError(
+                        f"the data set on the Hub has changed since: the saved position is in the commit {saved}, not "
+                        f"{mine}; add data.revision={saved}, or start a new run"
+                    )
                 raise UserError(
                     f"the saved data position is for {key}={saved}, not {mine}: resume with the same data options, "
                     "tokenizer and number of workers, or start a new run"

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,11 @@ from typing import Any, Literal
 from data import duplicates, files, hub, tales
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.filters import make_filter
+from data.filters import make_filter, options
 from data.mixture import Filtered, Mixture, Repeated, Shuffled, text_bytes
 from data.packing import DocumentStream
 from data.parts import Corpus, FileCorpus, PartStream, Selected
-from data.storage import fingerprint
+from data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation"]
 
@@ -57,9 +57,8 @@ class Plan:
     def selection(self) -> str:
         """The identity of the documents: of the text, the split and the filters."""
         s = self.source
-        filters = (s.min_chars, s.max_chars, s.min_letters, s.script, s.min_script)
-        listed = os.path.basename(self.duplicates)
-        return fingerprint((self.corpus, self.held_out, self.split, sorted(self.elsewhere), filters, listed))
+        listed = digest_of(self.duplicates) if self.duplicates else None
+        return fingerprint((self.corpus, self.held_out, self.split, sorted(self.elsewhere), options(s), listed))
 
     @property
     def fingerprint(self) -> str:
@@ -67,20 +66,20 @@ class Plan:
         return fingerprint((self.selection, self.source.weight, self.source.max_epochs))
 
 
-def plan(config: DataConfig, split: Split) -> list[Plan]:
+def plan(config: DataConfig, split: Split, *, listed: bool = True) -> list[Plan]:
     """A plan for each source. Raises UserError for what cannot be read: missing files, no network, no text.
 
-    With ``data.dedup`` all text is read the first time, to find the duplicates.
+    With ``data.dedup`` all text is read the first time, to list the duplicates (not with ``listed=False``).
     """
     sources = config.all_sources()
     plans = [_plan_source(source, split, config.val_fraction) for source in sources]
-    if config.dedup != "none":
+    if config.dedup != "none" and listed:
         other = "train" if split == "validation" else "validation"
         others = [_plan_source(source, other, config.val_fraction) for source in sources]
         # Validation text of its own comes first: training text that repeats it is then left out.
         ordered = [*plans, *others] if split == "validation" else [*others, *plans]
-        listed = duplicates.find(config, ordered, whole=functools.partial(open_corpus, whole=True))
-        plans = [replace(each, duplicates=listed) for each in plans]
+        path = duplicates.find(config, ordered, whole=functools.partial(open_corpus, whole=True))
+        plans = [replace(each, duplicates=path) for each in plans]
     return _without_held_out(plans) if split == "train" else plans
 
 
@@ -114,7 +113,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         return Plan(source=source, split=split, files=chosen, document_bytes=document_bytes)
     held_out = val_fraction
     if size <= SMALL_CORPUS:
-        held_out = _held_out(_stamps(paths), source.text_field, document_bytes, val_fraction)
+        held_out = _held_out(stamps(paths), source.text_field, document_bytes, options(source), val_fraction)
     return Plan(source=source, split=split, files=tuple(paths), document_bytes=document_bytes, held_out=held_out)
 
 
@@ -132,9 +131,11 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
         if plan.source.val_files:
             apart = files.expand(plan.source.val_files, "data.val_files")
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
-                listed |= _places(_stamps(apart), plan.source.text_field, plan.document_bytes).keys()
+                listed |= _places(
+                    stamps(apart), plan.source.text_field, plan.document_bytes, options(plan.source)
+                ).keys()
         elif plan.held_out > least and _is_small(plan):
-            places = _places(_stamps(plan.files), plan.source.text_field, plan.document_bytes)
+            places = _places(stamps(plan.files), plan.source.text_field, plan.document_bytes, options(plan.source))
             listed |= {place for place in places if least <= place < plan.held_out}
     together = frozenset(listed)
     return [replace(plan, elsewhere=together, held_out=max(plan.held_out, widest)) for plan in plans]
@@ -146,16 +147,17 @@ def _is_small(plan: Plan) -> bool:
     )
 
 
-def _stamps(paths: Iterable[str]) -> tuple[Any, ...]:
-    return tuple((path, os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths)
-
-
 @functools.lru_cache(maxsize=16)
-def _places(stamps: tuple[Any, ...], text_field: str, document_bytes: int) -> dict[float, int]:
-    """The documents of a small corpus: their places in the hash space, and how many bytes each has."""
+def _places(
+    stamped: tuple[Any, ...], text_field: str, document_bytes: int, filters: tuple[Any, ...]
+) -> dict[float, int]:
+    """The documents of a small corpus that pass the filters: their places in the hash space, and their bytes."""
+    reason = make_filter(SourceConfig(kind="files", **dict(filters)))
     reading = files.Reading(text_field=text_field, document_bytes=document_bytes)
     sizes: dict[float, int] = {}
-    for text in PartStream(FileCorpus(tuple(path for path, _, _ in stamps), reading), order=lambda n: list(range(n))):
+    for text in PartStream(FileCorpus(tuple(path for path, _, _ in stamped), reading), order=lambda n: list(range(n))):
+        if reason is not None and reason(text) is not None:
+            continue
         place = hash_place(text)
         sizes[place] = sizes.get(place, 0) + len(text.encode("utf-8", "replace"))
     return sizes
@@ -172,13 +174,15 @@ def _few(paths: list[str]) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _held_out(stamps: tuple[Any, ...], text_field: str, document_bytes: int, val_fraction: float) -> float:
+def _held_out(
+    stamped: tuple[Any, ...], text_field: str, document_bytes: int, filters: tuple[Any, ...], val_fraction: float
+) -> float:
     """The share of the hash space to hold out of a small corpus, so that both splits have text.
 
     A hash takes ``val_fraction`` of many documents, but of a few it may take none, or all.
     """
-    paths = [path for path, _, _ in stamps]
-    sizes = _places(stamps, text_field, document_bytes)
+    paths = [path for path, _, _ in stamped]
+    sizes = _places(stamped, text_field, document_bytes, filters)
     if not sizes:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no text; check data.files and data.text_field")
     if len(sizes) == 1:

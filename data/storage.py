@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,11 @@ DIGEST_BYTES = 16
 def fingerprint(parts: Any) -> str:
     """A short name for what ``parts`` (plain values) say."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def stamps(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
+    """Files as they are at the moment: path, size, and when they were changed."""
+    return tuple((os.path.abspath(path), os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths)
 
 
 class NoRoomError(UserError):
@@ -64,6 +69,12 @@ def read_checked(path: Path) -> bytes | None:
     if hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() != digest:
         return None
     return content
+
+
+def digest_of(path: str | Path) -> str:
+    """The hash at the head of a file that :func:`write_checked` wrote."""
+    with open(path, "rb") as file:
+        return file.read(DIGEST_BYTES).hex()
 
 
 @contextlib.contextmanager

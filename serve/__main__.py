@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from data.errors import UserError
 from serve.config import ServeConfig, load
 from serve.models import named_models
 from slm.cli import run
+from slm.hardware import share_cores
 
 if TYPE_CHECKING:
     from serve.messages import ModelInfo
@@ -58,9 +60,8 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.socket) -> int:
     import uvicorn
 
-    from serve.app import make_app
     from serve.connections import limited
-    from serve.memory import budget_bytes
+    from serve.memory import budget_bytes, fewer_slots, read_facts
     from serve.pool import Pool, Served
 
     class Server(uvicorn.Server):
@@ -78,14 +79,19 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
 
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
-    pool = Pool(
-        [Served(name, config.engine(path)) for name, path in paths.items()],
-        budget=budget_bytes(options.memory_budget_gb) if len(paths) > 1 else None,
-        max_waiting=options.queue,
-    )
+    engines = {name: config.engine(path) for name, path in paths.items()}
+    budget = None
+    if len(paths) > 1:
+        share_cores()  # engines at work side by side would wait for each other's spinning threads
+        budget = budget_bytes(options.memory_budget_gb)
+        if not options.slots:
+            for name, each in engines.items():
+                engines[name] = fewer_slots(read_facts(paths[name]), each, budget=budget, n_models=len(paths))
+    pool = Pool([Served(name, each) for name, each in engines.items()], budget=budget, max_waiting=options.queue)
     try:
-        info = await pool.start()
-        app = make_app(pool, options, keys=keys)
+        # The routes' libraries take half a second to import, while the engine loads the model.
+        info, routes = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.app"))
+        app = routes.make_app(pool, options, keys=keys)
         port = listener.getsockname()[1]
         _banner(pool, info, config.host, port, keyed=bool(keys))
         uvicorn_config = uvicorn.Config(

@@ -177,4 +177,5 @@ def _as_text(fields: dict[str, Any]) -> str:
     if fields["ttft_s"] is not None:
         parts.append(f"first after {fields['ttft_s']:.3f}s")
     parts.extend(str(fields[name]) for name in ("finish_reason", "error") if fields[name])
-    return " ".join([*parts, fields["id"]])
+    # As ASCII, which any terminal and any locale can take.
+    return " ".join([*parts, fields["id"]]).encode("ascii", "backslashreplace").decode()

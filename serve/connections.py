@@ -17,7 +17,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_OPEN = 4096
-"""Connections at a time, where the limit on open files allows it; an idle one costs about 15 KB."""
+"""Connections at a time, where the limit on open files allows it; an idle one costs about 5 KB."""
 
 BACKLOG = 512
 """Connections that wait to be accepted, at most."""

@@ -54,6 +54,8 @@ def named_models(model: str | None, name: str | None, models: list[str]) -> tupl
 
     Raises `UserError` for a path that names no model, a bad name, or one that two models would have.
     """
+    if name and not model:
+        raise UserError(f"serve.name is the name of model=; give it in the list: serve.models=[{name}=PATH]")
     given = [(name, model)] if model else []
     for word in models:
         if "=" in word and not os.path.exists(os.path.expanduser(word)):

@@ -155,7 +155,7 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
             "title": "slm",
             "version": metadata.version("slm"),
             "description": f"A language model over OpenAI's API. Bodies are JSON objects of at most "
-            f"{options.max_body_bytes} bytes; a field that is not known is an error, null means not given.",
+            f"{options.max_body_bytes / 2**20:g} MiB; a field that is not known is an error, null means not given.",
         },
         "tags": [{"name": name} for name in ("Generation", "Tokens and embeddings", "Models and state")],
         "paths": paths,

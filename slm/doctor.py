@@ -57,7 +57,7 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
 
 
 def _software(load: float) -> dict[str, Any]:
-    from slm.kernels import build
+    from slm.kernels.build import cache_dir, compiler
 
     versions = {}
     for package in PACKAGES:
@@ -69,20 +69,20 @@ def _software(load: float) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "versions": versions,
-        "compiler": build.compiler(),
+        "compiler": compiler(),
         "kernels": _no_kernels(),
-        "kernel_cache": str(build.cache_dir()),
+        "kernel_cache": str(cache_dir()),
         "load": round(load, 2),
     }
 
 
 def _no_kernels() -> str | None:
     """Why training's own kernels are not used here; None where they are."""
-    from slm.kernels import build
+    from slm.kernels.build import has_amx, unavailable
 
-    if build.has_amx():
+    if has_amx():
         return "torch's own products use AMX here, which is faster"
-    return build.unavailable()
+    return unavailable()
 
 
 def _processor() -> dict[str, Any]:

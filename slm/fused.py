@@ -23,7 +23,7 @@ HEAD_ROWS = 2048
 """Positions whose logits are held at once."""
 UNKEPT_ROWS = 192
 """The same where only the loss is asked for (24 strips of 8 rows: what the kernel takes at a time)."""
-PACKED_ROWS = 2048
+PACKED_ROWS = 1024
 """Positions that a weight gradient's product rearranges at a time (as in linear.cpp)."""
 Recompute = Literal["none", "mlp", "layer"]
 

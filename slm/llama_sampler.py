@@ -149,20 +149,21 @@ class Sampler:
         assert self._picks, "the chain does not end in greedy or dist"
         row = context.row(i)
         # NaN logits make llama.cpp's sampler abort the process.
-        if math.isnan(float(row.max())):
+        highest = float(row.max())
+        if math.isnan(highest):
             raise LlamaError("the model gave logits that are not numbers")
         if self._grammar is not None:
             return self._sample_with_grammar(row)
-        token = self._sample_narrowed(row)
+        token = self._sample_narrowed(row, highest)
         return C.llama_sampler_sample(self._chain, context._ctx, i) if token is None else token
 
-    def _sample_narrowed(self, row: np.ndarray) -> int | None:
+    def _sample_narrowed(self, row: np.ndarray, highest: float) -> int | None:
         """The same pick from few candidates, by links that look at these alone; None where the chain begins with a
         link that has to see them all, or when they are many."""
         if self._bias is not None:
             row = row.copy()
             row[self._bias[0]] += self._bias[1]
-        highest = float(row.max())
+            highest = float(row.max())
         if highest == -math.inf:
             return None
         (what, figure, _), *rest = self._links

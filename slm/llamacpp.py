@@ -262,6 +262,7 @@ class Batch:
         self._seq = np.zeros(capacity, np.int32)
         self._logits = np.zeros(capacity, np.int8)
         self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
+        self._filled = self._make_struct()  # the arrays stay where they are: only the count changes
 
     def clear(self) -> None:
         """Empties the batch."""
@@ -292,12 +293,12 @@ class Batch:
     def __len__(self) -> int:
         return self._n
 
-    def _struct(self) -> C.llama_batch:
+    def _make_struct(self) -> C.llama_batch:
         def pointer(array: np.ndarray, kind: type) -> object:
             return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
         return C.llama_batch(
-            n_tokens=self._n,
+            n_tokens=0,
             token=pointer(self._token, C.llama_token),
             embd=None,
             pos=pointer(self._pos, C.llama_pos),
@@ -305,6 +306,10 @@ class Batch:
             seq_id=pointer(self._seq_pointers, ctypes.POINTER(C.llama_seq_id)),
             logits=pointer(self._logits, ctypes.c_int8),
         )
+
+    def _struct(self) -> C.llama_batch:
+        self._filled.n_tokens = self._n
+        return self._filled
 
 
 class Context:
@@ -366,6 +371,8 @@ class Context:
         self.n_threads: int = params.n_threads
         self._wanted = np.zeros(0, np.int8)
         self._rows: np.ndarray | None = None
+        self._view: tuple[tuple[int, int], np.ndarray] | None = None
+        """The last view of logits, with its address and number of rows: most batches are like the one before."""
         self._row_of: list[int] = []
 
     def decode(self, batch: Batch) -> None:
@@ -378,8 +385,8 @@ class Context:
         assert batch.n_seq_max <= self.n_seq_max
         if n == 0 or n > self.n_batch:
             raise LlamaError(f"a batch of {n} tokens; this context takes 1 to {self.n_batch}")
-        tokens = batch._token[:n]
-        if tokens.min() < 0 or tokens.max() >= self.model.n_vocab:
+        # Read without a sign, a negative id is a large one.
+        if batch._token[:n].view(np.uint32).max() >= self.model.n_vocab:
             raise LlamaError(f"a token id outside the vocabulary (0 to {self.model.n_vocab - 1})")
         self._wanted, self._rows = np.zeros(0, np.int8), None
         _log.clear()
@@ -400,10 +407,13 @@ class Context:
             pointer = C.llama_get_logits(self._ctx)
             if not pointer:
                 raise LlamaError("llama.cpp has no logits")
-            n, n_vocab = int(np.count_nonzero(self._wanted)), self.model.n_vocab
-            memory = (ctypes.c_float * (n * n_vocab)).from_address(ctypes.addressof(pointer.contents))
-            self._rows = np.frombuffer(memory, np.float32).reshape(n, n_vocab)
-            self._row_of = (np.cumsum(self._wanted != 0) - 1).tolist()
+            numbers = np.cumsum(self._wanted != 0)
+            shape = (ctypes.addressof(pointer.contents), int(numbers[-1]))
+            if self._view is None or self._view[0] != shape:
+                memory = (ctypes.c_float * (shape[1] * self.model.n_vocab)).from_address(shape[0])
+                self._view = shape, np.frombuffer(memory, np.float32).reshape(shape[1], self.model.n_vocab)
+            self._rows = self._view[1]
+            self._row_of = (numbers - 1).tolist()
         return self._rows[self._row_of[i]]
 
     def logits(self, i: int) -> np.ndarray:

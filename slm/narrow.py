@@ -17,7 +17,7 @@ _GROUPS = 224
 
 
 def top(row_V: np.ndarray, k: int) -> np.ndarray:
-    """Ids, ascending, of the `k` highest entries; more where several equal the lowest of them, or a few more."""
+    """Ids, ascending, of the `k` highest entries, and of some more: most often a few, with many equal entries many."""
     n = len(row_V)
     if k >= n:
         return np.arange(n)
@@ -35,7 +35,7 @@ def nucleus(row_V: np.ndarray, highest: float, p: float, *, most: int = 256) -> 
     than `most`. `highest`: the row's maximum."""
     ids = top(row_V, most)
     total = np.exp(row_V - highest).sum(dtype=np.float64)
-    ids = ids[np.argsort(-row_V[ids], kind="stable")]
+    ids = ids[np.argsort(-row_V[ids], kind="stable")][:most]
     reached = np.exp(row_V[ids] - highest).cumsum(dtype=np.float64) >= p * total
     n = int(reached.argmax())
     return ids[: n + 1] if reached[n] else None

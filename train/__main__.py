@@ -7,13 +7,15 @@ from data.errors import UserError, nearest
 from slm import cli
 from slm.configuration import build, choices, load_config
 from slm.hardware import share_cores
+from train import autobatch
 
 
 def main(argv: list[str]) -> int:
     """Compose the configuration, find or make the run's directory, train. Returns the exit code."""
     resolved = load_config("train", argv)
-    config = _config(resolved)
     share_cores()
+    autobatch.resolve(resolved, argv)
+    config = _config(resolved)
     # From here on it takes seconds to import: wrong options have been told by now.
     from train import distributed
     from train.memory import explained
@@ -87,7 +89,6 @@ def _train(config: Any, resolved: dict[str, Any], root: Path, ranks: Any) -> int
     print(f"{root}: {trainer.summary()}")
     if code == 0:
         print(f"next: make export RUN={root}    then: make serve MODEL={root}")
-    ranks.close()
     locks.clear()
     return code
 

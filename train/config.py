@@ -131,7 +131,8 @@ class TrainConfig:
         if self.grad_accum % size:
             factor = size // math.gcd(self.grad_accum, size)
             if self.micro_batch % factor == 0:
-                use = f"micro_batch={self.micro_batch // factor} train.grad_accum={self.grad_accum * factor} (the same batch)"
+                rows, passes = self.micro_batch // factor, self.grad_accum * factor
+                use = f"micro_batch={rows} train.grad_accum={passes} (the same batch)"
             else:
                 use = f"grad_accum={-(-self.grad_accum // size) * size}"
             raise UserError(

@@ -258,19 +258,27 @@ def guarded(ranks: Ranks, run: Callable[[], int]) -> int:
         return run()
     try:
         code = run()
+        ranks.close()
     except ToldElsewhereError:
         code = 2
     except LostContactError as error:
         print(f"rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
-        return 1
+        code = 1
     except UserError as error:
         if ranks.main or not isinstance(error, (NonFiniteError, EndOfTextError)):  # these are everybody's
             print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
         code = 2
     if path and code in (0, 2, 130, 143):
         Path(path).write_text(str(code))
-        return 0
-    return 0 if code in (130, 143) else code
+        status = 0
+    else:
+        status = 0 if code in (130, 143) else code
+    if code in (1, 2) and ranks.size > 1:
+        # gloo's threads are in the midst of something, and would abort an orderly end of the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 @contextmanager

@@ -11,6 +11,7 @@ processes that are asked to stop get the time to save, and the machine named by 
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -137,7 +138,9 @@ def is_here(host: str) -> bool:
 
 
 def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's reports of signals and dead processes: ours are shorter
+    # torchrun's reports of signals, dead processes and hosts without names: ours are shorter.
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import psutil
     import torch.distributed as dist
     from torch.distributed import run as torchrun
@@ -145,6 +148,7 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     stopped: list[int] = []
 
     def stop(number: int, _frame: object) -> None:

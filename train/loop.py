@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from data.errors import UserError
-from data.loader import Loader, validation_blocks
+from data.loader import EndOfTextError, Loader, validation_blocks
 from data.tokenizer import Tokenizer
 from slm import checkpoint
 from slm.hardware import rss_bytes
@@ -155,7 +155,11 @@ class Trainer:
         if due and self.last_validation.get("step") != self.step:
             self._validate()  # the run was stopped in the midst of it
         while not self.interrupt and self._progress() < 1:
-            self._step(batches)
+            try:
+                self._step(batches)
+            except EndOfTextError as error:
+                self.progress.say(f"step {self.step:,}: {error}")
+                return
 
     def _step(self, batches: Iterator[np.ndarray]) -> None:
         """One optimizer step and what is due after it, unless a guard says otherwise."""

@@ -112,9 +112,11 @@ def render(stories: Sequence[RunStory], statuses: Sequence[str]) -> str:
 def _page() -> tuple[Template, dict[str, str]]:
     """The template, and what of the page is the same for every run."""
     folder = resources.files("train") / "web"
-    text, style, script = (
-        (folder / name).read_text(encoding="utf-8") for name in ("report.html.j2", "report.css", "report.js")
+    text, style, charts, drawing = (
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("report.html.j2", "report.css", "charts.js", "report.js")
     )
+    script = f"{charts}\n{drawing}"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     fixed = {"style": Markup(style), "script": Markup(script)}
     return environment.from_string(text), fixed | {"style_hash": _hash(style), "script_hash": _hash(script)}

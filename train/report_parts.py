@@ -79,12 +79,12 @@ def curves(story: RunStory, name: str, status: str, limit: int = POINTS) -> dict
         "wait": values(points.mean("data_wait"), 3),
     }
     if points.stride > 1:
-        for name, field in (("loss", "loss"), ("grad", "grad_norm"), ("speed", "tokens_per_s")):
-            train |= {f"{name}_low": values(points.low(field), 4), f"{name}_high": values(points.high(field), 4)}
+        for key, field in (("loss", "loss"), ("grad", "grad_norm"), ("speed", "tokens_per_s")):
+            train |= {f"{key}_low": values(points.low(field), 4), f"{key}_high": values(points.high(field), 4)}
     chosen = thin(story.validations, limit)
     val = {
-        key: values([math.nan if (value := one.get(name)) is None else value for one in chosen], digits)
-        for key, name, digits in (
+        key: values([math.nan if (value := one.get(field)) is None else value for one in chosen], digits)
+        for key, field, digits in (
             ("step", "step", 9),
             ("tokens", "tokens", 9),
             ("time", "elapsed_s", 7),

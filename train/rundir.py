@@ -107,8 +107,8 @@ def set_aside_later(root: Path, start: Path) -> list[str]:
 
 FIXED_SECTIONS = ("model", "tokenizer", "data")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
-FREE_KEYS = ("data.cache", "data.cache_dir")
-"""Of the fixed sections: where text is kept, not what it is."""
+FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision")
+"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit itself)."""
 
 
 def check_same(saved: dict[str, Any], current: dict[str, Any], root: Path) -> None:

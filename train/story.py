@@ -6,6 +6,7 @@ written by another version is passed over, so that a picture of a run never fail
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,12 +272,12 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     with file:
-        status = path.stat()
+        status = os.fstat(file.fileno())
         try:
             table = Path("/proc/locks").read_text()
         except OSError:
             table = ""
-        device = f"{status.st_dev >> 8 & 0xFFF:02x}:{status.st_dev & 0xFF | status.st_dev >> 12 & 0xFFF00:02x}"
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         if f" {device}:{status.st_ino} " in table:
             return True
         # Not every system has the table, nor every container all of it.

@@ -59,7 +59,7 @@ async function loadFacts() {
   if (!response.ok) throw await failure(response);
   cards = (await response.json()).data;
   const select = $("models");
-  select.hidden = cards.length < 2;
+  $("models-label").hidden = cards.length < 2;
   $("model").hidden = cards.length > 1;
   select.replaceChildren(...cards.map((card) => new Option(card.id, card.id)));
   pick(cards.some((card) => card.id === current) ? current : cards[0].id);

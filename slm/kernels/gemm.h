@@ -28,6 +28,8 @@ INLINE void gemm_loop(const bf16* A, long lda, long rows, const pair_t* B, long 
     }
 }
 
+constexpr long AHEAD = 16;  // rows that packing asks for in advance: they are a page or more apart
+
 // Columns [first, first + 16) of two bf16 rows as 16 pairs; `second` may be null (a missing odd row counts as zero).
 INLINE __m512i pairs16(const bf16* even, const bf16* odd) {
     __m512i lo = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
@@ -39,18 +41,25 @@ INLINE __m512i pairs16(const bf16* even, const bf16* odd) {
 INLINE void pack_rows(const bf16* from, long ld, long rows, pair_t* out) {
     for (long i = 0; i < rows; i += 2) {
         const bf16 *even = from + i * ld, *odd = i + 1 < rows ? even + ld : nullptr;
+        _mm_prefetch((const char*)(even + AHEAD * ld), _MM_HINT_T0);
+        _mm_prefetch((const char*)(even + (AHEAD + 1) * ld), _MM_HINT_T0);
         for (int c = 0; c < NR; c += 16)
             _mm512_storeu_si512(out + i / 2 * NR + c, pairs16(even + c, odd ? odd + c : nullptr));
     }
 }
 
-// 16 columns of rows [0, rows) as two strips of 8 pairs along the rows: out [2][`strip` pairs apart][ceil(rows / 2)][8].
-INLINE void pack_strips(const bf16* from, long ld, long rows, pair_t* out, long strip) {
+// 32 (or 16) columns of rows [0, rows) as strips of 8 pairs along the rows: out [columns / 8][`strip` pairs apart][..][8].
+INLINE void pack_strips(const bf16* from, long ld, long rows, long columns, pair_t* out, long strip) {
     for (long i = 0; i < rows; i += 2) {
-        const bf16* even = from + i * ld;
-        const __m512i both = pairs16(even, i + 1 < rows ? even + ld : nullptr);
-        _mm256_storeu_si256((__m256i*)(out + i / 2 * MR), _mm512_castsi512_si256(both));
-        _mm256_storeu_si256((__m256i*)(out + strip + i / 2 * MR), _mm512_extracti64x4_epi64(both, 1));
+        const bf16 *even = from + i * ld, *odd = i + 1 < rows ? even + ld : nullptr;
+        _mm_prefetch((const char*)(even + AHEAD * ld), _MM_HINT_T0);
+        _mm_prefetch((const char*)(even + (AHEAD + 1) * ld), _MM_HINT_T0);
+        for (long c = 0; c < columns; c += 16) {
+            const __m512i both = pairs16(even + c, odd ? odd + c : nullptr);
+            pair_t* o = out + c / MR * strip + i / 2 * MR;
+            _mm256_storeu_si256((__m256i*)o, _mm512_castsi512_si256(both));
+            _mm256_storeu_si256((__m256i*)(o + strip), _mm512_extracti64x4_epi64(both, 1));
+        }
     }
 }
 

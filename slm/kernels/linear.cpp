@@ -95,7 +95,7 @@ void slm_gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, lon
 void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long m, long n, long k, float* grad,
                          int add, pair_t* scratch) {
     const long panels = k / NR;
-    const long block = min_of(m + (m & 1), 2048);  // positions packed at once
+    const long block = min_of(m + (m & 1), 1024);  // positions packed at once
     const long pairs = block / 2;
     pair_t *packed_x = scratch, *packed_dy = scratch + panels * pairs * NR;
     const long group = max_of(1, min_of(panels, L2_BYTES / (pairs * NR * (long)sizeof(pair_t))));
@@ -109,13 +109,18 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
         for (long p = 0; p < panels; p++)
             pack_rows(x + start * ldx + p * NR, ldx, count, packed_x + p * pairs * NR);
 #pragma omp for schedule(static)
-        for (long q = 0; q < n / 16; q++)
-            pack_strips(dy + start * ldy + q * 16, ldy, count, packed_dy + q * pairs * 16, pairs * MR);
+        for (long q = 0; q < n; q += NR)
+            pack_strips(dy + start * ldy + q, ldy, count, min_of(NR, n - q), packed_dy + q * pairs, pairs * MR);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < groups * chunks; task++) {
             const long first = task / chunks * group, top = task % chunks * rows;
             for (long row = top; row < min_of(n, top + rows); row += MR)
-                for (long p = first; p < min_of(panels, first + group); p++)
+                for (long p = first; p < min_of(panels, first + group); p++) {
+                    // The gradient comes from memory while the product runs.
+                    for (long r = 0; r < MR; r++) {
+                        _mm_prefetch((const char*)(grad + (row + r) * k + p * NR), _MM_HINT_T0);
+                        _mm_prefetch((const char*)(grad + (row + r) * k + p * NR + 16), _MM_HINT_T0);
+                    }
                     tile_of<MR>(n_pairs, packed_dy + row * pairs, 1, MR, packed_x + p * pairs * NR,
                                [&](int r, __m512 a, __m512 b) {
                                    float* g = grad + (row + r) * k + p * NR;
@@ -126,6 +131,7 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
                                    _mm512_storeu_ps(g, a);
                                    _mm512_storeu_ps(g + 16, b);
                                });
+                }
         }
     }
 }

@@ -31,7 +31,7 @@ def memory() -> int:
 
 
 def measure(config: DataConfig, tokenizer, *, workers: int, tokens: int) -> dict[str, float]:
-    """Tokens a second over ``tokens`` tokens, after a start that is not counted, and memory after a tenth and at the end."""
+    """Tokens a second over ``tokens`` tokens, the start not counted, and memory in the first tenth and in all."""
     per_batch = SEQ_LEN * MICRO_BATCH
     with Loader(config, tokenizer, seq_len=SEQ_LEN, micro_batch=MICRO_BATCH, seed=1, workers=workers) as batches:
         begun = time.perf_counter()

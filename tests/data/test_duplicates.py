@@ -1,6 +1,7 @@
 """Duplicates: what counts as one, that the first stays, and that the list survives whatever happens to its file."""
 
 import json
+import os
 import random
 
 import pytest
@@ -190,3 +191,14 @@ def test_no_held_out_document_is_trained_on(tmp_path, seed):
         assert validation
         assert train
         assert not {hash_place(text) for text in train} & {hash_place(text) for text in validation}
+
+
+def test_a_file_that_was_only_touched_keeps_its_identity(tmp_path, capsys):
+    """The list is made again, as the text might be another; the same list is the same stream, to be resumed."""
+    path = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20)] * 2)
+    before = plan(config(path, dedup="exact"), "train")[0].fingerprint
+    os.utime(path, (1, 1))
+    assert plan(config(path, dedup="exact"), "train")[0].fingerprint == before
+    assert capsys.readouterr().out.count("documents compared") == 2
+    other = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20, 40)] + [article(5, 20)] * 20)
+    assert plan(config(other, dedup="exact"), "train")[0].fingerprint != before

@@ -60,3 +60,13 @@ def test_streams_leave_them_out(tmp_path):
     )
     found = [*iter_documents(config, "train", 1), *iter_documents(config, "validation", 1)]
     assert sorted(found) == sorted(rows[:50])
+
+
+def test_a_small_corpus_holds_out_text_that_passes(tmp_path):
+    """The share to hold out is chosen among the documents that are left."""
+    rows = ["x" * 20] * 300 + [f"{i} " + "word " * 100 for i in range(40)]
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(f"{i} {row}" for i, row in enumerate(rows)))
+    config = DataConfig(kind="files", files=[str(tmp_path)], min_chars=200)
+    validation = list(iter_documents(config, "validation", 1))
+    assert 1500 < sum(map(len, validation)) < 20_000
+    assert len(validation) + len(list(iter_documents(config, "train", 1))) == 40

@@ -161,3 +161,23 @@ def test_an_unreachable_hub_is_named_within_seconds(tiny_stories, monkeypatch, a
     assert time.monotonic() - start < 15
     for word in (address.split("//")[1], "roneneldan/TinyStories", "data=tales", "data=local"):
         assert word in str(caught.value)
+
+
+def test_each_epoch_reads_the_shards_in_another_order(dataset):
+    config = DataConfig(kind="hub", path=str(dataset), val_split="validation", shuffle_buffer=0)
+
+    def orders(seed, shard_index=0, num_shards=1):
+        stream = open_documents(
+            plan(config, "train"), seed=seed, shard_index=shard_index, num_shards=num_shards, endless=True
+        )
+        documents = take(stream, 4 * 200 // num_shards)
+        size = len(documents) // 4
+        return [documents[i * size : (i + 1) * size] for i in range(4)]
+
+    epochs = orders(seed=5)
+    assert all(len(set(epoch)) == 200 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert orders(seed=5) == epochs != orders(seed=6)
+    # Two shards have different files in each epoch, between them all.
+    for one, other in zip(orders(5, 0, 2), orders(5, 1, 2), strict=True):
+        assert len({*one, *other}) == 200

@@ -313,3 +313,11 @@ def test_importing_the_room_is_light(repository):
     )
     shown = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_a_moved_branch_is_named(corpus, tokenizer):
+    """As after a new commit to the data set on the Hub; tests/data/test_retry.py has the Hub itself."""
+    batches = loader(files(corpus), tokenizer)
+    state = batches.state_dict() | {"revision": "abc"}
+    with pytest.raises(UserError, match=r"has changed since: .* add data\.revision=abc"):
+        batches.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Memory stays flat however much is read, and the loader keeps far ahead of training (a short run of the measurement)."""
+"""Memory stays flat however much is read, and the loader keeps ahead of training: a short run of the measurement."""
 
 import json
 import subprocess

@@ -52,6 +52,7 @@ if __name__ == "__main__":
         loader = Loader(config, tokenizer, seq_len=16, micro_batch=2, seed=3, workers=0)
         if state:
             loader.load_state_dict(state)
+        assert json.loads(json.dumps(loader.state_dict()))["revision"] == plans[0].source.revision
         batches += [next(loader).tolist() for _ in range(40)]
         state = json.loads(json.dumps(loader.state_dict()))
     print(json.dumps({"whole": whole, "parts": parts, "batches": batches, "revision": plans[0].source.revision}))
@@ -101,6 +102,7 @@ def read(repository, folder, tmp_path, tokenizer, *, failing, seed=0, cut=100):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr, server
 
 
+@pytest.mark.slow
 def test_every_document_once_and_in_order(repository, folder, tmp_path, tokenizer):
     steady, told, _ = read(repository, folder, tmp_path / "steady", tokenizer, failing=0)
     assert told == ""
@@ -108,7 +110,7 @@ def test_every_document_once_and_in_order(repository, folder, tmp_path, tokenize
     assert 280 < len(set(steady["whole"])) == len(steady["whole"]) < 360  # the rest is held out
     assert steady["revision"] == "0123456789abcdef0123456789abcdef01234567"
     failed = 0
-    for seed in range(3):
+    for seed in range(2):
         flaky, told, server = read(
             repository, folder, tmp_path / str(seed), tokenizer, failing=0.3, seed=seed, cut=40 + 90 * seed
         )
@@ -116,7 +118,7 @@ def test_every_document_once_and_in_order(repository, folder, tmp_path, tokenize
         failed += sum(server.failed.values())
         lines = told.splitlines()
         assert all(line.startswith("owner/stories: ") and "; trying again in " in line for line in lines), told
-    assert failed >= 10
+    assert failed >= 8
     assert lines
 
 

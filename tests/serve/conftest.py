@@ -74,7 +74,9 @@ def running_server(
     log: Path, model: Path, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
 ):
     """A real `python -m serve` on a free port. `prefix`: a command that goes over to the one that follows it."""
-    command = [*prefix, sys.executable, "-m", "serve", f"model={model}", "port=0", "serve.threads=1", *words]
+    # Every step makes a chunk of its own: a tiny model would be done before the second is due.
+    always = ("port=0", "serve.threads=1", "serve.stream_ms=0")
+    command = [*prefix, sys.executable, "-m", "serve", f"model={model}", *always, *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     root = Path(__file__).parents[2]
     with open(log, "wb") as output:

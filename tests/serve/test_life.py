@@ -1,6 +1,7 @@
 """Deaths, queues, disconnects and ends of the server process."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "hello", "max_tokens": 2}
+LONG_FORM = {"type": "json_schema", "name": "x", "schema": {"type": "string", "minLength": 1000}}
 IN_FLIGHT = "slm_sequences_in_flight"
 
 
@@ -48,6 +50,29 @@ def test_engine_killed_and_back(slow_server):
     assert server.engine_pid() != pid
     assert server.metrics()["slm_engine_restarts_total"] == 1
     assert server.metrics()[IN_FLIGHT] == 0
+
+
+def test_a_chat_and_a_response_that_break_off(slow_server):
+    """An error is an event of its own kind, and nothing says that all went well."""
+    server = slow_server
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "stream": True}),
+        # No field of its own keeps a response from ending early: the schema does.
+        ("/v1/responses", {"input": "x", "stream": True, "text": {"format": LONG_FORM}}),
+    ):
+        server.wait(lambda: httpx.get(server.url + "/health").status_code == 200)
+        with httpx.stream("POST", server.url + path, json=body, timeout=20) as answer:
+            lines = answer.iter_lines()
+            assert next(lines)
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            rest = [line for line in lines if line]
+        last = json.loads(rest[-1].removeprefix("data: "))
+        assert (last.get("error") or last)["code"] == "engine_died"
+        assert "data: [DONE]" not in rest
+        assert not any(line.startswith(("event: response.completed", "event: response.incomplete")) for line in rest)
+        if path == "/v1/responses":
+            assert rest[-2] == "event: error"
+            assert last["type"] == "error"
 
 
 def test_health_and_requests_while_the_engine_is_down(slow_server):

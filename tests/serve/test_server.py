@@ -197,7 +197,8 @@ def test_keys(tmp_path, tiny_path, start_server):
             bad = {"Authorization": "Bearer firs"}
             assert httpx.get(server.url + path, headers=bad).status_code == 401
         assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 401
-        assert httpx.get(server.url + "/health").status_code == 200
+        for path in ("/health", "/", "/docs", "/web/docs.js"):
+            assert httpx.get(server.url + path).status_code == 200
         for key in ("first", "second"):
             client = openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
             assert client.models.list().data

@@ -14,7 +14,7 @@ import pytest
 
 from data.errors import UserError
 from serve.config import EngineConfig
-from serve.memory import available_bytes, budget_bytes, needed_bytes, read_facts
+from serve.memory import available_bytes, budget_bytes, fewer_slots, needed_bytes, read_facts
 from serve.models import named_models
 
 GIB = 2**30
@@ -34,6 +34,7 @@ def three(tmp_path_factory, tiny_path, chat_path, slow_path, start_server):
     budget = need_gb(slow_path, 1.05) + need_gb(chat_path)
     log = tmp_path_factory.mktemp("log") / "server.log"
     words = [f"serve.models=[chat={chat_path},'slow={slow_path}']", f"serve.memory_budget_gb={budget}"]
+    words.append("serve.slots=4")
     with start_server(log, tiny_path, *words) as server:
         yield server
 
@@ -84,6 +85,8 @@ def test_names(tiny_path, chat_path, tmp_path):
             names(None, None, [f"{bad}={tiny_path}"])
     with pytest.raises(UserError, match="does not exist"):
         names(str(tiny_path), None, ["nowhere.gguf"])
+    with pytest.raises(UserError, match=r"serve\.models=\[mine=PATH\]"):
+        names(None, "mine", [str(tiny_path)])
 
 
 def test_the_estimate_covers_what_an_engine_takes(slow_path):
@@ -117,6 +120,23 @@ def test_the_budget():
     assert 0 < budget_bytes(0) <= available_bytes()
 
 
+def test_slots_that_nobody_chose_follow_the_budget(slow_path):
+    facts = read_facts(slow_path)
+
+    def slots(budget, n_models=2):
+        return fewer_slots(facts, config(slow_path, slots=16), budget=budget, n_models=n_models).slots
+
+    def need(n):
+        return needed_bytes(facts, config(slow_path, slots=n))
+
+    assert slots(2 * need(16)) == 16
+    assert slots(2 * need(16) - 2) == 8
+    # Rather one after the other than with fewer than four.
+    assert slots(need(4)) == 4
+    assert slots(need(4) - 1) == 2
+    assert slots(1) == 1
+
+
 def test_the_header_says_what_the_engine_would(server, tiny_path):
     facts = read_facts(tiny_path)
     card = httpx.get(server.url + "/v1/models").json()["data"][0]
@@ -137,7 +157,8 @@ def serve(*words):
 
 def test_a_model_that_can_never_fit_is_refused_in_one_line(tiny_path, slow_path):
     budget = need_gb(tiny_path, 1.5)
-    status, line = serve(f"model={tiny_path}", f"serve.models=[{slow_path}]", f"serve.memory_budget_gb={budget}")
+    words = (f"serve.models=[{slow_path}]", f"serve.memory_budget_gb={budget}", "serve.slots=4")
+    status, line = serve(f"model={tiny_path}", *words)
     assert status == 2
     assert "slow needs about 0." in line
     assert "raise serve.memory_budget_gb" in line

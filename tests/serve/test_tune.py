@@ -41,10 +41,11 @@ def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, 
     config = engine(tiny_path)
     assert (config.ubatch, config.prefill_chunk) == (64, 64)
     assert tune.tuned_for(tiny_path, facts, "off") == tune.untuned()
-    for text in ("{", "{}", '{"threads": 0}', '{"threads": 1, "ubatch": 4096}', '{"threads": "2"}'):
+    for text in ("{", "{}", '{"threads": 0}', '{"threads": 1, "ubatch": 4096}', '{"threads": "2"}', '{"cores": 2}'):
         record.write_text(text)
-        assert tune.tuned_for(tiny_path, facts, "auto").ubatch <= 512
-        assert json.loads(record.read_text()).keys() == asdict(first).keys(), "measured anew"
+        assert tune._read(record) is None
+    assert tune.tuned_for(tiny_path, facts, "auto").ubatch <= 512
+    assert json.loads(record.read_text()).keys() == asdict(first).keys(), "measured anew"
 
 
 def test_small_models_and_given_values_are_not_measured(tiny_path, cache):

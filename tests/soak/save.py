@@ -21,7 +21,7 @@ from slm.configuration import build, load_config
 from slm.hardware import share_cores
 from slm.report import final_json, machine_record, table
 
-ROUNDS, STEPS = 3, 3
+ROUNDS, STEPS = 3, 2
 
 
 def main(argv: list[str]) -> int:
@@ -102,6 +102,7 @@ def main(argv: list[str]) -> int:
                 }
             )
             del whole
+            print(f"round {number + 1}: " + ", ".join(f"{k} {v:,.3f}" for k, v in rounds[-1].items()), flush=True)
     finally:
         saver.wait()
         shutil.rmtree(root.parent)

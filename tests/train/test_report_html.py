@@ -1,5 +1,6 @@
 """The report of a run: nothing in it is believed, nothing is lost of it, and it stays small."""
 
+import contextlib
 import json
 import re
 import signal
@@ -157,6 +158,8 @@ def test_a_file_that_is_broken_or_of_another_version_is_still_drawn(tmp_path):
         '{"step": 6, "event": null}',
         '{"step": 7, "event": "rolled_back"}',
         '{"step": 8, "event": "slept", "seconds": 90}',
+        '{"step": 8, "event": "rolled_back", "from": 11, "to": 8, "loss": 9, "median": 3, "times": 3, "tokens": 300}',
+        '{"step": 8, "event": "struck", "by": "lightning"}',
         '{"step": 9, "lo',
     ]
     story = write_run(tmp_path / "odd", found, "no heading\n", "a: [1,\n")
@@ -166,7 +169,8 @@ def test_a_file_that_is_broken_or_of_another_version_is_still_drawn(tmp_path):
     assert seen.data["runs"][0]["train"]["loss"] == [None, None, None, 2.25]
     assert "3 training records hold a loss or gradient norm that is not a finite number" in seen.text
     assert "the machine slept for 1:30" in seen.text
-    assert "rolled back" in seen.text
+    assert "rolled back: the loss of step 11 was 9.0000, 3.0 times the median; 300 tokens passed over" in seen.text
+    assert "struck (by lightning)" in seen.text
     assert page(write_run(tmp_path / "empty", [])).data["runs"][0]["train"]["step"] == []
     (tmp_path / "bare").mkdir()
     bare = RunStory(tmp_path / "bare")
@@ -186,6 +190,7 @@ def test_a_very_long_run_stays_small_and_keeps_its_spikes(tmp_path):
     assert (story.root / "report.html").stat().st_size < 1_500_000
     seen = Seen((story.root / "report.html").read_text(encoding="utf-8"))
     run = seen.data["runs"][0]
+    assert run["name"] == "long"
     assert 500 <= len(run["train"]["step"]) <= 1000
     assert run["stride"] * len(run["train"]["step"]) >= 100_000
     assert max(run["train"]["loss_high"]) == 50
@@ -321,6 +326,40 @@ def test_a_report_that_cannot_be_written_is_one_line_and_nothing_else(tmp_path):
     assert "training goes on" in lines[0]
     assert (story.root / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not [path for path in story.root.iterdir() if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize(
+    ("error", "signalled", "status", "facts"),
+    [
+        (None, None, "finished", {}),
+        (None, signal.SIGTERM, "stopped", {"signal": 15}),
+        (KeyboardInterrupt(), None, "stopped", {"signal": 2}),
+        (ValueError("the loss\nis nan"), None, "failed", {"reason": "the loss is nan"}),
+    ],
+)
+def test_every_end_is_written_down(error, signalled, status, facts, tmp_path):
+    story = write_run(tmp_path / "run", [training(1), training(2)])
+    journal = Journal(story.root)
+    journal.start(0, Path("checkpoints/step-00000001"), SHAPE, ENVIRONMENT)
+    with contextlib.ExitStack() as stack:
+        if error is not None:
+            stack.enter_context(pytest.raises(type(error)))
+        stack.enter_context(journal.until_the_end(lambda: 2, lambda: signalled))
+        if error is not None:
+            raise error
+    story.update()
+    start, end = story.journal
+    assert (start.facts["from"], start.facts["again"]) == ("step-00000001", 2)
+    assert {key: value for key, value in end.facts.items() if value is not None} == {"status": status, **facts}
+    assert story.status() == status
+    seen = Seen((story.root / "report.html").read_text())
+    assert all(str(fact) in seen.text for fact in facts.values() if isinstance(fact, str))
+    silent = tmp_path / "another"
+    silent.mkdir()
+    idle = Journal(silent, active=False)
+    idle.start(0, None, SHAPE, ENVIRONMENT)
+    idle.refresh()
+    assert list(silent.iterdir()) == []
 
 
 def test_the_plot_is_drawn_once_for_what_is_there(tmp_path):

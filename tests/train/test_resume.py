@@ -8,7 +8,7 @@ import pytest
 from data.mixture import latest_epoch
 from tests.soak.runs import SmallRun, differences, losses, newest_step, write_corpus
 
-STEPS = 24
+STEPS = 40
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,13 @@ class Training:
         self.said: list[str] = []
         self.gate: threading.Event | None = None
         options = {"keep_last": 2, "background": True} | options
-        self.saver = Saver(root, SHAPE, self.save_tokenizer, say=self.said.append, **options)
+        self.saver = Saver(root, SHAPE, self.save_tokenizer, say=self.say, **options)
         self.optimizer.register_step_pre_hook(lambda *_: self.saver.before_update())
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        if "waiting" in text and self.gate is not None:  # it is said before the waiting: now there is an end to it
+            self.gate.set()
 
     def save_tokenizer(self, folder) -> None:
         if self.gate is not None:  # holds the writer, as a slow disk would
@@ -86,7 +91,6 @@ def test_the_next_save_waits_for_the_one_before_and_says_so(tmp_path):
     training.gate = threading.Event()
     training.save(1)
     training.update()
-    threading.Timer(0.3, training.gate.set).start()
     training.save(2)
     assert names(tmp_path)[0] == "step-00000001"
     assert any("waiting for the checkpoint before" in line for line in training.said)
@@ -100,7 +104,6 @@ def test_where_memory_is_short_the_update_waits_instead_of_copying(tmp_path, mon
     before = training.weights()
     training.gate = threading.Event()
     training.save(1)
-    threading.Timer(0.3, training.gate.set).start()
     training.update()
     assert any("too little memory for a copy" in line for line in training.said)
     training.saver.wait()

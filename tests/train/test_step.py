@@ -1,16 +1,19 @@
 """One optimizer step does what the textbook says."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from data.errors import UserError
+from data.tales import story
+from slm import kernels
 from slm.config import ModelConfig
 from slm.model import LanguageModel
-from train.backend import AutogradBackend
-from train.config import OptimConfig
+from train.backend import AutogradBackend, make_backend
+from train.config import OptimConfig, TrainConfig
 from train.environment import Environment
 from train.optim import load_state_tensors, make_optimizer, state_tensors
 from train.step import train_step
@@ -115,3 +118,39 @@ def test_compiled_and_plain_training_take_the_same_way():
             model.compile_parts()
         losses[compiled] = [step(model, optimizer, [blocks(4)]).loss for _ in range(20)]
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(kernels.unavailable() is not None, reason=f"kernels: {kernels.unavailable()}")
+def test_two_hundred_steps_with_the_kernels_follow_plain_training(request):
+    shape = replace(SHAPE, vocab_size=256, d_model=128, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=256, seq_len=64)
+    text = np.frombuffer(" ".join(story(1, index) for index in range(300)).encode("latin-1", "replace"), dtype=np.uint8)
+    chance = np.random.default_rng(1)
+    starts = chance.integers(0, len(text) - 65, (200, 8))
+    batches = [np.stack([text[at : at + 65] for at in row]).astype(np.int32) for row in starts]
+
+    def curve(environment: Environment) -> np.ndarray:
+        torch.manual_seed(4)
+        model = LanguageModel(shape).train()
+        backend = make_backend(model, TrainConfig(max_steps=1, seq_len=64, micro_batch=4), environment)
+        assert backend.name == ("kernels" if environment.kernels else "autograd")
+        optimizer = make_optimizer(model, OPTIM)
+        losses = []
+        for index, batch in enumerate(batches):
+            halves = iter([batch[:4], batch[4:]])
+            lr = 3e-3 * min(1, (index + 1) / 20)
+            result = train_step(model, optimizer, halves, grad_accum=2, grad_clip=1.0, lr=lr, backend=backend)
+            losses.append(result.loss)
+        return np.array(losses)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that wait for each other on a busy machine take most of the time here
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    plain = curve(PLAIN)
+    autocast = curve(replace(PLAIN, precision="bf16"))
+    ours = curve(replace(PLAIN, precision="bf16", kernels=kernels.load()))
+    assert plain[-20:].mean() < plain[0] - 2.5
+    noise = np.abs(autocast - plain)
+    assert np.abs(ours - plain).max() < max(0.02, 2 * noise.max())
+    assert np.abs(ours - plain).mean() < max(0.003, 1.5 * noise.mean())
+    print(f"mean distance to f32: kernels {np.abs(ours - plain).mean():.5f}, autocast {noise.mean():.5f}")

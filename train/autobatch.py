@@ -1,0 +1,128 @@
+"""``train.micro_batch=auto``: the micro-batch that trains fastest here, measured once per machine and shape.
+
+The sequences of an optimizer step stay what the preset says; they are only divided differently into passes.
+"""
+
+import json
+import os
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from data.errors import UserError
+from slm.configuration import build, load_config
+from slm.report import atomic_write_text, machine_record
+from train.config import RunConfig
+from train.memory import available_bytes
+
+CANDIDATES = (1, 2, 4, 8, 16, 32)
+SMALLER_WINS = 0.98
+"""A smaller micro-batch with this share of the best rate is taken: it needs less memory."""
+
+
+def cache_path() -> Path:
+    """Where the measured choices are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "slm" / "micro_batch.json"
+
+
+def resolve(resolved: dict[str, Any], argv: list[str]) -> None:
+    """Put numbers in place of ``auto`` in the resolved configuration; nothing where there is no ``auto``.
+
+    A run that exists keeps the numbers that it began with.
+    """
+    train = resolved["train"]
+    if train["micro_batch"] != "auto":
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("train.micro_batch=auto measures in one process: give a number where several train together")
+    kept = _kept(resolved)
+    if kept:
+        train.update(kept)
+        return
+    base = load_config("train", [word for word in argv if not word.startswith("train.micro_batch=")])["train"]
+    sequences = base["micro_batch"] * base["grad_accum"]
+    train |= {"micro_batch": 1, "grad_accum": sequences}
+    config = build(RunConfig, resolved)
+    best = _best(config, resolved, sequences)
+    train |= {"micro_batch": best, "grad_accum": sequences // best}
+    print(
+        f"train.micro_batch={best} train.grad_accum={sequences // best} (measured; kept in {cache_path()})", flush=True
+    )
+
+
+def _kept(resolved: dict[str, Any]) -> dict[str, int]:
+    """What the run of this name was started with, or nothing."""
+    from omegaconf import OmegaConf
+
+    path = Path(resolved["runs_dir"]) / str(resolved["name"] or resolved["preset"]) / "config.yaml"
+    if resolved["resume"] == "never" or not path.is_file():
+        return {}
+    saved = OmegaConf.to_container(OmegaConf.load(path))["train"]
+    return {name: saved[name] for name in ("micro_batch", "grad_accum")}
+
+
+def _best(config: RunConfig, resolved: dict[str, Any], sequences: int) -> int:
+    machine = machine_record()
+    shape = dict(vars(config.model))
+    train = config.train
+    choices = (train.threads, train.precision, train.kernels, train.compile, train.gradient_checkpointing)
+    facts = [machine["cpu"], machine["cores"], shape, config.tokenizer.vocab_size, train.seq_len, sequences, *choices]
+    key = json.dumps(facts, sort_keys=True)
+    cache = cache_path()
+    known = json.loads(cache.read_text()) if cache.is_file() else {}
+    if key not in known:
+        known[key] = _measure(resolved, sequences)
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(cache, json.dumps(known, indent=1))
+    return known[key]
+
+
+def _measure(resolved: dict[str, Any], sequences: int) -> int:
+    """The micro-batch of the best rate, each tried in a process of its own so that their memory does not add up."""
+    rates: dict[int, float] = {}
+    for micro_batch in CANDIDATES:
+        if sequences % micro_batch:
+            continue
+        with get_context("spawn").Pool(1) as pool:
+            rate = pool.apply(_rate, (resolved, micro_batch))
+        if rate is None:
+            print(f"  micro-batch {micro_batch}: does not fit into memory", flush=True)
+            break
+        print(f"  micro-batch {micro_batch}: {rate:,.0f} tokens/s", flush=True)
+        rates[micro_batch] = rate
+        if rate < 0.9 * max(rates.values()):
+            break
+    if not rates:
+        raise UserError(
+            "train.micro_batch=auto: not one sequence fits into memory; take a smaller model or train.seq_len"
+        )
+    return min(size for size, rate in rates.items() if rate >= SMALLER_WINS * max(rates.values()))
+
+
+def _rate(resolved: dict[str, Any], micro_batch: int) -> float | None:
+    """Tokens per second of forward and backward passes; None where memory would not do."""
+    import torch
+
+    from slm.model import LanguageModel
+    from train.backend import make_backend
+    from train.environment import prepare
+    from train.plan import model_shape
+
+    config = build(RunConfig, resolved)
+    train = config.train
+    shape = model_shape(config)
+    per_layer = shape.d_model if train.recompute == "layer" else 5 * shape.d_model + 3 * shape.ffn_dim
+    activations = 2 * micro_batch * train.seq_len * shape.n_layers * per_layer
+    if shape.training_state_bytes + 2 * activations > available_bytes():
+        return None
+    environment = prepare(train)
+    backend = make_backend(LanguageModel(shape).train(), train, environment)
+    ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, train.seq_len))
+    passes, seconds = 0, 0.0
+    backend.gradients(ids_BT, ids_BT, 1.0)
+    while passes < 2 or seconds < 2:
+        began = perf_counter()
+        backend.gradients(ids_BT, ids_BT, 1.0)
+        passes, seconds = passes + 1, seconds + perf_counter() - began
+    return passes * ids_BT.numel() / seconds
