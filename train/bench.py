@@ -130,6 +130,12 @@ def ours(task: dict[str, Any]) -> dict[str, Any]:
     return _own(task, compile=True)
 
 
+def compiled(task: dict[str, Any]) -> dict[str, Any]:
+    """The same without the kernels: torch.compile with blockwise attention and the chunked loss."""
+    task = task | {"resolved": task["resolved"] | {"train": task["resolved"]["train"] | {"kernels": False}}}
+    return _own(task, compile=True)
+
+
 def eager(task: dict[str, Any]) -> dict[str, Any]:
     """A plain loop: the same model uncompiled, autocast, torch's default allocator."""
     return _own(task, compile=False)
@@ -236,7 +242,7 @@ def hf_trainer(task: dict[str, Any]) -> dict[str, Any]:
     return _result(config, shape, task, seconds, seconds[0])
 
 
-CONTENDERS = {"ours": ours, "eager": eager, "hf_trainer": hf_trainer}
+CONTENDERS = {"ours": ours, "compiled": compiled, "eager": eager, "hf_trainer": hf_trainer}
 
 
 def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, Any]:

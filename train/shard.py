@@ -5,6 +5,7 @@ the moments (8 bytes a parameter) take 1/size of the memory, and a step sends th
 holds the whole state under the same names, so that a run may go on with or without this.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 
 from train.distributed import Ranks, contact
 
-PACKET_BYTES = 32 * 2**20
+PACKET_BYTES = 16 * 2**20
 """Weights travel in packets of about this size."""
+UNDER_WAY = 2
+"""Packets sent before the first of them must have arrived."""
 
 
 class Part:
@@ -79,20 +82,33 @@ class ShardedOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         self.inner.step()
+        under_way: deque[_Sent] = deque()
         with contact():
-            for work, flat, packet in [self._send(rank, packet) for rank, packet in self._packets]:
-                work.wait()
-                if flat is not None:
-                    sizes = [p.numel() for p in packet]
-                    for parameter, part in zip(packet, flat.split(sizes), strict=True):
-                        parameter.copy_(part.view_as(parameter))
+            for rank, packet in self._packets:
+                if len(under_way) == UNDER_WAY:  # each needs memory
+                    _receive(under_way.popleft())
+                under_way.append(_send(rank, packet))
+            while under_way:
+                _receive(under_way.popleft())
 
-    def _send(self, rank: int, packet: list[nn.Parameter]) -> tuple[Any, Tensor | None, list[nn.Parameter]]:
-        """Start to hand over a packet. A single parameter is sent from, and received, where it is."""
-        if len(packet) == 1:
-            return dist.broadcast(packet[0].data, src=rank, async_op=True), None, packet
-        flat = torch.cat([p.view(-1) for p in packet])
-        return dist.broadcast(flat, src=rank, async_op=True), flat, packet
+
+_Sent = tuple[Any, Tensor | None, list[nn.Parameter]]
+
+
+def _send(rank: int, packet: list[nn.Parameter]) -> _Sent:
+    """Start to hand over a packet. A single parameter is sent from, and received, where it is."""
+    if len(packet) == 1:
+        return dist.broadcast(packet[0].data, src=rank, async_op=True), None, packet
+    flat = torch.cat([p.view(-1) for p in packet])
+    return dist.broadcast(flat, src=rank, async_op=True), flat, packet
+
+
+def _receive(sent: _Sent) -> None:
+    work, flat, packet = sent
+    work.wait()
+    if flat is not None:
+        for parameter, part in zip(packet, flat.split([p.numel() for p in packet]), strict=True):
+            parameter.copy_(part.view_as(parameter))
 
 
 def _packets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

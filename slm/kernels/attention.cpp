@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr long KEY_BLOCK = 96;  // keys whose score gradients are kept for dQ
+constexpr long KEY_BLOCK = 128;  // keys whose score gradients are kept for dQ
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Shape {
@@ -284,7 +284,10 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
                 }
                 const long key_pairs = ceil_div(keys, 2);
                 for (long k = k0; k < k0 + keys; k += MR) {
-                    const long n = min_of(MR, T - k), from = from0, span = last - from;
+                    // Queries before these keys see none of them.
+                    const long n = min_of(MR, T - k), from = k / NR * NR, span = last - from;
+                    for (long r = 0; r < n && from > from0; r += 2)
+                        memset(ds_pairs + (k - k0 + r) / 2 * Tp + from0, 0, (from - from0) * sizeof(pair_t));
                     for (long p = from / NR; p < last / NR; p++) {
                         const long at = p * NR - from;
                         tile(n, E / 2, (const pair_t*)(rows + k * E), E / 2, 1, q_positions + p * (E / 2) * NR,

@@ -1,7 +1,7 @@
 """Bodies and schemas that nobody would think of: the parser and the conversion to grammars, without a server. Numbers
 are those of the reliability list (docs/results/serving-reliability.md).
 
-SLM_FUZZ_CASES sets how many cases each has (20,000 for the whole proof).
+SLM_FUZZ_CASES sets how many cases each has (1,000 for the figures there).
 """
 
 import json

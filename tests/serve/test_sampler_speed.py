@@ -61,7 +61,9 @@ def test_the_same_tokens_as_llama_cpps_chain_on_all(model, context, params, monk
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_whole_distribution_is_drawn_from(model, context, temperature):
     n = 4000
-    drawn = np.bincount(picks(model, context, SamplingParams(temperature=temperature, seed=3), n), minlength=model.n_vocab)
+    drawn = np.bincount(
+        picks(model, context, SamplingParams(temperature=temperature, seed=3), n), minlength=model.n_vocab
+    )
     p = np.exp(log_probabilities(context.logits(2) / temperature))
     expected = n * p
     # Pearson's statistic over tokens expected often enough, the others together.
