@@ -89,7 +89,10 @@ def _check(launch: LaunchConfig, overrides: list[str]) -> str:
     """Say what can be said before a process is started. Returns the run's name."""
     from train.config import RunConfig
 
-    config = build(RunConfig, load_config("train", overrides))
+    resolved = load_config("train", overrides)
+    if resolved["train"]["micro_batch"] == "auto":
+        raise UserError("train.micro_batch=auto measures for one process alone: give several a number")
+    config = build(RunConfig, resolved)
     config.train.check_processes(launch.nproc * launch.nnodes)
     return config.name or config.preset
 
