@@ -83,9 +83,10 @@ def test_the_engine_killed_under_load(tmp_path, chat_path, start_server):
                     time.sleep(0.02)
 
         def watch() -> None:
-            while not stop.is_set():
-                health.append(httpx.get(server.url + "/health", timeout=20).status_code)
-                time.sleep(0.005)
+            with httpx.Client(timeout=20) as connection:
+                while not stop.is_set():
+                    health.append(connection.get(server.url + "/health").status_code)
+                    time.sleep(0.005)
 
         back_s = []
         with concurrent.futures.ThreadPoolExecutor(13) as pool:
@@ -98,7 +99,12 @@ def test_the_engine_killed_under_load(tmp_path, chat_path, start_server):
                     server.wait(lambda: server.metrics()["slm_sequences_in_flight"] > 0, 30)
                     os.kill(server.engine_pid(), signal.SIGKILL)
                     began = time.perf_counter()
-                    server.wait(lambda n=n: server.metrics()["slm_engine_restarts_total"] == n + 1, 30)
+
+                    def restarted(n: int = n) -> bool:
+                        health.append(httpx.get(server.url + "/health", timeout=20).status_code)
+                        return server.metrics()["slm_engine_restarts_total"] == n + 1
+
+                    server.wait(restarted, 30)
                     server.wait(lambda: httpx.get(server.url + "/health").status_code == 200, 30)
                     back_s.append(time.perf_counter() - began)
                     # Somebody must be served, or the next death counts as a failing start, which is tried more slowly.
