@@ -129,10 +129,6 @@ void pack_values(const bf16* rows, long ld, long T, long padded, long E, pair_t*
     }
 }
 
-struct Keys {  // of one key head, shared by its query heads
-    pair_t *k_positions, *v_values;
-};
-
 long keys_pairs(const Shape& s) { return s.padded() * s.E / 2; }
 
 }  // namespace
