@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from data.errors import UserError, nearest
+from data.storage import cache_home
 
 SourceKind = Literal["tales", "files", "hub", "mixture"]
 INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
@@ -143,7 +144,7 @@ class DataConfig(SourceConfig):
         """Where tokenized text and lists of duplicates are kept."""
         if self.cache_dir or "SLM_CACHE" in os.environ:
             return Path(self.cache_dir or os.environ["SLM_CACHE"]).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm"
+        return cache_home()
 
     def all_sources(self) -> list[SourceConfig]:
         """The sources to read: this one, or the mixture's. These take the mixture's limits and filters where they

@@ -15,6 +15,11 @@ RESERVE = 256 << 20  # bytes that a cache leaves free on its disk
 DIGEST_BYTES = 16
 
 
+def cache_home() -> Path:
+    """The folder of all that may be made again: ``slm`` in ``$XDG_CACHE_HOME`` (unset or empty: ``~/.cache``)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm"
+
+
 def fingerprint(parts: Any) -> str:
     """A short name for what ``parts`` (plain values) say."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from data.storage import cache_home
 from serve.config import KvType
 from serve.memory import ModelFacts, available_bytes
 from slm.hardware import n_threads
@@ -98,8 +98,7 @@ def _cache_file(path: Path, n_gpu_layers: int) -> Path:
     key = [path.name, status.st_size, status.st_mtime_ns, cpu_name(), n_threads(), n_gpu_layers]
     key.append(metadata.version("llama-cpp-python"))
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "slm" / "tune" / f"{name}.json"
+    return cache_home() / "tune" / f"{name}.json"
 
 
 def _read(record: Path) -> Tuned | None:

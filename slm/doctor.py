@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from data.storage import cache_home
 from slm import cli, hardware, probes, topology
 from slm.report import VERSIONED, cpu_name, final_json, table
 
@@ -113,12 +114,8 @@ def _memory(runs_dir: Path) -> dict[str, Any]:
         "runs_dir": str(runs_dir),
         "disk_free_gib": round(shutil.disk_usage(folder).free / 2**30, 1),
         "disk_mb_per_s": round(probes.disk_mb_per_s(folder)) if writable else None,
-        "compile_cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(_cache() / "slm" / "inductor")),
+        "compile_cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor")),
     }
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 
 
 def _rates() -> dict[str, Any]:

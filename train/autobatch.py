@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from data.errors import UserError
+from data.storage import cache_home
 from slm.configuration import build, load_config
 from slm.report import atomic_write_text, machine_record
 from train.config import RunConfig
@@ -23,7 +24,7 @@ SMALLER_WINS = 0.98
 
 def cache_path() -> Path:
     """Where the measured choices are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "slm" / "micro_batch.json"
+    return cache_home() / "micro_batch.json"
 
 
 def resolve(resolved: dict[str, Any], argv: list[str]) -> None:

@@ -3,11 +3,11 @@
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import torch
 
+from data.storage import cache_home
 from slm import hardware, kernels
 from slm.kernels import Kernels
 from train.config import TrainConfig
@@ -45,7 +45,7 @@ def prepare(config: TrainConfig) -> Environment:
     hardware.keep_freed_memory()
     threads = config.threads or hardware.compute_threads()
     torch.set_num_threads(threads)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "slm" / "inductor"
+    cache = cache_home() / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     precision = config.precision
     if precision == "auto":

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from data.storage import cache_home
+
 SOURCES = ("linear.cpp", "attention.cpp", "norms.cpp", "head.cpp")
 HEADERS = ("simd.h", "gemm.h")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
@@ -50,7 +52,7 @@ def cpu_flags() -> frozenset[str]:
 
 def cache_dir() -> Path:
     """Where built libraries are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "slm" / "kernels"
+    return cache_home() / "kernels"
 
 
 def build() -> Path:
