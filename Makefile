@@ -32,7 +32,7 @@ else
 TRAIN = $(PY) -m train.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
 endif
 
-.PHONY: help setup demo train plan watch report export eval serve chat data-stats bench-train bench-serve doctor test lint format clean
+.PHONY: help setup demo train plan watch report export eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
 
 help: ## this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -95,6 +95,9 @@ doctor: setup ## what this machine has, what will be used of it, and what to ins
 
 bench-serve: setup ## the server under load, beside llama.cpp's limit and other servers: MODEL=runs/latest
 	@$(PY) -m serve.bench model=$(MODEL) $(ARGS)
+
+bench-quant: setup ## size, quality and speed of every quantization type, with and without imatrix: RUN=runs/latest
+	@$(PY) -m export.sweep run=$(RUN) $(ARGS)
 
 test: setup ## every test
 	@$(PY) -m pytest -q $(ARGS)
