@@ -80,6 +80,7 @@ class Engine:
             limits=Limits(
                 batch=self._runner.batch_limit,
                 prefill_chunk=config.prefill_chunk,
+                mixed=self._runner.mixes,
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=config.prefix_cache,
                 min_copied=self._runner.min_copied,

@@ -46,6 +46,8 @@ class Runner:
         except BaseException:
             self.model.close()
             raise
+        self.mixes = shared
+        """Whether one pass takes different numbers of tokens of the sequences."""
         # With one cache, a copy is a mark on the cells. Else the whole of a slot's cache is copied, which takes as
         # long as computing a hundredth of its tokens or so.
         self.min_copied = MIN_KEPT if shared else max(MIN_COPIED, context // 32)

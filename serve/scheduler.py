@@ -1,7 +1,9 @@
 """Which tokens of which sequences go into the next batch. Pure Python over plain data: no model, no clock.
 
-`make_plan` decides and changes nothing; `Scheduler` keeps the queues and applies decisions. A batch mixes one
-token of every generating sequence with chunks of prompts, so that a long prompt does not stall the streams.
+`make_plan` decides and changes nothing; `Scheduler` keeps the queues and applies decisions. With one cache for all,
+a batch mixes one token of every generating sequence with chunks of prompts. With a cache per slot, llama.cpp would
+compute such a batch in two passes: a batch is then either the next tokens of all that generate or a piece of a
+prompt. Either way a long prompt does not stall the streams for long.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Limits:
     batch: int
     """Most tokens of one batch."""
     prefill_chunk: int
-    """Most prompt tokens of one batch that also carries generating sequences."""
+    """Most prompt tokens that are computed between two tokens of the generating sequences."""
+    mixed: bool = True
+    """Whether one pass takes tokens of generating sequences and pieces of prompts together."""
     kv_tokens: int
     """Tokens the cache holds for all sequences together."""
     prefix_cache: bool = False
@@ -41,6 +45,10 @@ chance) then give the same numbers whatever came before them."""
 
 MIN_COPIED = 64
 """A shorter common beginning is computed again rather than copied from another slot."""
+
+SMALL_PIECE = 64
+"""A piece of a prompt below this is not worth a pass of its own, which reads all weights: the streams come first, and
+short prompts are computed together."""
 
 GAP_COST = 64
 """What a slot away from those in use costs, in tokens of prompt: with a cache per slot, llama.cpp computes together
@@ -81,27 +89,56 @@ def make_plan(
     limits: Limits,
     left: Mapping[int, Seq[int]] | None = None,
     guesses: Mapping[str, Seq[int]] | None = None,
+    since: int = 0,
 ) -> Plan:
     """The next batch; `running` and `waiting` are in order of arrival, `free_slots` in order of preference;
-    `left`: the tokens that free slots still hold; `guesses`: tokens to check, by generating sequence.
+    `left`: the tokens that free slots still hold; `guesses`: tokens to check, by generating sequence; `since`: prompt
+    tokens computed since the generating sequences got their last tokens.
 
     Every generating sequence gets its token, and its guesses. What is left of the batch goes to prompts in order of
     arrival, those that run first; a waiting sequence is admitted when a slot is free and its tokens fit the cache
     beside what the others hold. Nobody overtakes the head of the queue, but for one case: a sequence whose beginning
     is being computed for another waits until that can be copied, with a slot and room in the cache kept for it.
+
+    Where batches are not mixed, prompts come first, one after the other, so that each gets its first token early;
+    the generating sequences get theirs when the prompts have had their `prefill_chunk`, or there are none.
     """
+    generating = [sequence for sequence in running if sequence.generating]
+    tokens = tuple(
+        _with_guesses(_chunk(sequence, sequence.slot, 1), (guesses or {}).get(sequence.id, ()))
+        for sequence in generating
+    )
+    if limits.mixed:
+        room = limits.batch - sum(len(chunk.tokens) for chunk in tokens)
+        if generating:
+            room = min(room, limits.prefill_chunk)
+        plan = _prompts(running, waiting, free_slots, limits, left or {}, room, enough=limits.batch)
+        return replace(plan, chunks=tokens + plan.chunks)
+    room = min(limits.batch, limits.prefill_chunk - since) if generating else limits.batch
+    if generating and room < min(limits.aligned or SMALL_PIECE, limits.prefill_chunk):
+        return Plan((), tokens)
+    plan = _prompts(running, waiting, free_slots, limits, left or {}, room, enough=SMALL_PIECE)
+    return plan if plan.chunks else replace(plan, chunks=tokens)
+
+
+def _prompts(
+    running: Seq[Sequence],
+    waiting: Iterable[Sequence],
+    free_slots: Seq[int],
+    limits: Limits,
+    left: Mapping[int, Seq[int]],
+    room: int,
+    *,
+    enough: int,
+) -> Plan:
+    """Pieces of prompts, at most `room` tokens; none is added to `enough` of them."""
     chunks: list[Chunk] = []
     admitted: list[tuple[str, int]] = []
     kept: list[int] = []
     sources: list[int | None] = []
-    generating = [sequence for sequence in running if sequence.generating]
-    for sequence in generating:
-        chunks.append(_with_guesses(_chunk(sequence, sequence.slot, 1), (guesses or {}).get(sequence.id, ())))
-    room = limits.batch - sum(len(chunk.tokens) for chunk in chunks)
-    if generating:
-        room = min(room, limits.prefill_chunk)
+    least = max(limits.aligned, 1, room - enough + 1)
     for sequence in running:
-        if room < max(limits.aligned, 1):
+        if room < least:
             break
         if not sequence.generating:
             chunks.append(_chunk(sequence, sequence.slot, limits.aligned or room))
@@ -113,13 +150,13 @@ def make_plan(
     computing = list(running)
     reserved = 0
     for sequence in waiting:
-        if room < max(limits.aligned, 1) or len(slots) <= reserved:
+        if room < least or len(slots) <= reserved:
             break
         if (running or admitted) and held + len(sequence.tokens) + 1 > limits.kv_tokens:
             break
         held += len(sequence.tokens) + 1
         tokens = _shareable(sequence)
-        slot, n_kept, source, n_later = _choose(tokens, slots, left or {}, taken, computing, limits)
+        slot, n_kept, source, n_later = _choose(tokens, slots, left, taken, computing, limits)
         if n_later - n_kept >= limits.min_copied > 0:
             reserved += 1
             continue
@@ -243,6 +280,8 @@ class Scheduler:
         self._slots = SlotTable(slots)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        self._since = 0
+        """Prompt tokens computed since the generating sequences got their last tokens."""
 
     @property
     def n_running(self) -> int:
@@ -270,7 +309,7 @@ class Scheduler:
         """The next batch; admissions are carried out. No chunks means nothing to do. `guesses`: see `make_plan`."""
         free = self._slots.free()
         left = {slot: self._slots.kept(slot) for slot in free} if self._waiting else {}
-        plan = make_plan(self._running, self._waiting, free, self._limits, left, guesses)
+        plan = make_plan(self._running, self._waiting, free, self._limits, left, guesses, self._since)
         by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}
         for (sequence_id, slot), n_kept in zip(plan.admitted, plan.kept, strict=True):
             sequence = by_id[sequence_id]
@@ -285,9 +324,18 @@ class Scheduler:
     def commit(self, plan: Plan) -> None:
         """The batch was computed: its tokens are in the cache. Guesses count as computed when they turn out right,
         which the engine sees to."""
-        computed = {chunk.sequence_id: chunk.start + len(chunk.tokens) - chunk.n_guesses for chunk in plan.chunks}
+        by_id = {chunk.sequence_id: chunk for chunk in plan.chunks}
+        n_prompt, served = 0, False
         for sequence in self._running:
-            sequence.n_computed = computed.get(sequence.id, sequence.n_computed)
+            chunk = by_id.get(sequence.id)
+            if chunk is None:
+                continue
+            if sequence.generating:
+                served = True
+            else:
+                n_prompt += len(chunk.tokens)
+            sequence.n_computed = chunk.start + len(chunk.tokens) - chunk.n_guesses
+        self._since = 0 if served else self._since + n_prompt
 
     def preempt(self) -> tuple[Sequence, int] | None:
         """Sends the youngest running sequence back to the head of the queue, to be computed again later.

@@ -58,7 +58,7 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
 
 
 def _software(load: float) -> dict[str, Any]:
-    from slm.kernels.build import cache_dir, compiler
+    from slm.native import cache_dir, compiler
 
     versions = {}
     for package in PACKAGES:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from slm import narrow
 from slm.llamacpp import C, Context, LlamaError, Model, clear_log, last_error, utf8, utf8_rest
+from slm.pick import LOOK_AT_ALL, NOT_NUMBERS, picker
 
 _MAX_GRAMMAR_BYTES = 64 * 1024
 _MAX_GRAMMAR_DEPTH = 64
@@ -50,6 +51,7 @@ class Sampler:
         """Name, figure and handle of each, the bias left out; the chain owns them."""
         self._bias: tuple[np.ndarray, np.ndarray] | None = None
         """Token ids and what is added to their logits."""
+        self._picker: Callable[[int], int] | None = None
 
     def _add(self, link: object, what: str, figure: float = 0.0) -> Sampler:
         assert self._chain, "the sampler is closed"
@@ -133,25 +135,37 @@ class Sampler:
     def greedy(self) -> Sampler:
         """Picks the likeliest token."""
         self._add(C.llama_sampler_init_greedy(), "greedy")
-        self._picks = True
-        return self
+        return self._ends()
 
     def dist(self, seed: int) -> Sampler:
         """Draws from what is left; `seed` below 2^32 - 1 (that value means "any" to llama.cpp)."""
         assert 0 <= seed < 2**32 - 1
         self._add(C.llama_sampler_init_dist(seed), "dist")
+        return self._ends()
+
+    def _ends(self) -> Sampler:
         self._picks = True
+        links = [(what, figure, _address(link)) for what, figure, link in self._links]
+        self._picker = picker(links, self._bias, apply=C.llama_sampler_apply, n_vocab=self.model.n_vocab)
         return self
 
     def sample(self, context: Context, i: int) -> int:
         """Picks a token from the logits of the last batch's `i`-th entry and lets the chain remember it."""
         assert self._chain
         assert self._picks, "the chain does not end in greedy or dist"
-        row = context.row(i)
         # NaN logits make llama.cpp's sampler abort the process.
+        problem = "the model gave logits that are not numbers"
+        if self._picker is not None and self._grammar is None:
+            token = self._picker(context.row_address(i))
+            if token >= 0:
+                return token
+            if token == NOT_NUMBERS:
+                raise LlamaError(problem)
+            assert token == LOOK_AT_ALL
+        row = context.row(i)
         highest = float(row.max())
         if math.isnan(highest):
-            raise LlamaError("the model gave logits that are not numbers")
+            raise LlamaError(problem)
         if self._grammar is not None:
             return self._sample_with_grammar(row)
         token = self._sample_narrowed(row, highest)
@@ -266,10 +280,16 @@ class Sampler:
         """Frees the chain and its links. Safe to call twice."""
         if self._chain:
             C.llama_sampler_free(self._chain)
-            self._chain = None
+            self._chain, self._picker = None, None
         if self._grammar:
             C.llama_sampler_free(self._grammar)
             self._grammar = None
+
+
+def _address(link: object) -> int:
+    value = ctypes.cast(link, ctypes.c_void_p).value
+    assert value is not None
+    return value
 
 
 def _array(candidates: np.ndarray) -> C.llama_token_data_array:

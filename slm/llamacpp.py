@@ -370,8 +370,10 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self._ctx)
         self.n_seq_max: int = n_seq_max
         self.n_threads: int = params.n_threads
-        self._wanted = np.zeros(0, np.int8)
-        self._rows: np.ndarray | None = None
+        self._wanted: Sequence[int] = b""
+        """Per entry of the last batch, whether it asked for logits: 0 or 1."""
+        self._address: int | None = None
+        """Of the last batch's logits, when somebody has asked for them."""
         self._view: tuple[tuple[int, int], np.ndarray] | None = None
         """The last view of logits, with its address and number of rows: most batches are like the one before."""
         self._number: list[int] = []
@@ -390,33 +392,44 @@ class Context:
         # Read without a sign, a negative id is a large one.
         if batch._token[:n].view(np.uint32).max() >= self.model.n_vocab:
             raise LlamaError(f"a token id outside the vocabulary (0 to {self.model.n_vocab - 1})")
-        self._wanted, self._rows = np.zeros(0, np.int8), None
+        self._wanted, self._address = b"", None
         _log.clear()
         status = C.llama_decode(self._ctx, batch._struct())
         if status == 1:
             raise KvCacheFull(f"no room for {n} tokens in the KV cache of {self.n_ctx}")
         if status != 0:
             raise LlamaError(f"llama_decode returned {status}: {last_error()}")
-        self._wanted = batch._logits[:n].copy()
+        self._wanted = batch._logits[:n].tobytes()
 
     def row(self, i: int) -> np.ndarray:
         """float32 [n_vocab]: a view of the logits of the last batch's `i`-th entry, which must have asked; the next
         `decode` overwrites it."""
+        number = self._row_number(i)
+        assert self._address is not None
+        shape = (self._address, self._number[-1])
+        if self._view is None or self._view[0] != shape:
+            memory = (ctypes.c_float * (shape[1] * self.model.n_vocab)).from_address(shape[0])
+            self._view = shape, np.frombuffer(memory, np.float32).reshape(shape[1], self.model.n_vocab)
+        return self._view[1][number]
+
+    def row_address(self, i: int) -> int:
+        """Where that row is in memory."""
+        number = self._row_number(i)
+        assert self._address is not None
+        return self._address + 4 * number * self.model.n_vocab
+
+    def _row_number(self, i: int) -> int:
         assert 0 <= i < len(self._wanted), f"entry {i} of a batch of {len(self._wanted)}"
         assert self._wanted[i], f"entry {i} did not ask for logits"
-        if self._rows is None:
-            # One view of all rows per batch: making one takes longer than picking a token from it.
+        if self._address is None:
+            # Once per batch, and in plain Python: numpy's first calls after a batch, which has emptied the caches,
+            # take longer than picking a token.
             pointer = C.llama_get_logits(self._ctx)
             if not pointer:
                 raise LlamaError("llama.cpp has no logits")
-            # Plain integers: numpy's first calls after a batch, which has emptied the caches, take 10 µs each.
-            self._number = list(accumulate(self._wanted.tolist()))
-            shape = (ctypes.addressof(pointer.contents), self._number[-1])
-            if self._view is None or self._view[0] != shape:
-                memory = (ctypes.c_float * (shape[1] * self.model.n_vocab)).from_address(shape[0])
-                self._view = shape, np.frombuffer(memory, np.float32).reshape(shape[1], self.model.n_vocab)
-            self._rows = self._view[1]
-        return self._rows[self._number[i] - 1]
+            self._address = ctypes.addressof(pointer.contents)
+            self._number = list(accumulate(self._wanted))
+        return self._number[i] - 1
 
     def logits(self, i: int) -> np.ndarray:
         """float32 [n_vocab]: a copy of the logits of the last batch's `i`-th entry, which must have asked."""
@@ -433,7 +446,7 @@ class Context:
         `copy=False` gives a view that the next `decode` overwrites.
         """
         assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
-        assert self._wanted.all(), "some entries of the batch did not ask for logits"
+        assert all(self._wanted), "some entries of the batch did not ask for logits"
         rows = C.llama_get_logits(self._ctx)
         if not rows:
             raise LlamaError("llama.cpp has no logits")
@@ -444,7 +457,7 @@ class Context:
         """float32 [n, n_embd]: the normed output of the last layer for each of the last batch's `n` entries, a
         copy. The context must have been made with `embeddings`, and every entry must have asked for logits."""
         assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
-        assert self._wanted.all(), "some entries of the batch did not ask for logits"
+        assert all(self._wanted), "some entries of the batch did not ask for logits"
         rows = C.llama_get_embeddings(self._ctx)
         if not rows:
             raise LlamaError("llama.cpp has no embeddings")

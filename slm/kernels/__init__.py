@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from slm.kernels.build import build, cache_dir, has_amx, unavailable
+from slm.kernels.build import build, has_amx, unavailable
+from slm.native import cache_dir
 
 __all__ = ["Kernels", "cache_dir", "has_amx", "load", "unavailable"]
 

@@ -5,6 +5,7 @@ import pytest
 
 from serve.messages import SamplingParams
 from serve.sampler import log_probabilities, make_sampler
+from slm import pick
 from slm.llama_sampler import Sampler
 from slm.llamacpp import Batch, Context, LlamaError, Model
 
@@ -54,6 +55,8 @@ BAN = tuple((token, -np.inf) for token in range(0, 256, 3))
 )
 def test_the_same_tokens_as_llama_cpps_chain_on_all(model, context, params, monkeypatch):
     ours = picks(model, context, params)
+    monkeypatch.setattr(pick, "_library", lambda: None)
+    assert picks(model, context, params) == ours
     monkeypatch.setattr(Sampler, "_sample_narrowed", lambda *_: None)
     assert picks(model, context, params) == ours
 
@@ -80,6 +83,10 @@ def test_banned_tokens_are_never_drawn(model, context):
 
 
 def test_logits_that_are_not_numbers_are_refused(model, context, monkeypatch):
-    monkeypatch.setattr(context, "row", lambda _: np.full(model.n_vocab, np.nan, np.float32))
-    with pytest.raises(LlamaError, match="not numbers"):
-        picks(model, context, SamplingParams(), 1)
+    row = np.full(model.n_vocab, np.nan, np.float32)
+    monkeypatch.setattr(context, "row", lambda _: row)
+    monkeypatch.setattr(context, "row_address", lambda _: row.ctypes.data)
+    for library in (pick._library(), None):
+        monkeypatch.setattr(pick, "_library", lambda library=library: library)
+        with pytest.raises(LlamaError, match="not numbers"):
+            picks(model, context, SamplingParams(), 1)
