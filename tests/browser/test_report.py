@@ -1,49 +1,17 @@
 """A run's report in a real browser, of a real run that was interrupted and resumed."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.programs import Program
+from tests.soak.runs import OPTIONS
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>document.title = 7</script><img src=x onerror=document.title=7><b>bold</b>"
-SMALL = (
-    "preset=tiny",
-    "data=local",
-    "data.shuffle_buffer=0",
-    "tokenizer.vocab_size=300",
-    "model.n_layers=1",
-    "model.d_model=256",
-    "model.n_heads=4",
-    "model.n_kv_heads=2",
-    "model.ffn_dim=256",
-    "train.seq_len=32",
-    "train.micro_batch=4",
-    "train.eval_blocks=4",
-    "train.log_every=1",
-    "train.eval_every=20",
-    "train.compile=false",
-    "train.precision=f32",
-    "train.threads=1",
-    "train.workers=0",
-    "train.sample_tokens=4",
-)
-
-
-def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +22,18 @@ def runs(tmp_path_factory) -> Path:
     texts = (f"The cat number {n} sat on the mat and saw the {n % 7} red balls." for n in range(999))
     documents.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     common = (
-        *SMALL,
+        *OPTIONS,
+        "data.shuffle_buffer=0",
+        "train.eval_every=20",
         f"data.files=[{documents}]",
         f"runs_dir={folder}",
         f"train.sample_prompts=['{HOSTILE}','The cat']",
     )
-    one = ("train", *common, "name=one")
+    one = (*common, "name=one")
+
+    def start(*arguments: str) -> Program:
+        return Program("train", list(arguments), folder)
+
     process = start(*one, "train.max_steps=100000")
     deadline = time.monotonic() + 120
     while not (folder / "one" / "samples.md").exists():
@@ -67,16 +41,16 @@ def runs(tmp_path_factory) -> Path:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, out
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
     stopped = max(int(path.name[5:]) for path in (folder / "one" / "checkpoints").glob("step-????????"))
     rest = [
         start(*one, f"train.max_steps={stopped + 60}"),
-        start("train", *common, "name=two", "optim.lr=1e-4", "train.max_steps=60"),
+        start(*common, "name=two", "optim.lr=1e-4", "train.max_steps=60"),
     ]
     for process in rest:
-        out, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, out
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, out + err
     return folder
 
 
@@ -249,9 +223,9 @@ def test_without_scripts_the_figures_are_there(page, runs):
 
 def compare(runs: Path) -> Path:
     if not (runs / "compare.html").exists():
-        process = start("train.report_html", f"runs=[{runs / 'one'},{runs / 'two'}]")
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, out
+        process = Program("train.report_html", [f"runs=[{runs / 'one'},{runs / 'two'}]"], runs)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, out + err
     return runs / "compare.html"
 
 

@@ -87,7 +87,7 @@ def soak(
 
     while not enough():
         run = None
-        while run is None or run.process.exitcode != 0:
+        while run is None or run.returncode != 0:
             run = _life(folder, common, chance, tally, stop=enough(), aim=inside - tally.inside > 0)
             # Written beside the training, a save in the making may be lost on top of the interval.
             assert max(tally.lost, default=0) <= (2 * EVERY if background else EVERY)
@@ -133,7 +133,7 @@ def _kill_anywhere(run: SmallRun, chance: random.Random) -> int | None:
         return None
     writing = _writing(run.root)
     run.kill()
-    return None if run.process.exitcode == 0 else int(bool(writing & _writing(run.root)))
+    return None if run.returncode == 0 else int(bool(writing & _writing(run.root)))
 
 
 def _kill_inside(run: SmallRun, chance: random.Random) -> int | None:
@@ -151,7 +151,7 @@ def _kill_inside(run: SmallRun, chance: random.Random) -> int | None:
         return None
     writing = _writing(run.root)
     run.kill()
-    return None if run.process.exitcode == 0 else int(bool(writing & _writing(run.root)))
+    return None if run.returncode == 0 else int(bool(writing & _writing(run.root)))
 
 
 def _writing(root: Path) -> set[str]:

@@ -1,14 +1,7 @@
-"""Small real training runs, each a process of its own that begins with everything imported.
-
-Starting Python and torch takes seconds; the standard library's fork server has both in memory and starts a process
-in milliseconds. Such a process can be killed like any other.
-"""
+"""Small real training runs, each a process of its own (tests/programs.py), and what they leave behind."""
 
 import json
-import multiprocessing
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from slm.runs import list_checkpoints
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "train.loop", "train.__main__", "hydra", "slm.checkpoint", "train.memory"])
+from tests.programs import Program
 
 OPTIONS = (
     "preset=tiny",
@@ -33,7 +23,6 @@ OPTIONS = (
     "model.ffn_dim=256",
     "train.seq_len=32",
     "train.micro_batch=4",
-    "train.eval_every=1000000",
     "train.eval_blocks=4",
     "train.log_every=1",
     "train.compile=false",
@@ -54,11 +43,10 @@ def write_corpus(path: Path, documents: int = 400, seed: int = 11) -> Path:
     return path
 
 
-class SmallRun:
-    """``python -m train`` with :data:`OPTIONS` and ``overrides``, started by the fork server.
+class SmallRun(Program):
+    """``python -m train`` with :data:`OPTIONS` and ``overrides``; validated only where ``overrides`` say so.
 
-    ``logs``: where its output goes, if not beside the runs. ``prepare``: a function of an importable module that the
-    process calls first. ``session``: the process leads a group of its own, as a shell's foreground job does.
+    ``logs``: where its output goes, if not beside the runs. The others are :class:`Program`'s.
     """
 
     def __init__(
@@ -71,21 +59,16 @@ class SmallRun:
     ) -> None:
         runs.mkdir(parents=True, exist_ok=True)
         name = next((word[5:] for word in overrides if word.startswith("name=")), "tiny")
-        self.root, logs = runs / name, logs or runs
-        self._out, self._err = logs / f".{name}.out", logs / f".{name}.err"
-        for path in (self._out, self._err):
-            path.unlink(missing_ok=True)
-        argv = [*OPTIONS, f"runs_dir={runs}", *overrides]
-        self.process = CONTEXT.Process(target=_child, args=(argv, str(self._out), str(self._err), prepare, session))
-        self.process.start()
+        self.root = runs / name
+        argv = [*OPTIONS, "train.eval_every=1000000", f"runs_dir={runs}", *overrides]
+        super().__init__("train", argv, logs or runs, prepare=prepare, session=session)
 
-    def wait(self, timeout: float = 120) -> int:
-        """The exit code; minus the signal's number where one ended the process."""
+    def wait(self, timeout: float | None = 120) -> int:
         self.process.join(timeout)
-        if self.process.exitcode is None:
+        if self.returncode is None:
             self.process.kill()
             raise AssertionError(f"the run did not end within {timeout} s\n{self.out}\n{self.err}")
-        return self.process.exitcode
+        return self.returncode
 
     def finish(self) -> "SmallRun":
         code = self.wait()
@@ -96,9 +79,6 @@ class SmallRun:
         """kill -9, and wait for the end."""
         self.process.kill()
         self.process.join()
-
-    def send(self, number: int) -> None:
-        os.kill(self.process.pid, number)
 
     def alive(self) -> bool:
         return self.process.is_alive()
@@ -116,33 +96,6 @@ class SmallRun:
 
     def wait_for_checkpoint(self, step: int) -> None:
         self.wait_for(lambda: newest_step(self.root) >= step)
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text() if self._out.exists() else ""
-
-    @property
-    def err(self) -> str:
-        return self._err.read_text() if self._err.exists() else ""
-
-
-def _child(argv: list[str], out: str, err: str, prepare: Callable[[], None] | None, session: bool) -> None:
-    if session:
-        os.setsid()
-    for number, path in ((1, out), (2, err)):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, number)
-        os.close(handle)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    import sys
-
-    sys.stdout.reconfigure(line_buffering=True)
-    if prepare is not None:
-        prepare()
-    from slm import cli
-    from train.__main__ import main
-
-    cli.run(main, argv)
 
 
 def records(root: Path) -> list[dict]:

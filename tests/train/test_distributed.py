@@ -19,6 +19,7 @@ from data.config import DataConfig
 from data.errors import UserError
 from data.loader import EndOfTextError
 from slm.runs import list_checkpoints
+from tests.programs import Program
 from train import launch
 from train.config import TrainConfig
 from train.distributed import Ranks
@@ -80,7 +81,7 @@ def start(command: list[str], **environment: str) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen | Program) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=180)
     finally:
@@ -89,18 +90,25 @@ def finish(process: subprocess.Popen) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def run(command: list[str], **environment: str) -> tuple[str, str]:
-    code, out, err = finish(start(command, **environment))
+def run(process: subprocess.Popen | Program) -> tuple[str, str]:
+    code, out, err = finish(process)
     assert code == 0, out + err
     return out, err
 
 
-def one(arguments: list[str]) -> list[str]:
-    return [PYTHON, "-m", "train", *arguments]
+def one(arguments: list[str]) -> Program:
+    return Program("train", arguments, output_of(arguments))
 
 
-def two(arguments: list[str], *options: str) -> list[str]:
-    return [PYTHON, "-m", "train.launch", "nproc=2", *options, *arguments]
+def two(arguments: list[str], *options: str) -> Program:
+    return Program("train.launch", ["nproc=2", *options, *arguments], output_of(arguments))
+
+
+def output_of(arguments: list[str]) -> Path:
+    """The folder of the runs, made where there is none yet."""
+    folder = Path(next(word for word in arguments if word.startswith("runs_dir=")).removeprefix("runs_dir="))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def records(root: Path) -> list[dict]:
@@ -120,7 +128,7 @@ def same_state(a: Path, b: Path) -> None:
             assert torch.equal(left[key], right[key]), key
 
 
-def wait_for_steps(root: Path, steps: int, process: subprocess.Popen) -> None:
+def wait_for_steps(root: Path, steps: int, process: subprocess.Popen | Program) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if (root / "metrics.jsonl").exists() and len(losses(root)) >= steps:
@@ -129,7 +137,7 @@ def wait_for_steps(root: Path, steps: int, process: subprocess.Popen) -> None:
     pytest.fail(f"not at step {steps}: {finish(process)}")
 
 
-def ranks_of(process: subprocess.Popen) -> list[int]:
+def ranks_of(process: subprocess.Popen | Program) -> list[int]:
     """Process ids of the ranks that a launcher has started."""
     import psutil
 
@@ -142,7 +150,7 @@ def pair(corpus, tmp_path_factory) -> tuple[Path, str]:
     """A finished run of two processes, started by plain torchrun, and what it printed."""
     folder = tmp_path_factory.mktemp("pair")
     arguments = [*COMMON, f"data.files=[{corpus}]", f"runs_dir={folder}", "name=pair", TWO]
-    out, _ = run([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "train", *arguments])
+    out, _ = run(start([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "train", *arguments]))
     return folder / "pair", out
 
 
@@ -182,7 +190,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, t
 def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words, tmp_path):
     root = tmp_path / "runs" / "pair"
     shutil.copytree(pair[0], root)
-    code, _, err = finish(start(one(words("pair", TWO, "train.max_steps=10"))))
+    code, _, err = finish(one(words("pair", TWO, "train.max_steps=10")))
     assert code == 2
     assert "saved by 2 processes" in err
     assert "train.reshard=true" in err
@@ -209,7 +217,7 @@ def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
 def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
     root = tmp_path / "runs" / "stopped"
     arguments = words("stopped", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
-    process = start(two(arguments))
+    process = two(arguments)
     wait_for_steps(root, 3, process)
     os.kill(process.pid if whom == "launcher" else ranks_of(process)[-1], signal.SIGTERM)
     code, out, err = finish(process)
@@ -222,7 +230,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
 
 def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path):
     root = tmp_path / "runs" / "killed"
-    process = start(two(words("killed", TWO, "train.max_steps=600", "train.eval_every=600")))
+    process = two(words("killed", TWO, "train.max_steps=600", "train.eval_every=600"))
     wait_for_steps(root, 5, process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     wait_for_steps(root, 40, process)  # the records of what is computed again are dropped first
@@ -237,18 +245,18 @@ def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path)
 
 
 def test_a_loss_that_is_not_finite_stops_all_with_one_line(words, tmp_path):
-    code, out, err = finish(start(two(words("burst", TWO, "optim.lr=1e30", "optim.grad_clip=0"))))
+    code, out, err = finish(two(words("burst", TWO, "optim.lr=1e30", "optim.grad_clip=0")))
     assert code == 2, out + err
     assert err.count("stopped before the update") == 1
     assert "Traceback" not in err
 
 
 def test_mistakes_are_told_once_before_anything_starts(words):
-    code, out, err = finish(start(two(words("odd", TWO, "train.grad_accum=3"))))
+    code, out, err = finish(two(words("odd", TWO, "train.grad_accum=3")))
     assert (code, out) == (2, "")
     assert "train.grad_accum=3 cannot be divided over 2 processes: use train.micro_batch=1 train.grad_accum=6" in err
     assert len(err.strip().splitlines()) == 1, err
-    code, out, err = finish(start(two(words("nothing", TWO, "data.files=[/nowhere.txt]"), "restarts=0")))
+    code, out, err = finish(two(words("nothing", TWO, "data.files=[/nowhere.txt]"), "restarts=0"))
     assert code == 2, out + err
     assert err.count("/nowhere.txt") == 1
     assert len(err.strip().splitlines()) == 1, err

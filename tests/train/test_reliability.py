@@ -49,7 +49,7 @@ def test_a_signal_during_validation_saves_the_step_and_validates_later(number, c
     run = SmallRun(tmp_path, *common, *long)
     run.wait_for_step(4)
     time.sleep(0.3)
-    run.send(number)
+    run.send_signal(number)
     began = time.monotonic()
     assert run.wait() == code, run.out + run.err
     assert time.monotonic() - began < 60
@@ -69,7 +69,7 @@ def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, opt
     run = SmallRun(tmp_path, *options, "train.compile=true", "model.n_layers=4", prepare=prepare, session=True)
     run.wait_for(lambda: any((tmp_path / "cold").rglob("*.cpp")))
     assert losses(run.root) == {}
-    os.killpg(run.process.pid, number)
+    os.killpg(run.pid, number)
     began = time.monotonic()
     assert run.wait() == 128 + number, run.out + run.err
     assert time.monotonic() - began < 60
@@ -81,10 +81,10 @@ def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, opt
 def test_signals_during_the_last_save_tear_nothing(options, tmp_path):
     run = SmallRun(tmp_path, *options, "train.max_steps=100000", "model.n_layers=8")
     run.wait_for_step(5)
-    run.send(signal.SIGTERM)
+    run.send_signal(signal.SIGTERM)
     run.wait_for(lambda: any((run.root / "checkpoints").glob(".step-*.tmp")) or list_checkpoints(run.root))
     while run.alive():
-        run.send(signal.SIGINT)
+        run.send_signal(signal.SIGINT)
         time.sleep(0.003)
         if list_checkpoints(run.root):
             break

@@ -59,7 +59,7 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(workers, kind, kills, text
         run = SmallRun(tmp_path, "name=parts", "train.checkpoint_every=2", *common)
         run.wait_for_checkpoint(step)
         run.kill()
-        assert run.process.exitcode == -signal.SIGKILL, run.out + run.err
+        assert run.returncode == -signal.SIGKILL, run.out + run.err
         assert newest_step(run.root) < STEPS, "it was killed too late to prove anything"
         assert ("resuming" in run.out) == (number > 0)
     parts = SmallRun(tmp_path, "name=parts", "train.checkpoint_every=2", *common).finish()
@@ -79,7 +79,7 @@ def test_stopped_by_signals_and_resumed_it_is_the_same_to_the_bit(texts, tmp_pat
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         run = SmallRun(tmp_path, "name=parts", *common)
         run.wait_for_step(stops[-1] + 14)
-        run.send(number)
+        run.send_signal(number)
         assert run.wait() == 128 + number, run.err
         assert "Traceback" not in run.err
         stops.append(newest_step(run.root))
