@@ -325,17 +325,16 @@ class Scheduler:
         """The batch was computed: its tokens are in the cache. Guesses count as computed when they turn out right,
         which the engine sees to."""
         by_id = {chunk.sequence_id: chunk for chunk in plan.chunks}
-        n_prompt, served = 0, False
+        n_prompt, waits = 0, False
         for sequence in self._running:
             chunk = by_id.get(sequence.id)
             if chunk is None:
+                waits = waits or sequence.generating
                 continue
-            if sequence.generating:
-                served = True
-            else:
+            if not sequence.generating:
                 n_prompt += len(chunk.tokens)
             sequence.n_computed = chunk.start + len(chunk.tokens) - chunk.n_guesses
-        self._since = 0 if served else self._since + n_prompt
+        self._since = self._since + n_prompt if waits else 0
 
     def preempt(self) -> tuple[Sequence, int] | None:
         """Sends the youngest running sequence back to the head of the queue, to be computed again later.

@@ -92,9 +92,63 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first():
     assert scheduler.plan().admitted == (("b", 1),)
 
 
-def test_random_traffic_loses_and_doubles_nothing():
+APART = Limits(batch=512, prefill_chunk=256, kv_tokens=10_000, mixed=False)
+
+
+def shapes(plan):
+    return [(chunk.sequence_id, chunk.start, len(chunk.tokens)) for chunk in plan.chunks]
+
+
+def test_apart_from_the_streams_prompts_come_one_after_the_other():
+    scheduler = Scheduler(slots=4, limits=APART)
+    for key in "abcd":
+        scheduler.add(waiting(key, 115))
+    steps = []
+    for _ in range(6):
+        plan = scheduler.plan()
+        steps.append(shapes(plan))
+        scheduler.commit(plan)
+        for chunk in plan.chunks:
+            sequence = next(each for each in scheduler._running if each.id == chunk.sequence_id)
+            sequence.tokens.append(0)
+    # Those that have begun wait for two more prompts, which is nearly what they may have to wait for.
+    assert steps[:3] == [[("a", 0, 115)], [("b", 0, 115)], [("c", 0, 115)]]
+    assert steps[3] == [("a", 115, 1), ("b", 115, 1), ("c", 115, 1)]
+    assert steps[4] == [("d", 0, 115)]
+    assert steps[5] == [("a", 116, 1), ("b", 116, 1), ("c", 116, 1), ("d", 115, 1)]
+
+
+def test_short_prompts_share_a_batch():
+    queue = [waiting(f"{i}", 30) for i in range(5)]
+    plan = make_plan([generating("a", 0)], queue, [1, 2, 3, 4, 5], APART)
+    assert shapes(plan) == [("0", 0, 30), ("1", 0, 30), ("2", 0, 30)]
+
+
+def test_streams_wait_for_no_more_than_a_chunk_of_a_long_prompt():
+    scheduler = Scheduler(slots=2, limits=APART)
+    stream = generating("a", 0)
+    scheduler._slots.take(0, "a")
+    scheduler._running.append(stream)
+    scheduler.add(waiting("long", 1000))
+    seen = []
+    for _ in range(8):
+        plan = scheduler.plan()
+        seen += [(key, n) for key, _, n in shapes(plan)]
+        scheduler.commit(plan)
+        if plan.chunks[0].sequence_id == "a":
+            stream.tokens.append(0)
+    assert seen == [("long", 256), ("a", 1)] * 3 + [("long", 232), ("a", 1)]
+
+
+def test_streams_go_on_when_nobody_waiting_can_be_admitted():
+    plan = make_plan([generating("a", 0)], [waiting("b", 100)], [], APART)
+    assert shapes(plan) == [("a", 7, 1)]
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_random_traffic_loses_and_doubles_nothing(mixed):
     rng = random.Random(0)
-    scheduler = Scheduler(slots=3, limits=Limits(batch=32, prefill_chunk=8, kv_tokens=200))
+    scheduler = Scheduler(slots=3, limits=Limits(batch=32, prefill_chunk=8, kv_tokens=200, mixed=mixed))
     alive, added, finished = {}, 0, []
     for _ in range(3000):
         if rng.random() < 0.1 and added < 100:
