@@ -1,5 +1,6 @@
 """``python -m slm.doctor``: what this machine has, what will be used of it, and what to install or change for more."""
 
+import contextlib
 import math
 import os
 import platform
@@ -50,10 +51,10 @@ def _options(argv: list[str]) -> dict[str, Any]:
 def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
     """Everything the doctor finds out, as plain values. Takes about ten seconds, most of it importing and compiling."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    trial = probes.InductorTrial() if try_compile else None
-    record = _software(load) | _processor() | _memory(runs_dir)
-    # Both trials would disturb each other: the compiler's comes first.
-    record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
+    with probes.InductorTrial() if try_compile else contextlib.nullcontext() as trial:
+        record = _software(load) | _processor() | _memory(runs_dir)
+        # Both trials would disturb each other: the compiler's comes first.
+        record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
     return record | _rates()
 
 

@@ -1,6 +1,8 @@
 """What this machine does when asked: matrix products, memory, disk, compiler. Each answer takes under a few seconds."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -127,40 +129,54 @@ def disk_mb_per_s(folder: Path, megabytes: int = 64) -> float:
 
 
 INDUCTOR_TRIAL = """
-import sys, time
+import os, shutil, sys, time
 import torch
-start = time.perf_counter()
-compiled = torch.compile(lambda x: (x * float(sys.argv[1])).sin() + 1)
-assert torch.isfinite(compiled(torch.randn(4096))).all()
-print(time.perf_counter() - start)
+try:
+    start = time.perf_counter()
+    compiled = torch.compile(lambda x: (x * float(sys.argv[1])).sin() + 1)
+    assert torch.isfinite(compiled(torch.randn(4096))).all()
+    print(time.perf_counter() - start)
+finally:
+    shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)  # its caller may have been killed
 """
 
 
 class InductorTrial:
-    """torch.compile tried on one line of code in a process of its own, while this one does something else."""
+    """torch.compile tried on one line of code in a process of its own, while this one does something else.
+
+    Used with ``with``: the process, its compiler and its folder are gone afterwards, whatever happened.
+    """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="slm-inductor-")
-        # A cache of its own: what was compiled before says nothing about the compiler of today.
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": self._folder.name}
+        self._folder = tempfile.TemporaryDirectory(prefix="slm-inductor-", ignore_cleanup_errors=True)
+        # A cache of its own: what was compiled before says nothing about the compiler of today. The compiler's
+        # temporary files go there too: one that is killed leaves them.
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": self._folder.name, "TMPDIR": self._folder.name}
         self._process = subprocess.Popen(
             [sys.executable, "-c", INDUCTOR_TRIAL, "0.5"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
+
+    def __enter__(self) -> "InductorTrial":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The whole group: a compiler that outlives its caller would write into the folder again.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._folder.cleanup()
 
     def result(self, timeout: float) -> dict[str, Any]:
         """``{"works": True, "seconds": s}``; False with a ``reason``; None where it was not ready in time."""
         try:
             out, err = self._process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
             return {"works": None, "reason": f"not ready in {timeout:.0f} s"}
-        finally:
-            self._folder.cleanup()
         if self._process.returncode == 0:
             return {"works": True, "seconds": float(out)}
         lines = [line.strip() for line in err.splitlines() if line.strip()]

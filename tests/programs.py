@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,7 @@ def _child(
         os.close(handle)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # the fork server's
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)

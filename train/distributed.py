@@ -287,8 +287,10 @@ def own_root(ranks: Ranks, root: Path) -> Iterator[Path]:
     if ranks.main:
         yield root
         return
+    exit_file = os.environ.get(EXIT_FILE)
+    parent = Path(exit_file).parent if exit_file else None  # the launcher's, which it removes whatever happens here
     with (
-        tempfile.TemporaryDirectory(prefix="slm-rank-") as folder,
+        tempfile.TemporaryDirectory(prefix="slm-rank-", dir=parent) as folder,
         Path(os.devnull).open("w") as nowhere,
         redirect_stdout(nowhere),
     ):

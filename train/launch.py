@@ -62,11 +62,12 @@ def main(argv: list[str]) -> int:
         raise UserError(f"main={launch.main} is {own} here, where no other machine reaches it: give its address there")
     share_cores()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # until a rank knows its cores; torchrun warns where it is not set
-    with tempfile.TemporaryDirectory(prefix="slm-launch-") as folder:
+    # A rank that is killed cannot clean up: what ranks and torchrun put aside lies in here, too.
+    with tempfile.TemporaryDirectory(prefix="slm-launch-", ignore_cleanup_errors=True) as folder:
         exit_file = Path(folder) / "exit"
         os.environ[EXIT_FILE] = str(exit_file)
         os.environ[MAIN_HOST] = "1" if launch.nnodes == 1 or is_here(_address(launch)[0]) else "0"
-        return _run(torchrun_options(launch, name), overrides, exit_file)
+        return _run([*torchrun_options(launch, name), "--log-dir", folder], overrides, exit_file)
 
 
 def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:

@@ -187,7 +187,7 @@ class Browser:
                 [program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "HOME": str(folder)},
+                env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder)},
             )
         deadline = time.monotonic() + 30
         while not (found := re.search(r"DevTools listening on ws://([\d.:]+)/", log.read_text(errors="replace"))):

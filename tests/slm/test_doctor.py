@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -135,6 +136,17 @@ def test_a_containers_memory_limit_counts(tmp_path):
 
 def test_a_compiler_that_fails_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "/bin/false")
-    result = probes.InductorTrial().result(timeout=120)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with probes.InductorTrial() as trial:
+        result = trial.result(timeout=120)
     assert result["works"] is False
     assert result["reason"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_that_is_given_up_leaves_no_process_and_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with probes.InductorTrial() as trial:
+        assert trial.result(timeout=0.2)["works"] is None
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []

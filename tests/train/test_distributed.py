@@ -150,7 +150,9 @@ def pair(corpus, tmp_path_factory) -> tuple[Path, str]:
     """A finished run of two processes, started by plain torchrun, and what it printed."""
     folder = tmp_path_factory.mktemp("pair")
     arguments = [*COMMON, f"data.files=[{corpus}]", f"runs_dir={folder}", "name=pair", TWO]
-    out, _ = run(start([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "train", *arguments]))
+    out, _ = run(
+        start([*TORCHRUN, "--standalone", "--nproc-per-node=2", f"--log-dir={folder}", "-m", "train", *arguments])
+    )
     return folder / "pair", out
 
 
@@ -228,8 +230,10 @@ def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
     assert len(losses(root)) == int(saved.name[5:])
 
 
-def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path):
-    root = tmp_path / "runs" / "killed"
+def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path, monkeypatch):
+    root, temporary = tmp_path / "runs" / "killed", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     process = two(words("killed", TWO, "train.max_steps=600", "train.eval_every=600"))
     wait_for_steps(root, 5, process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
@@ -242,6 +246,7 @@ def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path)
     # Schedules of another length have other rates after the warm-up, so only its steps are the pair's.
     assert losses(root)[:2] == losses(pair[0])[:2]
     assert len(losses(root)) == int(list_checkpoints(root)[-1].name[5:])
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
 
 
 def test_a_loss_that_is_not_finite_stops_all_with_one_line(words, tmp_path):

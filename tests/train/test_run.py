@@ -198,6 +198,7 @@ def test_training_goes_on_from_a_downloaded_model(command, train, tmp_path):
 
 def test_wandb_without_an_account_logs_offline_and_blocks_nothing(command, train, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # no credentials of the person who runs the tests
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     pytest.importorskip("wandb")
     code, out, err = train(
         command("name=logged", "train.max_steps=3", "logger=wandb"), unset=("WANDB_MODE", "WANDB_API_KEY")
