@@ -25,6 +25,8 @@ struct Shape {
 
     long width() const { return (H + 2 * K) * E; }
     long padded() const { return ceil_div(T, NR) * NR; }
+    // Values from one row of scores to the next: rows 2^n bytes apart would share one set of the first cache.
+    long stride() const { return padded() + NR; }
 };
 
 // A block of 64-byte aligned memory that each thread keeps for its next task.
@@ -143,7 +145,7 @@ void slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long
                            const float* q_norm, const float* k_norm, float eps, const int32_t* starts, bf16* out,
                            float* lse, pair_t* scratch) {
     const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
-    const long Tp = s.padded(), width = s.width(), G = H / K, size = keys_pairs(s);
+    const long Tp = s.padded(), ld = s.stride(), width = s.width(), G = H / K, size = keys_pairs(s);
     const long block = 12 * MR, blocks = ceil_div(T, block);
     const float scale = 1.0f / std::sqrt((float)E);
 #pragma omp parallel
@@ -163,9 +165,9 @@ void slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long
             const long q0 = (blocks - 1 - task / (B * H)) * block, b = task % (B * H) / H, h = task % H;
             const pair_t* keys = scratch + 2 * (b * K + h / G) * size;
             const pair_t* values = keys + size;
-            arena.reset(MR * Tp * 6 + MR * E * 2 + 1024);
-            float* scores = arena.take<float>(MR * Tp);
-            bf16* p_rows = arena.take<bf16>(MR * Tp);
+            arena.reset(MR * ld * 6 + MR * E * 2 + 1024);
+            float* scores = arena.take<float>(MR * ld);
+            bf16* p_rows = arena.take<bf16>(MR * ld);
             bf16* q_rows = arena.take<bf16>(MR * E);
             float row[512];
             for (long q = q0; q < min_of(T, q0 + block); q += MR) {
@@ -180,37 +182,41 @@ void slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long
                 for (long p = from / NR; p < to / NR; p++)
                     tile(n, E / 2, (const pair_t*)q_rows, E / 2, 1, keys + p * (E / 2) * NR,
                          [&](int r, __m512 x, __m512 y) {
-                             _mm512_store_ps(scores + r * Tp + p * NR - from, x);
-                             _mm512_store_ps(scores + r * Tp + p * NR - from + 16, y);
+                             _mm512_store_ps(scores + r * ld + p * NR - from, x);
+                             _mm512_store_ps(scores + r * ld + p * NR - from + 16, y);
                          });
                 float inverse[MR];
-                const __m512 scale16 = _mm512_set1_ps(scale);
+                const __m512 scale16 = _mm512_set1_ps(scale * LOG2_E);
                 for (long r = 0; r < n; r++) {
-                    float* x = scores + r * Tp;
+                    float* x = scores + r * ld;
                     for (long j = q + r + 1; j < to; j++) x[j - from] = MINUS_INF;
                     if (starts)
                         for (long j = from; j < starts[b * T + q + r]; j++) x[j - from] = MINUS_INF;
-                    __m512 top = _mm512_loadu_ps(x);
-                    for (long j = 16; j < span; j += 16) top = _mm512_max_ps(top, _mm512_load_ps(x + j));
-                    const float high = _mm512_reduce_max_ps(top) * scale;
-                    const __m512 shift = _mm512_set1_ps(high);
-                    __m512 sum = _mm512_setzero_ps();
-                    for (long j = 0; j < span; j += 16) {
-                        const __m512 p = exp512(_mm512_fmsub_ps(_mm512_load_ps(x + j), scale16, shift));
-                        sum = _mm512_add_ps(sum, p);
-                        store_bf16(p_rows + r * Tp + j, p);
+                    __m512 top = _mm512_load_ps(x), top2 = _mm512_load_ps(x + 16);
+                    for (long j = NR; j < span; j += NR) {
+                        top = _mm512_max_ps(top, _mm512_load_ps(x + j));
+                        top2 = _mm512_max_ps(top2, _mm512_load_ps(x + j + 16));
                     }
-                    const float total = _mm512_reduce_add_ps(sum);
+                    const float high = _mm512_reduce_max_ps(_mm512_max_ps(top, top2)) * scale;
+                    const __m512 shift = _mm512_set1_ps(high * LOG2_E);
+                    __m512 sum = _mm512_setzero_ps(), sum2 = _mm512_setzero_ps();
+                    for (long j = 0; j < span; j += NR) {
+                        const __m512 p = exp2_512(_mm512_fmsub_ps(_mm512_load_ps(x + j), scale16, shift));
+                        const __m512 p2 = exp2_512(_mm512_fmsub_ps(_mm512_load_ps(x + j + 16), scale16, shift));
+                        sum = _mm512_add_ps(sum, p);
+                        sum2 = _mm512_add_ps(sum2, p2);
+                        store_bf16(p_rows + r * ld + j, p, p2);
+                    }
+                    const float total = _mm512_reduce_add_ps(_mm512_add_ps(sum, sum2));
                     inverse[r] = 1.0f / total;
                     lse[(b * H + h) * T + q + r] = high + std::log(total);
                 }
                 for (long p = 0; p < E / NR; p++)
-                    tile(n, span / 2, (const pair_t*)p_rows, Tp / 2, 1, values + (p * (Tp / 2) + from / 2) * NR,
+                    tile(n, span / 2, (const pair_t*)p_rows, ld / 2, 1, values + (p * (Tp / 2) + from / 2) * NR,
                          [&](int r, __m512 x, __m512 y) {
                              const __m512 f = _mm512_set1_ps(inverse[r]);
                              bf16* o = out + (b * T + q + r) * H * E + h * E + p * NR;
-                             store_bf16(o, _mm512_mul_ps(x, f));
-                             store_bf16(o + 16, _mm512_mul_ps(y, f));
+                             store_bf16(o, _mm512_mul_ps(x, f), _mm512_mul_ps(y, f));
                          });
             }
         }
@@ -223,7 +229,7 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
                             const float* q_norm, const float* k_norm, float eps, const int32_t* starts, const bf16* out,
                             const float* lse, const bf16* dout, bf16* dqkv, float* d_norms, float* heads, float* norms) {
     const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
-    const long Tp = s.padded(), width = s.width(), G = H / K, size = Tp * E;
+    const long Tp = s.padded(), ld = s.stride(), width = s.width(), G = H / K, size = Tp * E;
     const float scale = 1.0f / std::sqrt((float)E);
     memset(norms, 0, B * H * 2 * E * sizeof(float));
 #pragma omp parallel
@@ -235,7 +241,7 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
             const bf16* v_raw = qkv + b * T * width + (H + K + head) * E;
             const bf16* do_raw = dout + b * T * H * E + h * E;
             const bf16* o_raw = out + b * T * H * E + h * E;
-            arena.reset(size * 4 * 6 + Tp * 12 + KEY_BLOCK * Tp * 2 + MR * Tp * 12 + 64 * 1024);
+            arena.reset(size * 4 * 6 + Tp * 12 + KEY_BLOCK * ld * 2 + MR * ld * 12 + 64 * 1024);
             bf16* rows = arena.take<bf16>(size);  // queries, then keys
             pair_t* q_positions = arena.take<pair_t>(size / 2);
             pair_t* q_values = arena.take<pair_t>(size / 2);
@@ -244,11 +250,11 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
             pair_t* k_values = arena.take<pair_t>(size / 2);
             float* dq = arena.take<float>(size);
             float *log_sums = arena.take<float>(Tp), *delta = arena.take<float>(Tp), *scales = arena.take<float>(Tp);
-            pair_t* ds_pairs = arena.take<pair_t>(KEY_BLOCK / 2 * Tp);  // [key pair][query]
-            float* s_rows = arena.take<float>(MR * Tp);
-            float* dp_rows = arena.take<float>(MR * Tp);
-            bf16* p_rows = arena.take<bf16>(MR * Tp);
-            bf16* ds_rows = arena.take<bf16>(MR * Tp);
+            pair_t* ds_pairs = arena.take<pair_t>(KEY_BLOCK / 2 * ld);  // [key pair][query]
+            float* s_rows = arena.take<float>(MR * ld);
+            float* dp_rows = arena.take<float>(MR * ld);
+            bf16* p_rows = arena.take<bf16>(MR * ld);
+            bf16* ds_rows = arena.take<bf16>(MR * ld);
             turn_rows(s, q_raw, q_norm, rows, scales);
             pack_positions(rows, E, Tp, Tp, E, q_positions);
             pack_values(rows, E, Tp, Tp, E, q_values);
@@ -256,7 +262,7 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
             pack_values(do_raw, H * E, T, Tp, E, do_values);
             for (long t = 0; t < Tp; t++) {
                 // A query past the end has probability e^-inf = 0 of everything.
-                log_sums[t] = t < T ? lse[(b * H + h) * T + t] : -MINUS_INF;
+                log_sums[t] = t < T ? lse[(b * H + h) * T + t] * LOG2_E : -MINUS_INF;
                 __m512 sum = _mm512_setzero_ps();
                 for (long e = 0; e < E && t < T; e += 16)
                     sum = _mm512_fmadd_ps(load_bf16(do_raw + t * H * E + e), load_bf16(o_raw + t * H * E + e), sum);
@@ -267,7 +273,7 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
             memset(dq, 0, size * sizeof(float));
             float* dk = heads + (task * 2) * size;
             float* dv = heads + (task * 2 + 1) * size;
-            const __m512 scale16 = _mm512_set1_ps(scale);
+            const __m512 scale16 = _mm512_set1_ps(scale), scale2 = _mm512_set1_ps(scale * LOG2_E);
             const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             for (long k0 = 0; k0 < T; k0 += KEY_BLOCK) {
                 const long from0 = k0 / NR * NR;  // the first panel of queries that sees this block
@@ -283,18 +289,18 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
                     // Queries before these keys see none of them.
                     const long n = min_of(MR, T - k), from = k / NR * NR, span = last - from;
                     for (long r = 0; r < n && from > from0; r += 2)
-                        memset(ds_pairs + (k - k0 + r) / 2 * Tp + from0, 0, (from - from0) * sizeof(pair_t));
+                        memset(ds_pairs + (k - k0 + r) / 2 * ld + from0, 0, (from - from0) * sizeof(pair_t));
                     for (long p = from / NR; p < last / NR; p++) {
                         const long at = p * NR - from;
                         tile(n, E / 2, (const pair_t*)(rows + k * E), E / 2, 1, q_positions + p * (E / 2) * NR,
                              [&](int r, __m512 x, __m512 y) {
-                                 _mm512_store_ps(s_rows + r * Tp + at, x);
-                                 _mm512_store_ps(s_rows + r * Tp + at + 16, y);
+                                 _mm512_store_ps(s_rows + r * ld + at, x);
+                                 _mm512_store_ps(s_rows + r * ld + at + 16, y);
                              });
                         tile(n, E / 2, (const pair_t*)(v_raw + k * width), width / 2, 1, do_positions + p * (E / 2) * NR,
                              [&](int r, __m512 x, __m512 y) {
-                                 _mm512_store_ps(dp_rows + r * Tp + at, x);
-                                 _mm512_store_ps(dp_rows + r * Tp + at + 16, y);
+                                 _mm512_store_ps(dp_rows + r * ld + at, x);
+                                 _mm512_store_ps(dp_rows + r * ld + at + 16, y);
                              });
                     }
                     for (long r = 0; r < n; r += 2) {
@@ -313,10 +319,10 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
                                     const __m512i first = _mm512_maskz_loadu_epi32(real, starts + b * T + from + j);
                                     sees = _mm512_mask_cmple_epi32_mask(sees, first, key);
                                 }
-                                const long at = (r + i) * Tp + j;
-                                const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(s_rows + at), scale16,
+                                const long at = (r + i) * ld + j;
+                                const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(s_rows + at), scale2,
                                                                  _mm512_load_ps(log_sums + from + j));
-                                const __m512 p = _mm512_maskz_mov_ps(sees, exp512(x));
+                                const __m512 p = _mm512_maskz_mov_ps(sees, exp2_512(x));
                                 const __m512 ds = _mm512_mul_ps(
                                     _mm512_mul_ps(p, scale16),
                                     _mm512_sub_ps(_mm512_load_ps(dp_rows + at), _mm512_load_ps(delta + from + j)));
@@ -324,16 +330,16 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
                                 store_bf16(ds_rows + at, ds);
                                 both[i] = ds;
                             }
-                            _mm512_storeu_si512(ds_pairs + ((k - k0 + r) / 2) * Tp + from + j, interleave(both[0], both[1]));
+                            _mm512_storeu_si512(ds_pairs + ((k - k0 + r) / 2) * ld + from + j, interleave(both[0], both[1]));
                         }
                     }
                     for (long p = 0; p < E / NR; p++) {
                         const long at = (p * (Tp / 2) + from / 2) * NR;
-                        tile(n, span / 2, (const pair_t*)p_rows, Tp / 2, 1, do_values + at, [&](int r, __m512 x, __m512 y) {
+                        tile(n, span / 2, (const pair_t*)p_rows, ld / 2, 1, do_values + at, [&](int r, __m512 x, __m512 y) {
                             _mm512_storeu_ps(dv + (k + r) * E + p * NR, x);
                             _mm512_storeu_ps(dv + (k + r) * E + p * NR + 16, y);
                         });
-                        tile(n, span / 2, (const pair_t*)ds_rows, Tp / 2, 1, q_values + at, [&](int r, __m512 x, __m512 y) {
+                        tile(n, span / 2, (const pair_t*)ds_rows, ld / 2, 1, q_values + at, [&](int r, __m512 x, __m512 y) {
                             _mm512_storeu_ps(dk + (k + r) * E + p * NR, x);
                             _mm512_storeu_ps(dk + (k + r) * E + p * NR + 16, y);
                         });
@@ -341,7 +347,7 @@ void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, lon
                 }
                 for (long q = from0; q < last; q += MR)
                     for (long p = 0; p < E / NR; p++)
-                        tile(min_of(MR, last - q), key_pairs, ds_pairs + q, 1, Tp, k_values + (p * (Tp / 2) + k0 / 2) * NR,
+                        tile(min_of(MR, last - q), key_pairs, ds_pairs + q, 1, ld, k_values + (p * (Tp / 2) + k0 / 2) * NR,
                              [&](int r, __m512 x, __m512 y) {
                                  float* d = dq + (q + r) * E + p * NR;
                                  _mm512_storeu_ps(d, _mm512_add_ps(_mm512_loadu_ps(d), x));

@@ -9,26 +9,36 @@ constexpr long L2_BYTES = 448 * 1024;  // packed panels that a task keeps in its
 constexpr long STRIPS = 12;            // strips of 8 rows in a task
 
 // A [rows, 2 n_pairs] bf16, row-major with `lda` values per row; B packed [panels][n_pairs][32]. Calls
-// use(row, panel, left 16, right 16) once for each row and panel of A B. Inside a parallel region: a worksharing loop.
-template <class Use>
-INLINE void gemm_loop(const bf16* A, long lda, long rows, const pair_t* B, long n_pairs, long panels, Use&& use) {
+// use(row, panel, left 16, right 16) once for each row and panel of A B, and touch(row, panel) some time before, to ask
+// memory for what `use` will need. Inside a parallel region: a worksharing loop.
+template <class Use, class Touch>
+INLINE void gemm_loop(const bf16* A, long lda, long rows, const pair_t* B, long n_pairs, long panels, Use&& use,
+                      Touch&& touch) {
     const long strips = ceil_div(rows, MR), chunks = ceil_div(strips, STRIPS);
     const long group = max_of(1, min_of(panels, L2_BYTES / (n_pairs * NR * (long)sizeof(pair_t))));
     const long groups = ceil_div(panels, group);
 #pragma omp for schedule(dynamic)
     for (long task = 0; task < groups * chunks; task++) {
-        const long first = task / chunks * group, strip = task % chunks * STRIPS;
+        const long first = task / chunks * group, last = min_of(panels, first + group), strip = task % chunks * STRIPS;
         for (long s = strip; s < min_of(strips, strip + STRIPS); s++) {
             const long row = s * MR, n = min_of(MR, rows - row);
-            const pair_t* a = (const pair_t*)(A + row * lda);
-            for (long p = first; p < min_of(panels, first + group); p++)
-                tile(n, n_pairs, a, lda / 2, 1, B + p * n_pairs * NR,
-                     [&](int r, __m512 x, __m512 y) { use(row + r, p, x, y); });
+            const bf16* a = A + row * lda;
+            for (long p = first; p < last; p++) {
+                // The next strip's rows come in evenly while this strip meets its panels.
+                const long from = (p - first) * MR / (last - first), to = (p + 1 - first) * MR / (last - first);
+                tile(n, n_pairs, (const pair_t*)a, lda / 2, 1, B + p * n_pairs * NR,
+                     [&](int r, __m512 x, __m512 y) { use(row + r, p, x, y); },
+                     [&](long part) ALWAYS {
+                         for (long r = from; r < to; r++)
+                             prefetch_far(a + (MR + r) * lda + part * 32);
+                         if (part < MR) touch(row + part, p);
+                     });
+            }
         }
     }
 }
 
-constexpr long AHEAD = 16;  // rows that packing asks for in advance: they are a page or more apart
+constexpr long AHEAD = 32;  // rows that packing asks for in advance: they are a page or more apart
 
 // Columns [first, first + 16) of two bf16 rows as 16 pairs; `second` may be null (a missing odd row counts as zero).
 INLINE __m512i pairs16(const bf16* even, const bf16* odd) {
@@ -41,8 +51,8 @@ INLINE __m512i pairs16(const bf16* even, const bf16* odd) {
 INLINE void pack_rows(const bf16* from, long ld, long rows, pair_t* out) {
     for (long i = 0; i < rows; i += 2) {
         const bf16 *even = from + i * ld, *odd = i + 1 < rows ? even + ld : nullptr;
-        _mm_prefetch((const char*)(even + AHEAD * ld), _MM_HINT_T0);
-        _mm_prefetch((const char*)(even + (AHEAD + 1) * ld), _MM_HINT_T0);
+        prefetch_far(even + AHEAD * ld);
+        prefetch_far(even + (AHEAD + 1) * ld);
         for (int c = 0; c < NR; c += 16)
             _mm512_storeu_si512(out + i / 2 * NR + c, pairs16(even + c, odd ? odd + c : nullptr));
     }
@@ -52,8 +62,8 @@ INLINE void pack_rows(const bf16* from, long ld, long rows, pair_t* out) {
 INLINE void pack_strips(const bf16* from, long ld, long rows, long columns, pair_t* out, long strip) {
     for (long i = 0; i < rows; i += 2) {
         const bf16 *even = from + i * ld, *odd = i + 1 < rows ? even + ld : nullptr;
-        _mm_prefetch((const char*)(even + AHEAD * ld), _MM_HINT_T0);
-        _mm_prefetch((const char*)(even + (AHEAD + 1) * ld), _MM_HINT_T0);
+        prefetch_far(even + AHEAD * ld);
+        prefetch_far(even + (AHEAD + 1) * ld);
         for (long c = 0; c < columns; c += 16) {
             const __m512i both = pairs16(even + c, odd ? odd + c : nullptr);
             pair_t* o = out + c / MR * strip + i / 2 * MR;

@@ -23,7 +23,7 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
             __m256i* o = (__m256i*)(out + row * v + panel * NR);
             _mm256_storeu_si256(o, _mm512_cvtps_ph(a, 0));
             _mm256_storeu_si256(o + 1, _mm512_cvtps_ph(b, 0));
-        });
+        }, [&](long row, long panel) ALWAYS { will_write(out + row * v + panel * NR); });
 #pragma omp for schedule(dynamic)
         for (long r = 0; r < n; r++) {
             bf16* z = out + r * v;
@@ -37,16 +37,16 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
             __m512 top = none;
             for (long i = 0; i < v; i += 16) top = _mm512_max_ps(top, load(i));
             const float high = _mm512_reduce_max_ps(top);
-            const __m512 shift = _mm512_set1_ps(high);
+            const __m512 shift = _mm512_set1_ps(high * LOG2_E), to_2 = _mm512_set1_ps(LOG2_E);
             __m512 sum = _mm512_setzero_ps();
-            for (long i = 0; i < v; i += 16) sum = _mm512_add_ps(sum, exp512(_mm512_sub_ps(load(i), shift)));
+            for (long i = 0; i < v; i += 16) sum = _mm512_add_ps(sum, exp2_512(_mm512_fmsub_ps(load(i), to_2, shift)));
             const float total = std::log(_mm512_reduce_add_ps(sum)) + high;
             losses[start + r] = total - _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(z[target])));
             if (!keep) continue;
             const float hit = losses[start + r];
-            const __m512 lse = _mm512_set1_ps(total), factor = _mm512_set1_ps(scale);
+            const __m512 lse = _mm512_set1_ps(total * LOG2_E), factor = _mm512_set1_ps(scale);
             for (long i = 0; i < v; i += 16)
-                store_bf16(z + i, _mm512_mul_ps(exp512(_mm512_sub_ps(load(i), lse)), factor));
+                store_bf16(z + i, _mm512_mul_ps(exp2_512(_mm512_fmsub_ps(load(i), to_2, lse)), factor));
             z[target] = to_bf16((std::exp(-hit) - 1.0f) * scale);
         }
     }
@@ -66,7 +66,9 @@ void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, lon
             const long n_pairs = min_of(block, v - start) / 2;
             for (long s = task % chunks * STRIPS; s < min_of(strips, (task % chunks + 1) * STRIPS); s++) {
                 const long row = s * MR, n = min_of(MR, m - row);
-                for (long p = task / chunks * group; p < min_of(panels, (task / chunks + 1) * group); p++)
+                const long first = task / chunks * group, last = min_of(panels, first + group);
+                for (long p = first; p < last; p++) {
+                    const long from = (p - first) * MR / (last - first), to = (p + 1 - first) * MR / (last - first);
                     tile(n, n_pairs, (const pair_t*)(dlogits + row * v + start), v / 2, 1, B + (p * (v / 2) + start / 2) * NR,
                          [&](int r, __m512 a, __m512 b) {
                              float* c = sum + (row + r) * d + p * NR;
@@ -78,10 +80,16 @@ void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, lon
                                  _mm512_storeu_ps(c, a);
                                  _mm512_storeu_ps(c + 16, b);
                              } else {
-                                 store_bf16(dx + (row + r) * d + p * NR, a);
-                                 store_bf16(dx + (row + r) * d + p * NR + 16, b);
+                                 store_bf16(dx + (row + r) * d + p * NR, a, b);
                              }
+                         },
+                         [&](long part) ALWAYS {
+                             // The next strip's gradients come in evenly; this tile's sums while the product runs.
+                             for (long r = from; r < to; r++)
+                                 prefetch_far(dlogits + (row + MR + r) * v + start + part * 32);
+                             if (part < 2 * MR) will_write(sum + (row + part / 2) * d + p * NR + part % 2 * 16);
                          });
+                }
             }
         }
 }

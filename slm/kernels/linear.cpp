@@ -53,8 +53,10 @@ void slm_linear(const bf16* x, long m, long k, const pair_t* B, long n, const bf
             a = _mm512_add_ps(a, load_bf16(residual + at));
             b = _mm512_add_ps(b, load_bf16(residual + at + 16));
         }
-        store_bf16(out + at, a);
-        store_bf16(out + at + 16, b);
+        store_bf16(out + at, a, b);
+    }, [&](long row, long panel) ALWAYS {
+        will_write(out + row * n + panel * NR);
+        if (residual) will_read(residual + row * n + panel * NR);
     });
 }
 
@@ -68,6 +70,13 @@ void slm_gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* g
             store_bf16(up + at, u);
         }
         store_bf16(act + at, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid512(g)), u));
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * 16;
+        if (gate) {
+            will_write(gate + at);
+            will_write(up + at);
+        }
+        will_write(act + at);
     });
 }
 
@@ -88,6 +97,13 @@ void slm_gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, lon
             store_bf16(d_gate_up + row * 2 * f + column, _mm512_mul_ps(dact, _mm512_mul_ps(u, slope)));
             store_bf16(d_gate_up + row * 2 * f + f + column, _mm512_mul_ps(dact, silu));
         }
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * NR;
+        will_read(gate + at);
+        will_read(up + at);
+        will_write(act + at);
+        will_write(d_gate_up + row * f + at);
+        will_write(d_gate_up + row * f + at + f);
     });
 }
 
@@ -116,11 +132,6 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
             const long first = task / chunks * group, top = task % chunks * rows;
             for (long row = top; row < min_of(n, top + rows); row += MR)
                 for (long p = first; p < min_of(panels, first + group); p++) {
-                    // The gradient comes from memory while the product runs.
-                    for (long r = 0; r < MR; r++) {
-                        _mm_prefetch((const char*)(grad + (row + r) * k + p * NR), _MM_HINT_T0);
-                        _mm_prefetch((const char*)(grad + (row + r) * k + p * NR + 16), _MM_HINT_T0);
-                    }
                     tile_of<MR>(n_pairs, packed_dy + row * pairs, 1, MR, packed_x + p * pairs * NR,
                                [&](int r, __m512 a, __m512 b) {
                                    float* g = grad + (row + r) * k + p * NR;
@@ -130,6 +141,12 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
                                    }
                                    _mm512_storeu_ps(g, a);
                                    _mm512_storeu_ps(g + 16, b);
+                               },
+                               [&](long part) ALWAYS {
+                                   // The next strip and the gradient come from memory while the product runs.
+                                   const long line = (p - first) * (pairs / 16) + part;
+                                   prefetch_far(packed_dy + (row + MR) * pairs + line * 16);
+                                   if (part < 2 * MR) will_write(grad + (row + part / 2) * k + p * NR + part % 2 * 16);
                                });
                 }
         }

@@ -16,6 +16,8 @@ constexpr long MR = 8;   // rows of a tile; more would share too few sets of the
 constexpr long NR = 32;  // columns of a tile, and the width of a packed panel
 
 #define INLINE inline __attribute__((always_inline))
+// For lambdas that only prefetch: GCC drops calls of a function without effects before it inlines them.
+#define ALWAYS __attribute__((always_inline))
 
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long min_of(long a, long b) { return a < b ? a : b; }
@@ -23,6 +25,10 @@ INLINE long max_of(long a, long b) { return a > b ? a : b; }
 
 INLINE __m512 load_bf16(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+// 32 columns at once: one cache line.
+INLINE void store_bf16(bf16* p, __m512 left, __m512 right) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(right, left));
 }
 INLINE void store_bf16(bf16* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
 INLINE float to_float(bf16 x) {
@@ -44,32 +50,47 @@ INLINE __m512i interleave(__m512 even, __m512 odd) {
     return _mm512_or_si512(lo, hi);
 }
 
-// e^x to f32 precision for x up to 88; x below -87 gives 0 (Cody-Waite reduction, degree-6 polynomial).
-INLINE __m512 exp512(__m512 x) {
-    x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0x08);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.3981999e-3f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665796e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666666e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+// 2^x to f32 precision for x up to 127; x below -149 gives 0, -inf included (degree-6 polynomial).
+INLINE __m512 exp2_512(__m512 x) {
+    x = _mm512_max_ps(x, _mm512_set1_ps(-151.0f));
+    const __m512 n = _mm512_roundscale_ps(x, 0x08), r = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(1.5403530e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3333558e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.6181291e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.5504109e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9314718e-1f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
-    return _mm512_maskz_scalef_ps(alive, p, n);
+    return _mm512_scalef_ps(p, n);
 }
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+
+// 1 / x to f32 precision: the processor's estimate (14 bits) and one Newton step; faster than a division.
+INLINE __m512 reciprocal512(__m512 x) {
+    const __m512 y = _mm512_rcp14_ps(x);
+    return _mm512_mul_ps(y, _mm512_fnmadd_ps(x, y, _mm512_set1_ps(2.0f)));
+}
+// For x below -88 the true value is below 1e-38 and this gives about that.
 INLINE __m512 sigmoid512(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(one, _mm512_add_ps(one, exp512(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+    const __m512 y = _mm512_min_ps(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E)), _mm512_set1_ps(126.0f));
+    return reciprocal512(_mm512_add_ps(_mm512_set1_ps(1.0f), exp2_512(y)));
 }
+
+// What a product may ask memory for while it runs: called with 0, 1, 2, ... after every 16 pairs.
+struct Nothing {
+    INLINE void operator()(long) const {}
+};
+
+// Ask for a cache line: into the second cache, or the first one. No address is wrong here, outside of any memory either.
+INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+INLINE void will_read(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+INLINE void will_write(void* p) { __builtin_prefetch(p, 1, 3); }
 
 // c[r] += sum over k of a(r, k) * b(k): R rows of 32 columns. a(r, k) is the pair at A[r * ra + k * ka], b(k) the 32
 // pairs at B[32 k]. Row-major rows of bf16 are (ra = row length / 2, ka = 1), interleaved rows (ra = 1, ka = stride).
-template <int R>
-INLINE void accumulate(long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, __m512 (&c)[R][2]) {
-    for (long k = 0; k < n_pairs; k++, A += ka, B += NR) {
+template <int R, class Ahead>
+INLINE void accumulate(long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, __m512 (&c)[R][2], Ahead&& ahead) {
+    auto step = [&] {
         const __m512bh b0 = (__m512bh)_mm512_loadu_si512(B), b1 = (__m512bh)_mm512_loadu_si512(B + 16);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -77,24 +98,31 @@ INLINE void accumulate(long n_pairs, const pair_t* A, long ra, long ka, const pa
             c[r][0] = _mm512_dpbf16_ps(c[r][0], a, b0);
             c[r][1] = _mm512_dpbf16_ps(c[r][1], a, b1);
         }
+        A += ka;
+        B += NR;
+    };
+    for (long part = 0; part < n_pairs / 16; part++) {
+        ahead(part);
+        for (int i = 0; i < 16; i++) step();
     }
+    for (long i = 0; i < n_pairs % 16; i++) step();
 }
 
 // One tile of R rows, handed row by row to `use(row, left 16 columns, right 16 columns)`.
-template <int R, class Use>
-INLINE void tile_of(long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, Use&& use) {
+template <int R, class Use, class Ahead = Nothing>
+INLINE void tile_of(long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
     __m512 c[R][2];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) c[r][0] = c[r][1] = _mm512_setzero_ps();
-    accumulate<R>(n_pairs, A, ra, ka, B, c);
+    accumulate<R>(n_pairs, A, ra, ka, B, c, ahead);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) use(r, c[r][0], c[r][1]);
 }
 
 // A tile of 1 to 8 rows.
-template <class Use>
-INLINE void tile(long rows, long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, Use&& use) {
-    if (rows >= MR) return tile_of<MR>(n_pairs, A, ra, ka, B, use);
+template <class Use, class Ahead = Nothing>
+INLINE void tile(long rows, long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+    if (rows >= MR) return tile_of<MR>(n_pairs, A, ra, ka, B, use, ahead);
     long done = 0;
     for (; rows - done >= 4; done += 4)
         tile_of<4>(n_pairs, A + done * ra, ra, ka, B, [&](int r, __m512 x, __m512 y) { use((int)(r + done), x, y); });
