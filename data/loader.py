@@ -232,10 +232,13 @@ class _Worker:
             kind, *content = self._blocks.recv()
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)
-            raise RuntimeError(
-                f"a data worker died (exit code {self._process.exitcode}; -9 usually means out of memory): run again "
-                "with fewer workers or a smaller data.shuffle_buffer"
-            ) from None
+            code = self._process.exitcode
+            if code == -signal.SIGKILL:
+                raise UserError(
+                    "a data worker was killed (signal 9), as the system does when memory runs out: run again with "
+                    "fewer train.workers or a smaller data.shuffle_buffer; it goes on from the last checkpoint"
+                ) from None
+            raise RuntimeError(f"a data worker died (exit code {code})") from None
         if kind == "block":
             return content[0], content[1]
         if kind == "user_error":

@@ -28,7 +28,7 @@ def again(action: Callable[[], T], host: str, broken: Callable[[], None] = lambd
     ``broken()`` is called after each failure, to drop what holds the old connection. Raises UserError after the
     last try; other errors pass through at once.
     """
-    for wait in WAITS:
+    for wait in (*WAITS, None):
         try:
             return action()
         except StopIteration:
@@ -37,20 +37,14 @@ def again(action: Callable[[], T], host: str, broken: Callable[[], None] = lambd
             if not passes(error):
                 raise
             broken()
+            if wait is None:
+                raise UserError(
+                    f"{host} could not be read for {sum(WAITS) // 60} minutes ({_reason(error)}): check the network "
+                    "and run the same command again, it goes on from the last checkpoint"
+                ) from error
             print(f"{host}: {_reason(error)}; trying again in {wait} s", file=sys.stderr, flush=True)
         time.sleep(wait)
-    try:
-        return action()
-    except StopIteration:
-        raise
-    except Exception as error:
-        if not passes(error):
-            raise
-        broken()
-        raise UserError(
-            f"{host} could not be read for {sum(WAITS) // 60} minutes ({_reason(error)}): check the network and run "
-            "the same command again, it goes on from the last checkpoint"
-        ) from error
+    raise AssertionError("the last try returns or raises")
 
 
 def passes(error: BaseException | None) -> bool:

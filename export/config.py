@@ -69,7 +69,7 @@ class ExportConfig:
     pre: str | None = None
     """tokenizer.ggml.pre to write, whatever the tokenizer looks like."""
     threads: int | None = None
-    """CPU threads; None for all that this process may use."""
+    """CPU threads; None for the physical cores that this process may use."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     proof: ProofConfig = field(default_factory=ProofConfig)
 

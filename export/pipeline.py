@@ -28,7 +28,7 @@ from export.vocab import Vocab, build_vocab
 from slm import runs
 from slm.checkpoint import MANIFEST, load_model, verify
 from slm.ggufcheck import read_header
-from slm.hardware import n_threads
+from slm.hardware import compute_threads
 from slm.llamacpp import quant_types
 from slm.model import LanguageModel
 from slm.perplexity import TorchScorer, chunked_plan
@@ -71,7 +71,7 @@ def export(config: ExportConfig, say: Say = lambda line: None) -> dict[str, Any]
     types = config.types(quant_types())
     run = runs.resolve(config.run)
     out = config.out or run.gguf_dir
-    threads = config.threads or n_threads()
+    threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     source = open_source(config, run, types)
     plain = [kind for kind in UNQUANTIZED if kind in types]

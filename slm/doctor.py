@@ -99,7 +99,11 @@ def _processor() -> dict[str, Any]:
         "numa_nodes": len(machine.nodes),
         "cpu_quota": hardware.cpu_quota(),
         "isa": probes.instruction_sets(),
-        "threads": {"train": hardware.compute_threads(), "export": hardware.n_threads(), "serve": hardware.n_threads()},
+        "threads": {
+            "train": hardware.compute_threads(),
+            "export": hardware.compute_threads(),
+            "serve": hardware.n_threads(),
+        },
     }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from data.errors import UserError
 from slm import cli, report, runs
 from slm.configuration import build, load_config
-from slm.hardware import n_threads, share_cores
+from slm.hardware import compute_threads, share_cores
 from slm.perplexity import (
     GGUFScorer,
     Progress,
@@ -52,7 +52,7 @@ class EvalConfig:
     checkpoint: bool = True
     """Score the checkpoint too."""
     threads: int | None = None
-    """CPU threads; None for all that this process may use."""
+    """CPU threads; None for the physical cores that this process may use."""
 
     def __post_init__(self) -> None:
         if self.n_ctx < 8 or (self.context is not None and self.context < 8):
@@ -109,10 +109,11 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
         raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")
     text = read_text(config.text)
     rows: list[dict[str, Any]] = []
+    threads = config.threads or compute_threads()
     if config.checkpoint:
-        rows += score(checkpoint_scorer(run.checkpoint(), config.threads), text, config)
+        rows += score(checkpoint_scorer(run.checkpoint(), threads), text, config)
     for path in files:
-        with GGUFScorer(path, context=longest_window(config, path), n_threads=config.threads) as scorer:
+        with GGUFScorer(path, context=longest_window(config, path), n_threads=threads) as scorer:
             rows += score(scorer, text, config)
     return rows
 
@@ -125,7 +126,7 @@ def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScor
     from slm.checkpoint import load_model
     from slm.specials import read_specials
 
-    torch.set_num_threads(threads or n_threads())
+    torch.set_num_threads(threads or compute_threads())
     model = load_model(checkpoint)
     specials = read_specials(checkpoint, model.config.vocab_size)
     return TorchScorer(

@@ -38,6 +38,12 @@ def _is_number(cell: Any) -> bool:
         return False
 
 
+def plain(text: str) -> str:
+    """Text that can do nothing to a terminal: control characters become a visible sign, line ends stay."""
+    keep = {"\n": "\n", "\t": "    "}
+    return "".join(keep.get(c, "\N{REPLACEMENT CHARACTER}") if ord(c) < 32 or 127 <= ord(c) < 160 else c for c in text)
+
+
 def final_json(record: Any) -> None:
     """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line."""
     print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)

@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from slm.report import plain
+
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line at most this often."""
 
@@ -48,7 +50,8 @@ class ProgressLine:
             print(text, flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the live one."""
+        """A line of its own, above the live one; nothing in it, such as a sample's text, acts on the terminal."""
+        text = plain(text)
         if self._live:
             self.console.print(text, markup=False, highlight=False)
         else:

@@ -24,6 +24,7 @@ from rich.text import Text
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
+from slm.report import plain
 from train.progress import duration
 from train.report_parts import STATUS, count_text, number_text, told
 from train.story import LOCK, RunStory, find_run, is_locked
@@ -270,12 +271,6 @@ def sparkline(history: list[float | None], width: int) -> str:
     means = [math.log(sum(part) / len(part)) for part in parts]
     low, span = min(means), max(means) - min(means)
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in means)
-
-
-def plain(text: str) -> str:
-    """Text that can do nothing to a terminal: control characters become a visible sign, line ends stay."""
-    keep = {"\n": "\n", "\t": "    "}
-    return "".join(keep.get(c, "\N{REPLACEMENT CHARACTER}") if ord(c) < 32 or 127 <= ord(c) < 160 else c for c in text)
 
 
 @contextlib.contextmanager

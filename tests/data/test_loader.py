@@ -216,7 +216,7 @@ def test_a_killed_worker_is_noticed(corpus, tokenizer):
         next(batches)
         worker = batches._sources[0]._process
         os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"data worker died \(exit code -9"):
+        with pytest.raises(UserError, match=r"a data worker was killed .* fewer train\.workers"):
             drain(batches)
 
 

@@ -2,9 +2,10 @@
 
 import json
 
+from slm.report import plain
 from train import metrics
 from train.plot import plot_losses, smooth
-from train.progress import duration
+from train.progress import ProgressLine, duration
 
 
 def test_records_after_the_checkpoint_are_dropped_on_resume(tmp_path):
@@ -32,6 +33,14 @@ def test_times_read_as_people_write_them():
         "47:00:00",
         "75 days 20 h",
     ]
+
+
+def test_a_sample_does_nothing_to_the_terminal(capsys):
+    assert plain("a\tb\x00\x1b[0m\x7f\n") == "a    b��[0m�\n"
+    progress = ProgressLine(10, 0)
+    progress.say("  Once \x1b]0;title\x07\x1b[2J upon\n  a time 🦊")
+    progress.close()
+    assert capsys.readouterr().out == "  Once �]0;title��[2J upon\n  a time 🦊\n"
 
 
 def test_the_moving_average_of_a_constant_is_that_constant():

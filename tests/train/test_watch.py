@@ -20,7 +20,7 @@ from rich.console import Console
 
 from slm.configuration import build
 from train.story import is_locked
-from train.watch import WatchConfig, clipped, plain, sparkline
+from train.watch import WatchConfig, clipped, sparkline
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENT = 120
@@ -301,7 +301,6 @@ def test_parts_of_the_view():
     assert sparkline([None, 3.0, 3.0], 10) == "▁▁"
     assert len(sparkline([1.0 + index for index in range(1000)], 40)) <= 40
     assert sparkline([], 10) == ""
-    assert plain("a\tb\x00\x1b[0m\x7f\n") == "a    b��[0m�\n"
     console = Console(width=20)
     assert len(clipped("word " * 200, console, 3).plain.splitlines()) == 3
     assert clipped("one\n\ntwo", console, 5).plain.split() == ["one", "two"]
