@@ -84,10 +84,10 @@ def stories(repository, tmp_path_factory) -> Path:
         "preset=tiny",
         "name=stories",
         f"runs_dir={folder}",
-        "train.max_steps=120",
+        "train.max_steps=100",
         "train.micro_batch=8",
         "train.compile=false",
-        "train.eval_every=120",
+        "train.eval_every=100",
         "train.eval_blocks=8",
         "tokenizer.sample_bytes=2000000",
     )
@@ -126,7 +126,7 @@ def test_evaluation_agrees_between_the_engines(repository, stories, exported):
             "slm.evaluate",
             f"run={stories}",
             f"eval.text={stories / 'validation.txt'}",
-            "eval.max_tokens=8000",
+            "eval.max_tokens=3000",
         )
     )
     keys = {"file", "engine", "definition", "perplexity", "stderr", "word_perplexity", "bits_per_byte", "tokens"}

@@ -85,7 +85,7 @@ def test_unknown_type_is_one_line_with_the_nearest(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_every_type_llama_cpp_offers(tmp_path):
-    root = tiny.run(tmp_path / "run")
+    root = tiny.run(tmp_path / "run", n_layers=1)
     wanted = [*UNQUANTIZED, *quant_types()]
     config = ExportConfig(threads=1, run=root, quant=wanted, proof=ProofConfig(chunks=1, n_ctx=64, kl_tokens=64))
     record = export(config)
