@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -182,12 +183,14 @@ class Browser:
 
     def __init__(self, program: str, folder: Path) -> None:
         log = folder / "browser.log"
+        # Its sockets lie here, whose paths must be short; it does not always remove them.
+        self._temporary = tempfile.TemporaryDirectory(prefix="slm-browser-", ignore_cleanup_errors=True)
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
                 [program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder)},
+                env={**os.environ, "HOME": str(folder), "TMPDIR": self._temporary.name},
             )
         deadline = time.monotonic() + 30
         while not (found := re.search(r"DevTools listening on ws://([\d.:]+)/", log.read_text(errors="replace"))):
@@ -207,3 +210,4 @@ class Browser:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._temporary.cleanup()
