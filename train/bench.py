@@ -45,7 +45,6 @@ def main(argv: list[str]) -> int:
     resolved = load_config("bench_train", argv)
     bench = build(BenchConfig, resolved.pop("bench"), where="bench")
     config = build(RunConfig, resolved)
-    share_cores()
     grad_accum = bench.micro_batches or min(config.train.grad_accum, MOST_MICRO_BATCHES)
     task = {"resolved": resolved, "grad_accum": grad_accum, "steps": bench.steps, "warmup": bench.warmup}
     results = {}
@@ -142,6 +141,8 @@ def eager(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(task: dict[str, Any], *, compile: bool) -> dict[str, Any]:
+    if compile:
+        share_cores()  # as training does, before torch is imported; the others run with what torch does by itself
     import torch
 
     from train.backend import make_backend
