@@ -8,7 +8,6 @@ The last line printed is a JSON object.
 
 import math
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -58,9 +57,24 @@ def main(argv: list[str]) -> int:
     """Measure every type, print the table and the JSON line."""
     config = build(SweepConfig, load_config("bench_quant", argv), where="")
     share_cores()
-    # A polite kill removes the temporary files as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    record = sweep(config, say=lambda line: print(line, flush=True))
+    stopped: list[int] = []
+
+    def stop(number: int, _frame: object = None) -> None:
+        """A polite kill removes the temporary files as Ctrl-C does."""
+        stopped.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def say(line: str) -> None:
+        if stopped:
+            stop(stopped[0])  # what is raised while llama.cpp writes its log is lost
+        print(line, flush=True)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        record = sweep(config, say)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     show(record)
     report.final_json(record)
     return 0
