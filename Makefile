@@ -23,6 +23,8 @@ NNODES ?= 1
 MAIN ?=
 ARGS ?=
 RUNS ?= $(RUN)
+# Tests run side by side: most wait for processes of their own, so two workers suit two cores.
+TEST_WORKERS ?= 2
 comma := ,
 space := $(subst ,, )
 
@@ -99,8 +101,8 @@ bench-serve: setup ## the server under load, beside llama.cpp's limit and other 
 bench-quant: setup ## size, quality and speed of every quantization type, with and without imatrix: RUN=runs/latest
 	@$(PY) -m export.sweep run=$(RUN) $(ARGS)
 
-test: setup ## every test
-	@$(PY) -m pytest -q $(ARGS)
+test: setup ## every test, TEST_WORKERS=2 at a time
+	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## style and import checks
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
