@@ -7,7 +7,6 @@ import contextlib
 import errno
 import importlib
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from data.errors import UserError
 from serve.config import ServeConfig, load
 from serve.models import named_models
+from serve.process import preload
 from slm.cli import run
 from slm.hardware import share_cores
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 def main(words: list[str]) -> int:
     """Serves until told to stop. Raises `UserError` for what the caller can mend."""
+    # Engines of several models see an environment of their own (`share_cores`).
+    if not any(word.startswith("serve.models") for word in words):
+        preload()
     config = load(ServeConfig, "serve", words, literal=("model", "serve.models", "serve.draft_model"))
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
     for note in notes:
@@ -58,24 +61,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.socket) -> int:
-    import uvicorn
-
-    from serve.connections import limited
     from serve.memory import budget_bytes, fewer_slots, read_facts
     from serve.pool import Pool, Served
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self):
-            # uvicorn's own would raise the signal again after a clean end; ours ends with status 0.
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self.stop)
-            yield
-
-        def stop(self) -> None:
-            self.force_exit = self.should_exit
-            self.should_exit = True
 
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
@@ -89,23 +76,10 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
                 engines[name] = fewer_slots(read_facts(paths[name]), each, budget=budget, n_models=len(paths))
     pool = Pool([Served(name, each) for name, each in engines.items()], budget=budget, max_waiting=options.queue)
     try:
-        # The routes' libraries take half a second to import, while the engine loads the model.
-        info, routes = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.app"))
-        app = routes.make_app(pool, options, keys=keys)
-        port = listener.getsockname()[1]
-        _banner(pool, info, config.host, port, keyed=bool(keys))
-        uvicorn_config = uvicorn.Config(
-            app,
-            log_level="warning",
-            timeout_keep_alive=15,
-            **limited(head_timeout_s=options.body_timeout_s, write_timeout_s=options.write_timeout_s),
-            timeout_graceful_shutdown=max(1, round(options.drain_s)),
-            server_header=False,
-            lifespan="on",
-            access_log=False,  # serve.access has its own
-        )
-        server = Server(uvicorn_config)
-        await server.serve(sockets=[listener])
+        # The routes' libraries take a third of a second to import, while the engine loads the model.
+        info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.listening"))
+        _banner(pool, info, config.host, listener.getsockname()[1], keyed=bool(keys))
+        await http.listen(pool, options, keys, listener)
     finally:
         await pool.close()
     return 0

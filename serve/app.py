@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.middleware.cors import CORSMiddleware
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, ExceptionHandler
 
 from serve.access import AccessLog, Writer, record_of
 from serve.config import ServerOptions
 from serve.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
 from serve.http import RequireKey
-from serve.page import add_page, is_page
+from serve.page import is_page, page_routes
 from serve.pool import ModelNotLoadedError, Pool
 from serve.routes import Routes
 from serve.ticket import EngineDownError, QueueFullError, RequestFailedError
@@ -27,65 +29,71 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
     access log cannot be opened."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await pool.close()
 
-    app = FastAPI(title="slm", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
-    if keys:
-        app.add_middleware(RequireKey, keys=keys, is_open=lambda path: path == "/health" or is_page(path))
+    middleware = []
     if options.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=options.cors_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id"],
+            )
         )
-    _answer_errors(app)
-    Routes(pool, options, keyed=bool(keys)).add_to(app)
-    add_page(app)
+    if keys:
+        is_open: Callable[[str], bool] = lambda path: path == "/health" or is_page(path)  # noqa: E731
+        middleware.append(Middleware(RequireKey, keys=keys, is_open=is_open))
+    app = Starlette(
+        routes=[*Routes(pool, options, keyed=bool(keys)).routes(), *page_routes()],
+        middleware=middleware,
+        exception_handlers=_ERRORS,
+        lifespan=lifespan,
+    )
     form = options.access_form
     writer = None if form == "off" else Writer(form, options.access_log_file)
     return AccessLog(app, write=writer)
 
 
-def _answer_errors(app: FastAPI) -> None:
-    def answer(request: Request, error: ApiError) -> Response:
-        record_of(request.scope).error = error.body["error"]["code"] or str(error.status)
-        return error.response()
+def _answer(request: Request, error: ApiError) -> Response:
+    record_of(request.scope).error = error.body["error"]["code"] or str(error.status)
+    return error.response()
 
-    @app.exception_handler(ApiError)
-    async def _(request: Request, error: ApiError) -> Response:
-        return answer(request, error)
 
-    @app.exception_handler(RequestFailedError)
-    async def _(request: Request, error: RequestFailedError) -> Response:
-        return answer(request, request_failed(error))
+def _as(convert: Callable[[Any], ApiError]) -> ExceptionHandler:
+    async def handler(request: Request, error: Exception) -> Response:
+        return _answer(request, convert(error))
 
-    @app.exception_handler(QueueFullError)
-    async def _(request: Request, error: QueueFullError) -> Response:
-        return answer(request, queue_full(str(error)))
+    return handler
 
-    @app.exception_handler(EngineDownError)
-    async def _(request: Request, error: EngineDownError) -> Response:
-        return answer(request, engine_down(str(error)))
 
-    @app.exception_handler(ModelNotLoadedError)
-    async def _(request: Request, error: ModelNotLoadedError) -> Response:
-        return answer(request, not_loaded(str(error)))
+async def _gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
 
-    @app.exception_handler(ClientDisconnect)
-    async def _(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # nobody reads it
 
-    @app.exception_handler(HTTPException)
-    async def _(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}."
-        return answer(request, ApiError(error.status_code, message, headers=error.headers))
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}."
+    return _answer(request, ApiError(error.status_code, message, headers=error.headers))
 
-    @app.exception_handler(Exception)
-    async def _(request: Request, error: Exception) -> Response:
-        # Starlette re-raises it afterwards, so that the traceback is in the log.
-        message = f"The server made a mistake; its log has more (request {record_of(request.scope).id})."
-        return answer(request, ApiError(500, message, type="server_error"))
+
+async def _mistake(request: Request, error: Exception) -> Response:
+    # Starlette re-raises it afterwards, so that the traceback is in the log.
+    message = f"The server made a mistake; its log has more (request {record_of(request.scope).id})."
+    return _answer(request, ApiError(500, message, type="server_error"))
+
+
+_ERRORS: Mapping[Any, ExceptionHandler] = {
+    ApiError: _as(lambda error: error),
+    RequestFailedError: _as(request_failed),
+    QueueFullError: _as(lambda error: queue_full(str(error))),
+    EngineDownError: _as(lambda error: engine_down(str(error))),
+    ModelNotLoadedError: _as(lambda error: not_loaded(str(error))),
+    ClientDisconnect: _gone,
+    HTTPException: _http,
+    Exception: _mistake,
+}
+"""OpenAI's form for everything that goes wrong."""

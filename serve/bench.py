@@ -1,7 +1,8 @@
 """`python -m serve.bench model=PATH`: what our server makes of this machine, beside others and llama.cpp's own limit.
 
 The limit is the time that llama.cpp itself needs for the same tokens: prompts at its prefill rate, replies at its
-decode rate for as many sequences as there are clients, and nothing for HTTP, sampling, text or scheduling.
+decode rate for as many sequences as there are clients, and nothing for HTTP, sampling, text or scheduling. With
+`bench.repeats` it is measured in turn with the servers, like these: machines drift.
 """
 
 from __future__ import annotations
@@ -134,10 +135,12 @@ def main(words: list[str]) -> int:
     contenders, notes = _contenders(options)
     for line in notes:
         print(line, file=sys.stderr)
-    limits, single = _limits(options, path, round(mean_tokens))
-    cases = _cases(options, prompts, limits, mean_tokens)
+    limiter = _Limiter(options, path, round(mean_tokens))
+    cases: list[Case] = []
     measured: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for _ in range(options.repeats):
+        limiter.measure()
+        cases = cases or _cases(options, prompts, limiter.limit, mean_tokens)
         for contender in contenders:
             for group in _groups(contender, cases, options):
                 _measure(group[0], path, group[1], measured.setdefault(contender.name, {}))
@@ -145,7 +148,7 @@ def main(words: list[str]) -> int:
         name: {key: {n: _median(each) for n, each in by_n.items()} for key, by_n in by_key.items()}
         for name, by_key in measured.items()
     }
-    record = _record(options, path, servers, limits, single, mean_tokens)
+    record = _record(options, path, servers, limiter, mean_tokens)
     show(record, notes)
     final_json(record)
     return 0
@@ -168,18 +171,39 @@ def _contenders(options: BenchOptions) -> tuple[list[Contender], list[str]]:
     return found, notes
 
 
-def _limits(options: BenchOptions, path: Path, prompt_tokens: int) -> tuple[dict[str, list[Rates]], dict[str, Rates]]:
-    """By who measured them: rates per number of clients, and of a single stream."""
-    batches = sorted({*options.clients, *([options.extra_clients] if options.extra else [])})
-    shape = {"prompt_tokens": prompt_tokens, "new_tokens": options.new_tokens}
-    rates = {"in_process": bench_limit.measure(path, batches, **shape)}
-    single = {}
-    server = find_tool("llama-server", options.llama_server)
-    if options.llama_server != "off" and (tool := find_tool("llama-batched-bench", None, beside=server)):
-        rates["llama-batched-bench"] = bench_limit.batched_bench(tool, path, batches, **shape)
-    if options.llama_server != "off" and (tool := find_tool("llama-bench", None, beside=server)):
-        single["llama-bench"] = bench_limit.llama_bench(tool, path, **shape)
-    return rates, single
+class _Limiter:
+    """What llama.cpp itself can do here: by llama-batched-bench and llama-bench where they are, else by its library."""
+
+    def __init__(self, options: BenchOptions, path: Path, prompt_tokens: int) -> None:
+        self._path = path
+        self._batches = sorted({*options.clients, *([options.extra_clients] if options.extra else [])})
+        self._shape = {"prompt_tokens": prompt_tokens, "new_tokens": options.new_tokens}
+        server = find_tool("llama-server", options.llama_server)
+        wanted = options.llama_server != "off"
+        self._batched = find_tool("llama-batched-bench", None, beside=server) if wanted else None
+        self._single = find_tool("llama-bench", None, beside=server) if wanted else None
+        self._rates: list[list[Rates]] = []
+        self._single_rates: list[Rates] = []
+        self.source = "llama-batched-bench" if self._batched else "in_process"
+
+    def measure(self) -> None:
+        """Once more."""
+        if self._batched:
+            self._rates.append(bench_limit.batched_bench(self._batched, self._path, self._batches, **self._shape))
+        else:
+            self._rates.append(bench_limit.measure(self._path, self._batches, **self._shape))
+        if self._single:
+            self._single_rates.append(bench_limit.llama_bench(self._single, self._path, **self._shape))
+
+    @property
+    def limit(self) -> list[Rates]:
+        """By number of sequences; medians."""
+        return [bench_limit.median_rates(each) for each in zip(*self._rates, strict=True)]
+
+    @property
+    def single(self) -> Rates | None:
+        """Of one sequence, by llama-bench."""
+        return bench_limit.median_rates(self._single_rates) if self._single_rates else None
 
 
 def _mean_tokens(path: Path, texts: list[str]) -> float:
@@ -192,7 +216,7 @@ def _mean_tokens(path: Path, texts: list[str]) -> float:
 # -- what is sent ------------------------------------------------------------------------------------------
 
 
-def _cases(options: BenchOptions, prompts: Prompts, limits: dict[str, list[Rates]], mean_tokens: float) -> list[Case]:
+def _cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], mean_tokens: float) -> list[Case]:
     def body(prompt: str, **changes: Any) -> dict[str, Any]:
         return {
             "prompt": prompt,
@@ -210,7 +234,7 @@ def _cases(options: BenchOptions, prompts: Prompts, limits: dict[str, list[Rates
     for n in options.clients:
         rounds = max(options.rounds, -(-_FEWEST // n))
         cases.append(Case(key="plain", n=n, bodies=[[body(prompts.take()) for _ in range(rounds)] for _ in range(n)]))
-    best = max(each.workload(mean_tokens, options.new_tokens) for each in limits["in_process"]) / options.new_tokens
+    best = max(each.workload(mean_tokens, options.new_tokens) for each in limit) / options.new_tokens
     rng = random.Random(options.seed)
     for part in options.open:
         n = max(_FEWEST, round(part * best * options.open_s))
@@ -262,8 +286,12 @@ def summary(report: Report) -> dict[str, Any]:
     wave = [each.ttft_s for each in done if each.first_wave and each.ttft_s is not None]
     every = [each.ttft_s for each in done if each.ttft_s is not None]
     errors = [each.error for each in report.outcomes if each.error is not None]
+    # An answer that comes in one piece tells nothing of its rate.
+    pieces = [(each.tokens - 1, each.total_s - (each.ttft_s or 0.0)) for each in done if each.ttft_s is not None]
+    decode = [n / seconds for n, seconds in pieces if n > 0 and seconds > 0]
     return {
         "tokens_per_s": tokens / report.wall_s,
+        "decode_tokens_per_s": median(decode) if decode else None,
         "ttft_p50_s": quantile(every, 0.5),
         "ttft_p95_s": quantile(every, 0.95),
         "wave_ttft_p50_s": quantile(wave, 0.5),
@@ -307,18 +335,16 @@ def _record(
     options: BenchOptions,
     path: Path,
     servers: dict[str, dict[str, dict[str, Any]]],
-    limits: dict[str, list[Rates]],
-    single: dict[str, Rates],
+    limiter: _Limiter,
     mean_tokens: float,
 ) -> dict[str, Any]:
-    source = "llama-batched-bench" if "llama-batched-bench" in limits else "in_process"
     limit = {
         f"{each.batch}": {
             "prefill": each.prefill,
             "decode": each.decode,
             "tokens_per_s": each.workload(mean_tokens, options.new_tokens),
         }
-        for each in limits[source]
+        for each in limiter.limit
     }
     mine = servers["ours"]["plain"]
     ratios: dict[str, dict[str, float | None]] = {"limit": {}}
@@ -330,14 +356,16 @@ def _record(
                 n: mine[n]["tokens_per_s"] / (theirs["tokens_per_s"] or float("nan"))
                 for n, theirs in by_key["plain"].items()
             }
+    single = limiter.single
+    if single is not None and mine.get("1", {}).get("decode_tokens_per_s"):
+        ratios["single_stream_decode"] = {"llama-bench": mine["1"]["decode_tokens_per_s"] / single.decode}
     return {
         "model": path.name,
         "prompt_tokens": mean_tokens,
         "new_tokens": options.new_tokens,
-        "limit_by": source,
+        "limit_by": limiter.source,
         "limit": limit,
-        "limits": {name: [vars(each) for each in rates] for name, rates in limits.items()},
-        "single_stream": {name: vars(each) for name, each in single.items()},
+        "single_stream": {"llama-bench": vars(single)} if single is not None else {},
         "servers": servers,
         "ratios": ratios,
         "sampling": {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p},

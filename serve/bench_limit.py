@@ -10,8 +10,10 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,12 @@ class Rates:
     def workload(self, prompt_tokens: float, new_tokens: int) -> float:
         """Generated tokens per second of rounds of so many requests, prompts included in the time."""
         return new_tokens / (prompt_tokens / self.prefill + new_tokens / self.decode)
+
+
+def median_rates(several: Sequence[Rates]) -> Rates:
+    """The medians of measurements at one batch size."""
+    prefill, decode = (median(getattr(each, name) for each in several) for name in ("prefill", "decode"))
+    return Rates(batch=several[0].batch, prefill=prefill, decode=decode)
 
 
 def measure(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:

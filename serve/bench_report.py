@@ -34,6 +34,9 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
             table(title, columns, rows)
     for name, each in record["single_stream"].items():
         print(f"{name}: prefill {each['prefill']:,.0f}, decode {each['decode']:,.0f} tokens/s, one sequence")
+    for name, by_key in record["servers"].items():
+        if rate := by_key.get("plain", {}).get("1", {}).get("decode_tokens_per_s"):
+            print(f"{name}: decode {rate:,.0f} tokens/s, one client, from its first text to its last")
     for note in notes:
         print(note)
 

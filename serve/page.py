@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from serve.errors import ApiError
 
@@ -27,8 +27,8 @@ def is_page(path: str) -> bool:
     return path in ("/", "/docs") or path.startswith("/web/")
 
 
-def add_page(app: FastAPI) -> None:
-    """Adds the routes. The files are read once."""
+def page_routes() -> list[Route]:
+    """The routes. The files are read once."""
     folder = resources.files("serve") / "web"
     suffix = {each.name: each.name[each.name.rfind(".") :] for each in folder.iterdir()}
     files = {name: (folder / name).read_bytes() for name, kind in suffix.items() if kind in _TYPES}
@@ -36,16 +36,16 @@ def add_page(app: FastAPI) -> None:
     def answer(name: str) -> Response:
         return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)
 
-    @app.get("/")
-    async def _(_: Request) -> Response:
+    async def page(_: Request) -> Response:
         return answer("index.html")
 
-    @app.get("/docs")
-    async def _(_: Request) -> Response:
+    async def docs(_: Request) -> Response:
         return answer("docs.html")
 
-    @app.get("/web/{name}")
-    async def _(name: str) -> Response:
+    async def file(request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in files:
             raise ApiError(404, f"GET /web/{name[:100]}: Not Found.")
         return answer(name)
+
+    return [Route("/", page), Route("/docs", docs), Route("/web/{name}", file)]

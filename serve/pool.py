@@ -12,16 +12,18 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from data.errors import UserError
-from serve.chat import ChatPrompt
 from serve.config import EngineConfig
 from serve.memory import ModelFacts, check_fits, needed_bytes, read_facts
 from serve.messages import ModelInfo
 from serve.supervisor import Supervisor
 from serve.ticket import QueueFullError
 from serve.totals import Totals
+
+if TYPE_CHECKING:
+    from serve.chat import ChatPrompt
 
 State = Literal["unloaded", "loading", "ready", "leaving", "restarting"]
 _RETRY_S = 2.0
@@ -227,6 +229,8 @@ class Pool:
         except BaseException:
             await supervisor.close()
             raise
+        from serve.chat import ChatPrompt  # its libraries are imported while the engine starts
+
         served.loaded = Loaded(supervisor=supervisor, info=info, chat=ChatPrompt(info), n_bytes=n_bytes)
         served.last_used = time.monotonic()
 

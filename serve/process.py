@@ -1,17 +1,39 @@
-"""One life of the engine process, and the two threads that carry messages to it and from it."""
+"""One life of the engine process, and the two threads that carry messages to it and from it.
+
+Engines are forked from a process that has their libraries imported (`preload`), or started from nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 from serve.config import EngineConfig
 from serve.messages import Command, Event, Shutdown
 from serve.worker import run_process
+
+_PRELOADED = ["serve.__main__", "serve.engine"]
+_preloading = False
+
+
+def preload() -> None:
+    """Begins to import the engine's libraries in a process of its own, so that this is done when the configuration
+    is read, and need not be done again when an engine is started after another has died.
+
+    The environment of engines is this process's at this moment: what they are to see must be set before.
+    """
+    global _preloading
+    # Elsewhere, forking a process that has used system libraries is not safe.
+    if sys.platform == "linux":
+        multiprocessing.set_forkserver_preload(_PRELOADED)
+        forkserver.ensure_running()
+        _preloading = True
 
 
 class EngineProcess:
@@ -24,7 +46,7 @@ class EngineProcess:
         on_events: Callable[[EngineProcess, list[Event]], None],
         on_end: Callable[[EngineProcess], None],
     ) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver" if _preloading else "spawn")
         commands_out, self._commands = context.Pipe(duplex=False)
         self._events, events_in = context.Pipe(duplex=False)
         self._process = context.Process(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import secrets
+import struct
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from serve.messages import Delta, Embeddings, FinishReason, Prompted, TokenLogprob
 
@@ -226,7 +225,11 @@ def embedding_body(answer: Embeddings, model: str, encoding: Literal["float", "b
     """/v1/embeddings; base64 is of little-endian float32, as OpenAI has it."""
     data = []
     for index, vector in enumerate(answer.vectors):
-        numbers = base64.b64encode(vector).decode() if encoding == "base64" else np.frombuffer(vector, "<f4").tolist()
+        numbers = (
+            base64.b64encode(vector).decode()
+            if encoding == "base64"
+            else list(struct.unpack(f"<{len(vector) // 4}f", vector))
+        )
         data.append({"object": "embedding", "index": index, "embedding": numbers})
     usage = {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}

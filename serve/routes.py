@@ -7,11 +7,13 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
-from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from serve.access import Record, record_of
 from serve.chat import ChatTemplateError
@@ -20,7 +22,6 @@ from serve.errors import ApiError, no_such_model, out_of_time, request_failed
 from serve.http import EventStream, Json, read_body, unless_disconnected
 from serve.messages import Detokenize, Embed, Generate, Question, Tokenize
 from serve.metrics import CONTENT_TYPE, exposition
-from serve.openapi import document
 from serve.parsing import Body, parse
 from serve.pool import Lease, Pool, model_card
 from serve.protocol import (
@@ -60,28 +61,23 @@ class Routes:
 
     def __init__(self, pool: Pool, options: ServerOptions, *, keyed: bool) -> None:
         self._pool, self._options, self._keyed = pool, options, keyed
-        self._schema = Json(document(options, keyed=keyed)).body
 
-    def add_to(self, app: FastAPI) -> None:
-        """Registers every route; `serve.openapi` describes them."""
-        for path, handler in (
-            ("/health", self.health),
-            ("/metrics", self.metrics),
-            ("/openapi.json", self.schema),
-            ("/tokenizer_info", self.tokenizer_info),
-            ("/v1/models", self.models),
-            ("/v1/models/{model:path}", self.model),
-        ):
-            app.get(path)(handler)
-        for path, handler in (
-            ("/v1/completions", self.completions),
-            ("/v1/chat/completions", self.chat),
-            ("/v1/responses", self.responses),
-            ("/v1/embeddings", self.embeddings),
-            ("/tokenize", self.tokenize),
-            ("/detokenize", self.detokenize),
-        ):
-            app.post(path)(handler)
+    def routes(self) -> list[Route]:
+        """All of them; `serve.openapi` describes them."""
+        return [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.schema),
+            Route("/tokenizer_info", self.tokenizer_info),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -99,17 +95,24 @@ class Routes:
             body["models"] = states
         return Json(body, status_code=200 if ok else 503, headers=headers)
 
-    async def metrics(self) -> Response:
+    async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(exposition(self._pool), media_type=CONTENT_TYPE)
 
-    async def schema(self) -> Response:
-        return Response(self._schema, media_type="application/json")
+    async def schema(self, _: Request) -> Response:
+        # Made when somebody asks: it takes longer than the rest of the routes together.
+        return Response(await run_in_threadpool(lambda: self._schema), media_type="application/json")
 
-    async def models(self) -> Response:
+    @cached_property
+    def _schema(self) -> bytes:
+        from serve.openapi import document
+
+        return Json(document(self._options, keyed=self._keyed)).body
+
+    async def models(self, _: Request) -> Response:
         return Json({"object": "list", "data": [model_card(each) for each in self._pool.models.values()]})
 
-    async def model(self, model: str) -> Response:
-        return Json(model_card(self._pool.models[self._named(model)]))
+    async def model(self, request: Request) -> Response:
+        return Json(model_card(self._pool.models[self._named(request.path_params["model"])]))
 
     # -- generation ----------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import time
 from multiprocessing.connection import Connection
 
@@ -13,12 +15,16 @@ from serve.messages import Ready, Shutdown, StartFailed
 from serve.outbox import Outbox
 
 _STATS_EVERY_S = 0.25
+PROCESS_NAME = "slm-engine"
+"""What `ps` and `top` show."""
+_PR_SET_NAME = 15
 
 
 def run_process(config: EngineConfig, commands: Connection, events: Connection) -> None:
     """Target of the child process: loads the model, says so, and works until told to end or left alone."""
     # Ctrl-C reaches the whole terminal group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _call_it(PROCESS_NAME)
     # llama.cpp calls for a debugger when it aborts, where there is one: seconds in which nobody is served.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from serve.engine import Engine
@@ -56,3 +62,8 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
         pass  # the parent is gone
     finally:
         engine.close()
+
+
+def _call_it(name: str) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serve.worker import PROCESS_NAME
+
 _spec = importlib.util.spec_from_file_location("tiny_gguf", Path(__file__).parents[1] / "tiny_gguf.py")
 tiny_gguf = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tiny_gguf)
@@ -52,9 +54,10 @@ class Server:
     def engine_pid(self) -> int:
         import psutil
 
-        for child in psutil.Process(self.process.pid).children():
-            if "spawn_main" in " ".join(child.cmdline()):
-                return child.pid
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == PROCESS_NAME and child.status() != psutil.STATUS_ZOMBIE:
+                    return child.pid
         raise AssertionError("no engine process")
 
     def metrics(self) -> dict[str, float]:

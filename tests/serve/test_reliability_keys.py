@@ -3,29 +3,18 @@
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from serve.config import EngineConfig, ServerOptions
-from serve.page import add_page, is_page
+from serve.page import is_page, page_routes
 from serve.pool import Pool, Served
 from serve.routes import Routes
 
 
 def every_route(model_path) -> list[tuple[str, str]]:
     """(method, path) of all routes, from the application itself: one that is added is checked, too."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pool = Pool([Served("tiny", EngineConfig(model_path=model_path))], budget=None, max_waiting=1)
-    Routes(pool, ServerOptions(), keyed=True).add_to(app)
-    add_page(app)
-    return sorted((method, route.path) for route in _leaves(app.routes) for method in route.methods)
-
-
-def _leaves(routes):
-    for route in routes:
-        if hasattr(route, "methods"):
-            yield route
-        else:
-            yield from _leaves(route.effective_candidates() if hasattr(route, "effective_candidates") else route.routes)
+    routes = [*Routes(pool, ServerOptions(), keyed=True).routes(), *page_routes()]
+    return sorted((method, route.path) for route in routes for method in route.methods)
 
 
 KEYED = ["serve.api_keys=[first]", "serve.cors_origins=[http://friend.example]"]
@@ -66,7 +55,8 @@ def test_a_wrong_key_opens_nothing_but_health_and_the_page(keyed, tiny_path):
             else:
                 assert answer.status_code == 401, (method, path, headers)
                 assert answer.headers["www-authenticate"] == "Bearer"
-                assert answer.json()["error"]["code"] == "invalid_api_key"
+                if method != "HEAD":  # which has no body
+                    assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert "tiny" not in answer.text
     assert n_closed >= 10
     for key in ("first", "second"):

@@ -86,16 +86,17 @@ def test_errors(chat_server):
 
 
 def test_every_route_is_described(chat_server):
-    from fastapi import FastAPI
 
     from serve.pool import Pool, Served
     from serve.routes import Routes
 
     schema = httpx.get(chat_server.url + "/openapi.json").json()
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pool = Pool([Served("x", None)], budget=None, max_waiting=1)
-    Routes(pool, ServerOptions(), keyed=False).add_to(app)
-    routes = {(route.path.replace(":path", ""), *route.methods) for route in app.routes}
+    routes = {
+        (route.path.replace(":path", ""), method)
+        for route in Routes(pool, ServerOptions(), keyed=False).routes()
+        for method in route.methods - {"HEAD"}
+    }
     described = {(path, method.upper()) for path, methods in schema["paths"].items() for method in methods}
     assert routes - {("/openapi.json", "GET")} == described
 

@@ -16,6 +16,7 @@ from data.errors import UserError
 from serve.config import EngineConfig
 from serve.memory import available_bytes, budget_bytes, fewer_slots, needed_bytes, read_facts
 from serve.models import named_models
+from serve.worker import PROCESS_NAME
 
 GIB = 2**30
 
@@ -56,8 +57,8 @@ def states(server):
 def engines(server):
     import psutil
 
-    children = psutil.Process(server.process.pid).children()
-    return sum("spawn_main" in " ".join(child.cmdline()) for child in children)
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return sum(child.name() == PROCESS_NAME for child in children)
 
 
 # -- names and memory ---------------------------------------------------------------------------------------------
