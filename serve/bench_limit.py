@@ -103,11 +103,11 @@ def batched_bench(binary: str, model: Path, batches: list[int], *, prompt_tokens
 
 
 def llama_bench(binary: str, model: Path, *, prompt_tokens: int, new_tokens: int, repeats: int = 3) -> Rates:
-    """Prompt and single-stream decode rates by llama-bench."""
-    words = ["-p", prompt_tokens, "-n", new_tokens, "-t", n_threads(), "-r", repeats, "-o", "jsonl"]
-    rows = _json_lines([binary, "-m", str(model), *map(str, words)])
-    prefill, decode = (next(row["avg_ts"] for row in rows if row[key]) for key in ("n_prompt", "n_gen"))
-    return Rates(batch=1, prefill=prefill, decode=decode)
+    """Prompt and single-stream decode rates by llama-bench, the latter behind a prompt of that length."""
+    common = [binary, "-m", str(model), "-t", str(n_threads()), "-r", str(repeats), "-o", "jsonl"]
+    (prefill,) = _json_lines([*common, "-p", str(prompt_tokens), "-n", "0"])
+    (decode,) = _json_lines([*common, "-p", "0", "-n", str(new_tokens), "-d", str(prompt_tokens)])
+    return Rates(batch=1, prefill=prefill["avg_ts"], decode=decode["avg_ts"])
 
 
 def _json_lines(command: list[str]) -> list[dict[str, Any]]:

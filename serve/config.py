@@ -93,7 +93,7 @@ class EngineConfig:
     draft_model: Path | None = None
     """The smaller model's file; its tokenizer must be the model's."""
     n_gpu_layers: int = 0
-    stream_ms: float = 15.0
+    stream_ms: float = 33.0
     """Text of running streams is told at most once in so many milliseconds; beginnings and ends at once."""
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class ServerOptions:
     draft_tokens: int = 0
     draft_model: str | None = None
     n_gpu_layers: int = 0
-    stream_ms: float = 15.0
+    stream_ms: float = 33.0
     api_keys: list[str] = field(default_factory=list)
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20

@@ -11,7 +11,7 @@ from serve.config import DEFAULT_CONTEXT, EngineConfig
 from serve.messages import ModelInfo
 from serve.scheduler import MIN_COPIED, MIN_KEPT, Plan
 from serve.speculation import StepCost
-from slm.hardware import n_threads
+from slm.hardware import compute_threads
 from slm.llama_sampler import Sampler
 from slm.llamacpp import Batch, Context, LlamaError, Model
 
@@ -30,7 +30,7 @@ class Runner:
         # A sequence must be able to finish when it is alone.
         kv_tokens = max(config.kv_tokens, context) if shared else config.slots * context
         self._exact = config.exact
-        threads = config.threads or n_threads()
+        threads = config.threads or compute_threads()
         try:
             self._context = Context(
                 self.model,

@@ -307,7 +307,7 @@ class Scheduler:
 
     def plan(self, guesses: Mapping[str, Seq[int]] | None = None) -> Plan:
         """The next batch; admissions are carried out. No chunks means nothing to do. `guesses`: see `make_plan`."""
-        free = self._slots.free()
+        free = self._slots.free() if self._waiting else []
         left = {slot: self._slots.kept(slot) for slot in free} if self._waiting else {}
         plan = make_plan(self._running, self._waiting, free, self._limits, left, guesses, self._since)
         by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}

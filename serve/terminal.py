@@ -6,9 +6,12 @@ The engine runs in this process. A model with a chat template is talked to; one 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import secrets
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data.errors import UserError
@@ -16,6 +19,7 @@ from serve.config import EngineConfig, TerminalConfig, load
 from serve.messages import Cancel, Delta, Failure, Generate, ModelInfo, Prompted, SamplingParams
 from serve.models import resolve_model
 from slm.cli import run
+from slm.report import plain
 
 _HELP = """/help   this text
 /reset  forget the conversation
@@ -116,7 +120,7 @@ class Talk:
         )
         parts: list[str] = []
         n_tokens, finish, began = 0, "stopped", time.perf_counter()
-        try:
+        with _interrupts() as interrupted:
             events = self._engine.handle(request)
             while True:
                 for event in events:
@@ -128,11 +132,12 @@ class Talk:
                         parts.append(event.text)
                         show(event.text)
                         n_tokens, finish = event.completion_tokens, event.finish or finish
+                if interrupted and self._engine.busy:
+                    self._engine.handle(Cancel(id=key))
+                    finish = "stopped"
                 if not self._engine.busy:
                     break
                 events = self._engine.step()
-        except KeyboardInterrupt:
-            self._engine.handle(Cancel(id=key))
         seconds = time.perf_counter() - began
         return Reply(text="".join(parts), n_tokens=n_tokens, seconds=seconds, finish=finish)
 
@@ -141,8 +146,21 @@ class Talk:
         self._engine.close()
 
 
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C fills the list rather than raise wherever the program is: in the middle of a step, or in a callback of
+    llama.cpp's, from which Python cannot pass an exception on."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _show(text: str) -> None:
-    sys.stdout.write(text)
+    # What a model writes must not move the cursor; a file or a pipe gets it as it is.
+    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from data.storage import cache_home
 from serve.config import KvType
 from serve.memory import ModelFacts, available_bytes
-from slm.hardware import n_threads
+from slm.hardware import compute_threads, n_threads
 from slm.report import atomic_write_json, cpu_name
 
 TuneMode = Literal["auto", "off", "force"]
@@ -54,7 +54,7 @@ class Tuned:
 
 def untuned() -> Tuned:
     """What is chosen without measuring."""
-    return Tuned(threads=n_threads())
+    return Tuned(threads=compute_threads())
 
 
 def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
@@ -171,9 +171,10 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
     return replace(chosen, prefill_chunk=_chunk(per_token))
 
 
-def _thread_counts(cores: int) -> list[int]:
-    """What may be better than all of them: half, where a core counts twice, and one left for everything else."""
-    return sorted({cores // 2, cores - 1} - {0, cores}, reverse=True)
+def _thread_counts(default: int) -> list[int]:
+    """What may be better than a thread per core: half of them, one left for everything else, and two per core, where
+    a core counts twice."""
+    return sorted({default // 2, default - 1, n_threads()} - {0, default}, reverse=True)
 
 
 def _chunk(seconds_per_token: float) -> int:

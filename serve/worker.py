@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import time
@@ -39,8 +40,11 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
         events.send([Ready(info=engine.info)])
         told, told_at = engine.stats, 0.0
         outbox = Outbox(config.stream_ms / 1000)
+        # Made once: the connection's own poll() makes another selector at every call, a hundredth of a step.
+        arrivals = select.poll()
+        arrivals.register(commands.fileno(), select.POLLIN)
         while True:
-            while not engine.busy or commands.poll():
+            while not engine.busy or arrivals.poll(0):
                 if not engine.busy and told != engine.stats:
                     told = engine.stats
                     events.send([told])

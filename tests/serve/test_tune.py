@@ -7,7 +7,7 @@ import pytest
 from serve import tune
 from serve.config import ServeConfig, load
 from serve.memory import read_facts
-from slm.hardware import n_threads
+from slm.hardware import compute_threads, n_threads
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, 
 
 def test_small_models_and_given_values_are_not_measured(tiny_path, cache):
     small = engine(tiny_path)
-    assert (small.threads, small.batch, small.ubatch) == (n_threads(), 512, 512)
+    assert (small.threads, small.batch, small.ubatch) == (compute_threads(), 512, 512)
     words = ("serve.threads=1", "serve.batch=64", "serve.ubatch=32", "serve.prefill_chunk=16", "serve.slots=3")
     given = engine(tiny_path, *words, "serve.tune=force")
     assert (given.threads, given.batch, given.ubatch, given.prefill_chunk, given.slots) == (1, 64, 32, 16, 3)
@@ -74,13 +74,14 @@ def test_slots_follow_from_memory(tiny_path, monkeypatch):
         assert tune.slots_for(facts, context=256, kv_type="f16") == slots
 
 
-def test_the_fastest_must_be_clearly_faster():
+def test_the_fastest_must_be_clearly_faster(monkeypatch):
     default, other = tune.Tuned(threads=2), tune.Tuned(threads=1)
     assert tune._fastest([default, other], lambda choice: 1.0 if choice is default else 0.99) == default
     assert tune._fastest([default, other], lambda choice: 1.0 if choice is default else 0.8) == other
     assert tune._chunk(1e-4) == 256
     assert tune._chunk(0.3 / 64) == 64
     assert tune._chunk(1.0) == 32
-    assert tune._thread_counts(1) == []
-    assert tune._thread_counts(2) == [1]
-    assert tune._thread_counts(8) == [7, 4]
+    monkeypatch.setattr(tune, "n_threads", lambda: 16)
+    assert tune._thread_counts(1) == [16]
+    assert tune._thread_counts(16) == [15, 8]
+    assert tune._thread_counts(8) == [16, 7, 4]
