@@ -241,8 +241,8 @@ def test_closing_a_stream_ends_the_work(chatty, client):
             await anext(stream)
             await stream.close()
         # A task that is cancelled leaves its request, too.
-        task = asyncio.create_task(api.chat.completions.create(**{**long, "stream": False}))
-        await asyncio.sleep(0.1)
+        task = asyncio.create_task(api.chat.completions.create(**{**long, "stream": False, "n": 8}))
+        await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
