@@ -43,7 +43,11 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
 
 def _cells(record: dict[str, Any], key: str, n: str, each: dict[str, Any]) -> list[str]:
     limit = record["limit"].get(n)
-    of_limit = f"{each['tokens_per_s'] / limit['tokens_per_s']:.2f}" if limit and key != "open" else ""
+    of_limit = ""
+    if limit and key != "open" and each["prompt_tokens"]:
+        # Of prompts as long as these, computed whole.
+        n_prompt, n_new = each["prompt_tokens"] / each["requests"], record["new_tokens"]
+        of_limit = f"{each['tokens_per_s'] * (n_prompt / limit['prefill'] / n_new + 1 / limit['decode']):.2f}"
     seconds = ("ttft_p50_s", "ttft_p95_s", "wave_ttft_p50_s", "wave_ttft_p95_s", "longest_gap_s")
     return [
         f"{each['tokens_per_s']:,.0f}",
