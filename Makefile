@@ -101,8 +101,10 @@ bench-serve: setup ## the server under load, beside llama.cpp's limit and other 
 bench-quant: setup ## size, quality and speed of every quantization type, with and without imatrix: RUN=runs/latest
 	@$(PY) -m export.sweep run=$(RUN) $(ARGS)
 
-test: setup ## every test, TEST_WORKERS=2 at a time
-	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## every test, TEST_WORKERS=2 at a time; what fails beside others is tried once more alone
+	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
+	    [ $$? -eq 1 ] && echo "what failed, once more, with nothing beside it:" && \
+	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
 lint: setup ## style and import checks
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
