@@ -45,8 +45,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
             )
         )
     if keys:
-        is_open: Callable[[str], bool] = lambda path: path == "/health" or is_page(path)  # noqa: E731
-        middleware.append(Middleware(RequireKey, keys=keys, is_open=is_open))
+        middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open))
     app = Starlette(
         routes=[*Routes(pool, options, keyed=bool(keys)).routes(), *page_routes()],
         middleware=middleware,
@@ -56,6 +55,10 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
     form = options.access_form
     writer = None if form == "off" else Writer(form, options.access_log_file)
     return AccessLog(app, write=writer)
+
+
+def _is_open(path: str) -> bool:
+    return path == "/health" or is_page(path)
 
 
 def _answer(request: Request, error: ApiError) -> Response:

@@ -404,9 +404,8 @@ class Context:
     def row(self, i: int) -> np.ndarray:
         """float32 [n_vocab]: a view of the logits of the last batch's `i`-th entry, which must have asked; the next
         `decode` overwrites it."""
-        number = self._row_number(i)
-        assert self._address is not None
-        shape = (self._address, self._number[-1])
+        address, number = self._locate(i)
+        shape = (address, self._number[-1])
         if self._view is None or self._view[0] != shape:
             memory = (ctypes.c_float * (shape[1] * self.model.n_vocab)).from_address(shape[0])
             self._view = shape, np.frombuffer(memory, np.float32).reshape(shape[1], self.model.n_vocab)
@@ -414,11 +413,11 @@ class Context:
 
     def row_address(self, i: int) -> int:
         """Where that row is in memory."""
-        number = self._row_number(i)
-        assert self._address is not None
-        return self._address + 4 * number * self.model.n_vocab
+        address, number = self._locate(i)
+        return address + 4 * number * self.model.n_vocab
 
-    def _row_number(self, i: int) -> int:
+    def _locate(self, i: int) -> tuple[int, int]:
+        """The address of all rows, and which of them is the `i`-th entry's."""
         assert 0 <= i < len(self._wanted), f"entry {i} of a batch of {len(self._wanted)}"
         assert self._wanted[i], f"entry {i} did not ask for logits"
         if self._address is None:
@@ -429,7 +428,7 @@ class Context:
                 raise LlamaError("llama.cpp has no logits")
             self._address = ctypes.addressof(pointer.contents)
             self._number = list(accumulate(self._wanted))
-        return self._number[i] - 1
+        return self._address, self._number[i] - 1
 
     def logits(self, i: int) -> np.ndarray:
         """float32 [n_vocab]: a copy of the logits of the last batch's `i`-th entry, which must have asked."""
