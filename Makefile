@@ -31,7 +31,7 @@ space := $(subst ,, )
 ifeq ($(NPROC) $(NNODES),1 1)
 TRAIN = $(PY) -m train
 else
-TRAIN = $(PY) -m train.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
+TRAIN = $(PY) -m train.distributed.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
 endif
 
 .PHONY: help setup demo train plan watch report export eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
@@ -66,10 +66,10 @@ train: setup ## text in, checkpoints out: CONFIG=tiny|10m|50m|125m|350m NPROC=1 
 	@$(TRAIN) preset=$(CONFIG) $(ARGS)
 
 watch: setup ## a run as it goes on, seen from another terminal: RUN=runs/latest
-	@$(PY) -m train.watch run=$(RUN) $(ARGS)
+	@$(PY) -m train.report.watch run=$(RUN) $(ARGS)
 
 report: setup ## curves and figures of runs beside each other, as one HTML file: RUNS="runs/a runs/b"
-	@$(PY) -m train.report_html 'runs=[$(subst $(space),$(comma),$(strip $(RUNS)))]' $(ARGS)
+	@$(PY) -m train.report.html 'runs=[$(subst $(space),$(comma),$(strip $(RUNS)))]' $(ARGS)
 
 export: setup ## checkpoint to GGUF, quantized and proven: QUANT=q4_k_m,q8_0 RUN=runs/latest
 	@$(PY) -m export run=$(RUN) quant=$(QUANT) $(ARGS)
@@ -84,13 +84,13 @@ chat: setup ## talk to a model in the terminal: MODEL=runs/latest
 	@$(PY) -m serve.terminal model=$(MODEL) $(ARGS)
 
 plan: setup ## what a preset costs before it is trained: parameters, FLOPs, memory, time
-	@$(PY) -m train.plan preset=$(CONFIG) $(ARGS)
+	@$(PY) -m train.tools.plan preset=$(CONFIG) $(ARGS)
 
 data-stats: setup ## what the text is made of: documents, tokens, duplicates, lengths: ARGS="data=local data.files=[...]"
-	@$(PY) -m train.data_stats preset=$(CONFIG) $(ARGS)
+	@$(PY) -m train.tools.data_stats preset=$(CONFIG) $(ARGS)
 
 bench-train: setup ## training speed beside the plain loop, Hugging Face's Trainer and the machine's GEMM peak
-	@$(PY) -m train.bench preset=$(CONFIG) $(ARGS)
+	@$(PY) -m train.tools.bench preset=$(CONFIG) $(ARGS)
 
 doctor: setup ## what this machine has, what will be used of it, and what to install for more
 	@$(PY) -m slm.doctor $(ARGS)
@@ -99,7 +99,7 @@ bench-serve: setup ## the server under load, beside llama.cpp's limit and other 
 	@$(PY) -m serve.bench model=$(MODEL) $(ARGS)
 
 bench-quant: setup ## size, quality and speed of every quantization type, with and without imatrix: RUN=runs/latest
-	@$(PY) -m export.sweep run=$(RUN) $(ARGS)
+	@$(PY) -m export.bench run=$(RUN) $(ARGS)
 
 test: setup ## every test, TEST_WORKERS=2 at a time; what fails beside others is tried once more alone
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \

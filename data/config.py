@@ -87,7 +87,7 @@ class SourceConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name}={getattr(self, name)} must be a share from 0 to 1")
         if self.script:
-            from data.filters import scripts  # its table takes a moment to make
+            from data.sources.filters import scripts  # its table takes a moment to make
 
             self.script = self.script.lower()
             if self.script not in scripts():

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from data.duplicates import Finder
-from data.filters import make_filter
 from data.progress import Progress
-from data.sources import Plan, TalesStream, hash_place, open_corpus
+from data.sources.duplicates import Finder
+from data.sources.filters import make_filter
+from data.sources.plan import Plan, TalesStream, hash_place, open_corpus
 
 BATCH = 64
 

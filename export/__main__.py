@@ -7,7 +7,7 @@ from typing import Any
 from export.config import ExportConfig
 from slm import cli, report
 from slm.configuration import build, load_config
-from slm.hardware import share_cores
+from slm.machine.hardware import share_cores
 
 EXIT_NOT_PROVEN = 3
 """A file failed its proof; nothing was published."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from export.tensors import gguf_name
-from slm.model import LanguageModel
+from export.gguf.tensors import gguf_name
+from slm.model.transformer import LanguageModel
 
 SHARED_INPUTS = {
     "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

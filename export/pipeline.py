@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from data.errors import UserError
-from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from export.config import UNQUANTIZED, ExportConfig
-from export.files import Staging, check_room
-from export.gguf import Identity, identify_model, run_record, write_gguf
+from export.gguf.tensors import check_weights
+from export.gguf.vocab import Vocab, build_vocab
+from export.gguf.writer import Identity, identify_model, run_record, write_gguf
 from export.imatrix import ImportanceMatrix, collect
 from export.proof import Comparison, Proof
 from export.quantize import (
@@ -23,15 +24,14 @@ from export.quantize import (
     size_bound,
     stored_types,
 )
-from export.tensors import check_weights
-from export.vocab import Vocab, build_vocab
+from export.staging import Staging, check_room
 from slm import runs
-from slm.checkpoint import MANIFEST, load_model, verify
-from slm.ggufcheck import read_header
-from slm.hardware import compute_threads
-from slm.llamacpp import quant_types
-from slm.model import LanguageModel
-from slm.perplexity import TorchScorer, chunked_plan
+from slm.evaluate.perplexity import TorchScorer, chunked_plan
+from slm.llama.gguf_check import read_header
+from slm.llama.llamacpp import quant_types
+from slm.machine.hardware import compute_threads
+from slm.model.checkpoint import MANIFEST, load_model, verify
+from slm.model.transformer import LanguageModel
 from slm.report import atomic_write_json, machine_record
 
 Say = Callable[[str], None]
@@ -167,7 +167,7 @@ def calibration_text(config: ExportConfig, run: runs.Run, say: Say) -> Text:
         return read_text(config.calibration.text, "calibration.text")
     if run.calibration_text:
         return read_text(run.calibration_text, "calibration.text")
-    from data.tales import story
+    from data.tales.teller import story
 
     say("no calibration text (no calibration.txt in the run, no calibration.text=FILE): using the embedded stories")
     stories: list[str] = []

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from data.errors import UserError
 from serve.config import ServeConfig, load
-from serve.models import named_models
-from serve.process import preload
+from serve.pool.engine_process import preload
+from serve.pool.model_files import named_models
 from slm.cli import run
-from slm.hardware import share_cores
+from slm.machine.hardware import share_cores
 
 if TYPE_CHECKING:
-    from serve.messages import ModelInfo
-    from serve.pool import Pool
+    from serve.engine.messages import ModelInfo
+    from serve.pool.model_pool import Pool
 
 
 def main(words: list[str]) -> int:
@@ -61,8 +61,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.socket) -> int:
-    from serve.memory import budget_bytes, fewer_slots, read_facts
-    from serve.pool import Pool, Served
+    from serve.pool.memory_plan import budget_bytes, fewer_slots, read_facts
+    from serve.pool.model_pool import Pool, Served
 
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
@@ -77,7 +77,7 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
     pool = Pool([Served(name, each) for name, each in engines.items()], budget=budget, max_waiting=options.queue)
     try:
         # The routes' libraries take a third of a second to import, while the engine loads the model.
-        info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.listening"))
+        info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))
         _banner(pool, info, config.host, listener.getsockname()[1], keyed=bool(keys))
         await http.listen(pool, options, keys, listener)
     finally:
@@ -86,7 +86,7 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
 
 
 def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -> None:
-    from serve.chat import ChatPrompt
+    from serve.chat_template import ChatPrompt
 
     chat = ChatPrompt(info)
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from data.errors import UserError
-from serve.models import resolve_model
+from serve.pool.model_files import resolve_model
 from slm.configuration import build, load_config
 
 DEFAULT_CONTEXT = 4096
@@ -212,8 +212,8 @@ class ServeConfig:
 
     def engine(self, model_path: Path) -> EngineConfig:
         """The engine's part of it; what is left open is chosen for the file and the machine."""
-        from serve.memory import read_facts
-        from serve.tune import slots_for, tuned_for
+        from serve.pool.autotune import slots_for, tuned_for
+        from serve.pool.memory_plan import read_facts
 
         own = self.serve
         facts = read_facts(model_path)

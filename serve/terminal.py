@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from data.errors import UserError
 from serve.config import EngineConfig, TerminalConfig, load
-from serve.messages import Cancel, Delta, Failure, Generate, ModelInfo, Prompted, SamplingParams
-from serve.models import resolve_model
+from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, Prompted, SamplingParams
+from serve.pool.model_files import resolve_model
 from slm.cli import run
 from slm.report import plain
 
@@ -47,9 +47,9 @@ class Talk:
     """A conversation with an engine in this process."""
 
     def __init__(self, config: TerminalConfig) -> None:
-        from serve.chat import ChatPrompt
-        from serve.engine import Engine
-        from slm.llamacpp import LlamaError
+        from serve.chat_template import ChatPrompt
+        from serve.engine.engine import Engine
+        from slm.llama.llamacpp import LlamaError
 
         path, self.note = resolve_model(config.model)
         engine = EngineConfig(
@@ -81,7 +81,7 @@ class Talk:
 
         Ctrl-C ends the reply early. Raises `UserError` when the text does not fit the context.
         """
-        from serve.chat import ChatTemplateError
+        from serve.chat_template import ChatTemplateError
 
         if not self.chat.own:
             return self._generate(text, True, False, show)

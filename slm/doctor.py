@@ -12,7 +12,8 @@ from typing import Any
 
 from data.errors import UserError
 from data.storage import cache_home
-from slm import cli, hardware, probes, topology
+from slm import cli
+from slm.machine import hardware, probes, topology
 from slm.report import VERSIONED, cpu_name, final_json, table
 
 PACKAGES = (*VERSIONED, "transformers", "wandb")
@@ -59,7 +60,7 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
 
 
 def _software(load: float) -> dict[str, Any]:
-    from slm.native import cache_dir, compiler
+    from slm.machine.cpp_build import cache_dir, compiler
 
     versions = {}
     for package in PACKAGES:
@@ -142,7 +143,7 @@ def _rates() -> dict[str, Any]:
 def _llama_features() -> list[str] | None:
     """What llama.cpp was built with; None where it cannot be loaded."""
     try:
-        from slm.llamacpp import build_features
+        from slm.llama.llamacpp import build_features
     except (ImportError, OSError, RuntimeError):
         return None
     return build_features()

@@ -111,7 +111,7 @@ def machine_record() -> dict[str, Any]:
     """Where a measurement was made: processor, usable cores, memory (GiB), system, and versions that matter."""
     import psutil
 
-    from slm.hardware import n_threads
+    from slm.machine.hardware import n_threads
 
     versions = {}
     for package in VERSIONED:

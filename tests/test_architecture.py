@@ -49,7 +49,7 @@ def test_one_door_to_llama_cpp(repository):
         for path in modules(repository, room)
         if any(name.split(".")[0] == "llama_cpp" for name in imported(path))
     ]
-    assert doors == ["slm/llamacpp.py"]
+    assert doors == ["slm/llama/llamacpp.py"]
 
 
 @pytest.mark.parametrize("room", ["data", "serve"])

@@ -6,7 +6,7 @@ from typing import Any
 from data.errors import UserError, nearest
 from slm import cli
 from slm.configuration import build, choices, load_config
-from slm.hardware import share_cores
+from slm.machine.hardware import share_cores
 from train import autobatch
 
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     autobatch.resolve(resolved, argv)
     config = _config(resolved)
     # From here on it takes seconds to import: wrong options have been told by now.
-    from train import distributed
+    from train.distributed import ranks as distributed
     from train.memory import explained
 
     root = Path(config.runs_dir) / config.name
@@ -35,13 +35,13 @@ def main(argv: list[str]) -> int:
 def _train(config: Any, resolved: dict[str, Any], root: Path, ranks: Any) -> int:
     import torch
 
-    from slm import checkpoint
-    from slm.model import LanguageModel
-    from train import rundir
+    from slm.model import checkpoint
+    from slm.model.transformer import LanguageModel
+    from train.distributed.shared_state import shared_start, shared_tokenizer
     from train.environment import prepare
-    from train.joint import shared_start, shared_tokenizer
-    from train.loop import Trainer, write_config
     from train.memory import check_memory
+    from train.run import run_dir
+    from train.trainer import Trainer, write_config
 
     ranks.first(lambda: config.train.check_processes(ranks.size))
     locks: list[Any] = []
@@ -58,8 +58,8 @@ def _train(config: Any, resolved: dict[str, Any], root: Path, ranks: Any) -> int
             "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
         )
         return 0
-    tokenizer = shared_tokenizer(ranks, lambda: rundir.run_tokenizer(config, root), root / "tokenizer")
-    ranks.first(lambda: rundir.keep_texts(config, root))
+    tokenizer = shared_tokenizer(ranks, lambda: run_dir.run_tokenizer(config, root), root / "tokenizer")
+    ranks.first(lambda: run_dir.keep_texts(config, root))
 
     torch.manual_seed(config.train.seed)
     if config.init_from:
@@ -95,28 +95,29 @@ def _train(config: Any, resolved: dict[str, Any], root: Path, ranks: Any) -> int
 
 def _take(config: Any, root: Path) -> Any:
     """The run's directory, made and locked for this process; what an earlier run left half-written is cleared."""
-    from train import distributed, rundir
+    from train.distributed import ranks as distributed
+    from train.run import run_dir
 
     if count := distributed.restarts():  # not a new start: go on with what this run has saved
         print(f"restart {count}: a process of this run had ended")
         config.resume = "auto"
     if config.resume == "never" and (root / "config.yaml").exists():
-        print(f"{root} is kept as {rundir.set_aside(root)}")
+        print(f"{root} is kept as {run_dir.set_aside(root)}")
     root.mkdir(parents=True, exist_ok=True)
-    lock = rundir.RunLock(root)
-    rundir.sweep(root)
+    lock = run_dir.RunLock(root)
+    run_dir.sweep(root)
     return lock
 
 
 def _find_start(config: Any, resolved: dict[str, Any], root: Path) -> Any:
     """The checkpoint to go on from, if any, checked against the configuration."""
-    from train import rundir
+    from train.run import run_dir
 
-    start = rundir.find_start(config, root, print)
+    start = run_dir.find_start(config, root, print)
     if start.checkpoint:
-        rundir.check_same(start.state["config"], resolved, root)
+        run_dir.check_same(start.state["config"], resolved, root)
         if not _finished(config, start.state):
-            for name in rundir.set_aside_later(root, start.checkpoint):
+            for name in run_dir.set_aside_later(root, start.checkpoint):
                 print(f"{name} is newer than {start.checkpoint.name} and is kept aside")
             print(f"resuming {root} from {start.checkpoint.name}")
     return start
@@ -124,7 +125,7 @@ def _find_start(config: Any, resolved: dict[str, Any], root: Path) -> Any:
 
 def _starting_shape(config: Any) -> Any:
     """The shape of the model that ``init_from`` names, checked against the sequence length."""
-    from slm import checkpoint
+    from slm.model import checkpoint
 
     shape = checkpoint.load_config(config.init_from)
     if config.train.seq_len > shape.seq_len:

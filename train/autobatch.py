@@ -105,10 +105,10 @@ def _rate(resolved: dict[str, Any], micro_batch: int) -> float | None:
     """Tokens per second of forward and backward passes; None where memory would not do."""
     import torch
 
-    from slm.model import LanguageModel
+    from slm.model.transformer import LanguageModel
     from train.backend import make_backend
     from train.environment import prepare
-    from train.plan import model_shape
+    from train.tools.plan import model_shape
 
     config = build(RunConfig, resolved)
     train = config.train

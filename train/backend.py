@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.packing import document_starts
-from slm.fused import Fused, unsupported
-from slm.model import LanguageModel
+from data.stream.packing import document_starts
+from slm.kernels.fused import Fused, unsupported
+from slm.model.transformer import LanguageModel
 from train.config import TrainConfig
 from train.environment import Environment
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
-from slm.config import ModelConfig
+from slm.model.config import ModelConfig
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,9 @@ from time import perf_counter
 import torch
 
 from data.storage import cache_home
-from slm import hardware, kernels
+from slm import kernels
 from slm.kernels import Kernels
+from slm.machine import hardware
 from train.config import TrainConfig
 
 BF16_WORTH_IT = 1.1

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from data.errors import UserError
-from slm.config import ModelConfig
+from slm.model.config import ModelConfig
 from train.config import TrainConfig
 
 GIB = 2**30

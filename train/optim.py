@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from slm.model import LanguageModel
+from slm.model.transformer import LanguageModel
 from train.config import OptimConfig
 
 

@@ -10,9 +10,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from slm.model import LanguageModel
+from slm.model.transformer import LanguageModel
 from train.backend import Backend
-from train.exchange import ALONE, Exchange
+from train.distributed.gradient_sync import ALONE, Exchange
 from train.guards import NonFiniteError
 
 

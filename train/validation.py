@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.tokenizer import Tokenizer
-from slm.generate import generate
-from slm.model import LanguageModel
+from data.tokenizers.tokenizer import Tokenizer
+from slm.model.generate import generate
+from slm.model.transformer import LanguageModel
 from train.backend import Backend
-from train.distributed import ALONE, Ranks
+from train.distributed.ranks import ALONE, Ranks
 from train.step import split
 
 

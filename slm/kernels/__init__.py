@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slm.kernels.build import build, has_amx, unavailable
-from slm.native import cache_dir
+from slm.machine.cpp_build import cache_dir
 
 __all__ = ["Kernels", "cache_dir", "has_amx", "load", "unavailable"]
 

@@ -3,8 +3,8 @@
 import platform
 from pathlib import Path
 
-from slm import native
-from slm.native import compiler, cpu_flags
+from slm.machine import cpp_build
+from slm.machine.cpp_build import compiler, cpu_flags
 
 SOURCES = ("linear.cpp", "attention.cpp", "norms.cpp", "head.cpp")
 HEADERS = ("simd.h", "gemm.h")
@@ -34,4 +34,4 @@ def build() -> Path:
     """The library's path; compiled where it is not there. RuntimeError with the compiler's words where that fails."""
     folder = Path(__file__).parent
     sources, headers = ([folder / name for name in names] for names in (SOURCES, HEADERS))
-    return native.build(sources, FLAGS, headers=headers, what="the training kernels")
+    return cpp_build.build(sources, FLAGS, headers=headers, what="the training kernels")

@@ -1,26 +1,14 @@
-import importlib.util
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers import devtools, tiny_gguf
+from tests.helpers.servers import running_server
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-def _load(name: str, path: Path):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
-
-
-_here = Path(__file__).parent
-devtools = _load("slm_tests_devtools", _here / "devtools.py")
-serving = _load("slm_tests_serving", _here.parent / "serve" / "conftest.py")
 
 
 @pytest.fixture(scope="session")
@@ -44,22 +32,20 @@ def page(browser):
 
 @pytest.fixture(scope="session")
 def start_server():
-    return serving.running_server
+    return running_server
 
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory):
-    return serving.tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """A model with a chat template, slow enough that a reply can be caught in the middle."""
     folder = tmp_path_factory.mktemp("web")
-    model = serving.tiny_gguf.write(
-        folder / "chatty.gguf", chat_template=serving.tiny_gguf.CHAT_TEMPLATE, n_ctx=4096, n_layers=6
-    )
-    with serving.running_server(folder / "server.log", model) as server:
+    model = tiny_gguf.write(folder / "chatty.gguf", chat_template=tiny_gguf.CHAT_TEMPLATE, n_ctx=4096, n_layers=6)
+    with running_server(folder / "server.log", model) as server:
         yield server
 
 

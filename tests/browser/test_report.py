@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import Program
-from tests.soak.runs import OPTIONS
+from tests.helpers.programs import Program
+from tests.helpers.small_run import OPTIONS
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>document.title = 7</script><img src=x onerror=document.title=7><b>bold</b>"
 
 
@@ -223,7 +222,7 @@ def test_without_scripts_the_figures_are_there(page, runs):
 
 def compare(runs: Path) -> Path:
     if not (runs / "compare.html").exists():
-        process = Program("train.report_html", [f"runs=[{runs / 'one'},{runs / 'two'}]"], runs)
+        process = Program("train.report.html", [f"runs=[{runs / 'one'},{runs / 'two'}]"], runs)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, out + err
     return runs / "compare.html"

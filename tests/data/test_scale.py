@@ -9,17 +9,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data import cache, tales
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from data.loader import EndOfTextError, Loader, validation_blocks
-from data.sources import hash_place, iter_documents
-from data.tokenizer import make_tokenizer
+from data.sources.plan import hash_place, iter_documents
+from data.stream import token_cache
+from data.stream.loader import EndOfTextError, Loader, validation_blocks
+from data.tales import teller
+from data.tokenizers.tokenizer import make_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    texts = [*(tales.story(0, index) for index in range(200)), "0123456789 gamma delta omega " * 20]
+    texts = [*(teller.story(0, index) for index in range(200)), "0123456789 gamma delta omega " * 20]
     return make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=400), lambda: iter(texts))
 
 
@@ -31,7 +32,7 @@ def corpus(tmp_path):
         (tmp_path / folder).mkdir()
         for part in range(3):
             rows = [
-                f"{folder} {part} {i} " + " ".join(rng.choices(tales.words.ANIMALS, k=rng.randrange(5, 40)))
+                f"{folder} {part} {i} " + " ".join(rng.choices(teller.words.ANIMALS, k=rng.randrange(5, 40)))
                 for i in range(40)
             ]
             rows += [rows[3], rows[5].upper(), rows[7] + " end", "no", "1 2 3 4 5 6 7 8 9 10 11 12"]
@@ -72,7 +73,7 @@ def loader(config, tokenizer, **options):
 
 @pytest.fixture
 def small_segments(monkeypatch):
-    monkeypatch.setattr(cache, "SEGMENT_RECORDS", 20)
+    monkeypatch.setattr(token_cache, "SEGMENT_RECORDS", 20)
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])

@@ -1,6 +1,3 @@
-import importlib.util
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
@@ -8,11 +5,8 @@ import torch
 
 from data.errors import UserError
 from export.imatrix import collect
-from slm.model import LanguageModel
-
-_spec = importlib.util.spec_from_file_location("tiny_checkpoint", Path(__file__).parents[1] / "tiny_checkpoint.py")
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
+from slm.model.transformer import LanguageModel
+from tests.helpers import tiny_checkpoint as tiny
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,14 @@
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import export.gguf.tensors
 import export.pipeline
-import export.tensors
 from export.__main__ import EXIT_NOT_PROVEN, main
 from export.proof import TOLERANCES, LogitDifference, compare_logits, logit_failures, token_failures
-
-_spec = importlib.util.spec_from_file_location("tiny_checkpoint", Path(__file__).parents[1] / "tiny_checkpoint.py")
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
+from tests.helpers import tiny_checkpoint as tiny
 
 
 def test_compare_logits_is_the_textbook_sum():
@@ -65,7 +61,7 @@ def export_broken(root: Path, capsys, *options: str) -> str:
 
 def test_a_forgotten_permutation_is_caught(tmp_path, monkeypatch, capsys):
     """The classic silent conversion error: the file loads and speaks, but not as the checkpoint does."""
-    monkeypatch.setattr(export.tensors, "interleave_heads", lambda weight, n_heads: weight)
+    monkeypatch.setattr(export.gguf.tensors, "interleave_heads", lambda weight, n_heads: weight)
     said = export_broken(tiny.run(tmp_path / "run"), capsys)
     assert "a logit differs" in said
     assert "nothing was written" in said

@@ -1,4 +1,3 @@
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,9 @@ from export.__main__ import main
 from export.config import UNQUANTIZED, ExportConfig, ProofConfig
 from export.pipeline import export
 from export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
-from slm.ggufcheck import GGML_TYPES, read_header
-from slm.llamacpp import quant_types
-
-_spec = importlib.util.spec_from_file_location("tiny_checkpoint", Path(__file__).parents[1] / "tiny_checkpoint.py")
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
+from slm.llama.gguf_check import GGML_TYPES, read_header
+from slm.llama.llamacpp import quant_types
+from tests.helpers import tiny_checkpoint as tiny
 
 
 @pytest.fixture(scope="module")

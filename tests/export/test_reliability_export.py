@@ -2,7 +2,6 @@
 (docs/results/serving-reliability.md)."""
 
 import contextlib
-import importlib.util
 import os
 import pickle
 import random
@@ -15,19 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from slm.ggufcheck import read_header
-
-_spec = importlib.util.spec_from_file_location("tiny_checkpoint", Path(__file__).parents[1] / "tiny_checkpoint.py")
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
-
-ROOT = Path(__file__).parents[2]
+from slm.llama.gguf_check import read_header
+from tests.helpers import REPOSITORY
+from tests.helpers import tiny_checkpoint as tiny
 
 
 def start(*words: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "export", *words, "threads=1"],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -23,6 +23,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.helpers import REPOSITORY
+
 LIMIT_S = 20.0
 """After which a case is killed and counts as one that hangs."""
 EXTREMES = [0, 1, 2, 7, 31, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
@@ -166,9 +168,9 @@ def load(path: str) -> None:
     """What the engine process does with a file, to the first tokens and embedding. Ends the process."""
     from data.errors import UserError
     from serve.config import EngineConfig
-    from serve.engine import Engine
-    from serve.messages import Embed, Generate, SamplingParams
-    from slm.llamacpp import LlamaError
+    from serve.engine.engine import Engine
+    from serve.engine.messages import Embed, Generate, SamplingParams
+    from slm.llama.llamacpp import LlamaError
 
     try:
         engine = Engine(EngineConfig(model_path=Path(path), context=64, slots=1, threads=1, batch=64, ubatch=64))
@@ -204,8 +206,8 @@ def outcome(pid: int) -> tuple[str, float]:
 
 
 def main(path: str, count: int, seed: int) -> None:
-    importlib.import_module("serve.engine")  # once, before the forks
-    from slm.ggufcheck import read_header
+    importlib.import_module("serve.engine.engine")  # once, before the forks
+    from slm.llama.gguf_check import read_header
 
     raw = Path(path).read_bytes()
     header = read_header(path).data_offset
@@ -234,5 +236,5 @@ def main(path: str, count: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(REPOSITORY))
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -6,9 +6,9 @@ import pytest
 
 from data.errors import UserError
 from serve.config import EngineConfig
-from serve.engine import Engine
-from serve.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
-from slm.llamacpp import quantize
+from serve.engine.engine import Engine
+from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
+from slm.llama.llamacpp import quantize
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
 BEGINNINGS = [SYSTEM, SYSTEM * 3, "once upon a time there was a girl who had a blue hat ", ""]

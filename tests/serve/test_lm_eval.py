@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from slm.llamacpp import Batch, Context, Model
+from slm.llama.llamacpp import Batch, Context, Model
 
 DOCS = [
     {"question": "the old fox went to the", "choices": [" river", " red boat", " garden"], "label": 0},

@@ -6,12 +6,12 @@ import httpx
 import pytest
 
 from serve.config import EngineConfig
-from serve.engine import Engine
-from serve.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
-from serve.scheduler import MIN_KEPT, Limits, Scheduler, make_plan
-from serve.sequence import Sequence
-from serve.slots import SlotTable
-from slm.llamacpp import quantize
+from serve.engine.engine import Engine
+from serve.engine.kv_slots import SlotTable
+from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
+from serve.engine.scheduler import MIN_KEPT, Limits, Scheduler, make_plan
+from serve.engine.sequence import Sequence
+from slm.llama.llamacpp import quantize
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
 MESSAGES = [{"role": "user", "content": SYSTEM}]

@@ -17,9 +17,10 @@ import gguf
 import httpx
 import pytest
 
+from tests.helpers import REPOSITORY
+
 N_CASES = int(os.environ.get("SLM_GGUF_CASES", "200"))
 SEED = int(os.environ.get("SLM_GGUF_SEED", "0"))
-ROOT = Path(__file__).parents[2]
 
 
 def test_damaged_files_are_an_error_or_work(tmp_path, tiny_path):
@@ -27,7 +28,7 @@ def test_damaged_files_are_an_error_or_work(tmp_path, tiny_path):
     a second; llama.cpp aborts on none of them."""
     script = Path(__file__).with_name("gguf_fuzz.py")
     command = [sys.executable, str(script), str(tiny_path), str(N_CASES), str(SEED)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=550, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, cwd=REPOSITORY, check=True)
     result = json.loads(done.stdout.splitlines()[-1])
     print(result)
     assert result["faults"] == []
@@ -61,7 +62,7 @@ def test_the_server_says_what_is_wrong_with_a_file(tmp_path, tiny_path, name):
         bad.write_bytes(b"")
     began = time.perf_counter()
     command = [sys.executable, "-m", "serve", f"model={bad}", "port=0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     assert time.perf_counter() - began < 15  # nearly all of it is Python's start, twice, on a busy machine
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
@@ -118,8 +119,8 @@ def test_a_hostile_template_does_nothing(tmp_path, name):
     """List, 13: code in a file's chat template reaches nothing of the machine, and does not stop the server's work."""
     from dataclasses import fields
 
-    from serve.chat import ChatPrompt, ChatTemplateError
-    from serve.messages import ModelInfo
+    from serve.chat_template import ChatPrompt, ChatTemplateError
+    from serve.engine.messages import ModelInfo
 
     marker = tmp_path / "marker"
     blank = {field.name: 0 for field in fields(ModelInfo)}

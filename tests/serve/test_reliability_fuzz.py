@@ -14,16 +14,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from serve.api.errors import ApiError
+from serve.api.openai.parsing import parse
+from serve.api.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from serve.api.openai.responses import ResponsesRequest
 from serve.config import EngineConfig
-from serve.engine import Engine
-from serve.errors import ApiError
-from serve.gbnf import check
-from serve.gbnf_tree import GrammarError
-from serve.messages import Delta, Failure, Generate, ModelInfo, SamplingParams
-from serve.parsing import parse
-from serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from serve.schema import schema_grammar
-from serve.stateless import ResponsesRequest
+from serve.engine.engine import Engine
+from serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams
+from serve.grammar.gbnf import check
+from serve.grammar.json_schema import schema_grammar
+from serve.grammar.tree import GrammarError
 
 N_CASES = int(os.environ.get("SLM_FUZZ_CASES", "300"))
 LIMITS = settings(

@@ -4,10 +4,10 @@
 import httpx
 import pytest
 
+from serve.api.routes import Routes
+from serve.api.static_pages import is_page, page_routes
 from serve.config import EngineConfig, ServerOptions
-from serve.page import is_page, page_routes
-from serve.pool import Pool, Served
-from serve.routes import Routes
+from serve.pool.model_pool import Pool, Served
 
 
 def every_route(model_path) -> list[tuple[str, str]]:

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from serve import wire
+from serve.api.openai import response_shapes
+from serve.api.openai.openapi import document
 from serve.config import ServerOptions
-from serve.openapi import document
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -21,19 +21,19 @@ def fits(cls: type[BaseModel], value: dict) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "cls"),
     [
-        ("/v1/completions", {"prompt": "x", "max_tokens": 3}, wire.Completion),
-        ("/v1/completions", {"prompt": ["x", "y"], "n": 2, "logprobs": 2, "echo": True}, wire.Completion),
-        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 3}, wire.ChatCompletion),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 3}, response_shapes.Completion),
+        ("/v1/completions", {"prompt": ["x", "y"], "n": 2, "logprobs": 2, "echo": True}, response_shapes.Completion),
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 3}, response_shapes.ChatCompletion),
         (
             "/v1/chat/completions",
             {"messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 2},
-            wire.ChatCompletion,
+            response_shapes.ChatCompletion,
         ),
-        ("/v1/responses", {"input": "x", "max_output_tokens": 3}, wire.Response),
-        ("/v1/embeddings", {"input": ["x", "y"]}, wire.Embeddings),
-        ("/v1/embeddings", {"input": "x", "encoding_format": "base64"}, wire.Embeddings),
-        ("/tokenize", {"content": "x"}, wire.Tokens),
-        ("/detokenize", {"tokens": [1, 2]}, wire.Text),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3}, response_shapes.Response),
+        ("/v1/embeddings", {"input": ["x", "y"]}, response_shapes.Embeddings),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "base64"}, response_shapes.Embeddings),
+        ("/tokenize", {"content": "x"}, response_shapes.Tokens),
+        ("/detokenize", {"tokens": [1, 2]}, response_shapes.Text),
     ],
 )
 def test_answers(chat_server, path, body, cls):
@@ -46,8 +46,8 @@ def test_answers(chat_server, path, body, cls):
 @pytest.mark.parametrize(
     ("path", "body", "cls"),
     [
-        ("/v1/completions", {"prompt": "x", "logprobs": 1, "echo": True}, wire.Completion),
-        ("/v1/chat/completions", {"messages": HELLO, "logprobs": True}, wire.ChatCompletionChunk),
+        ("/v1/completions", {"prompt": "x", "logprobs": 1, "echo": True}, response_shapes.Completion),
+        ("/v1/chat/completions", {"messages": HELLO, "logprobs": True}, response_shapes.ChatCompletionChunk),
     ],
 )
 def test_events(chat_server, path, body, cls):
@@ -61,11 +61,11 @@ def test_events(chat_server, path, body, cls):
 @pytest.mark.parametrize(
     ("path", "cls"),
     [
-        ("/v1/models", wire.Models),
-        ("/v1/models/tiny-chat", wire.Model),
-        ("/tokenizer_info", wire.TokenizerInfo),
-        ("/tokenizer_info?model=tiny-chat", wire.TokenizerInfo),
-        ("/health", wire.Health),
+        ("/v1/models", response_shapes.Models),
+        ("/v1/models/tiny-chat", response_shapes.Model),
+        ("/tokenizer_info", response_shapes.TokenizerInfo),
+        ("/tokenizer_info?model=tiny-chat", response_shapes.TokenizerInfo),
+        ("/health", response_shapes.Health),
     ],
 )
 def test_facts(chat_server, path, cls):
@@ -82,13 +82,13 @@ def test_errors(chat_server):
     ):
         answer = httpx.request(method, chat_server.url + path)
         assert answer.status_code == status
-        fits(wire.Error, answer.json())
+        fits(response_shapes.Error, answer.json())
 
 
 def test_every_route_is_described(chat_server):
 
-    from serve.pool import Pool, Served
-    from serve.routes import Routes
+    from serve.api.routes import Routes
+    from serve.pool.model_pool import Pool, Served
 
     schema = httpx.get(chat_server.url + "/openapi.json").json()
     pool = Pool([Served("x", None)], budget=None, max_waiting=1)

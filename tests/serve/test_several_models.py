@@ -14,9 +14,9 @@ import pytest
 
 from data.errors import UserError
 from serve.config import EngineConfig
-from serve.memory import available_bytes, budget_bytes, fewer_slots, needed_bytes, read_facts
-from serve.models import named_models
-from serve.worker import PROCESS_NAME
+from serve.engine.engine_main import PROCESS_NAME
+from serve.pool.memory_plan import available_bytes, budget_bytes, fewer_slots, needed_bytes, read_facts
+from serve.pool.model_files import named_models
 
 GIB = 2**30
 
@@ -96,8 +96,8 @@ def test_the_estimate_covers_what_an_engine_takes(slow_path):
         "import sys, psutil\n"
         "from pathlib import Path\n"
         "from serve.config import EngineConfig\n"
-        "from serve.engine import Engine\n"
-        "from serve.messages import Embed, Generate\n"
+        "from serve.engine.engine import Engine\n"
+        "from serve.engine.messages import Embed, Generate\n"
         "e = Engine(EngineConfig(model_path=Path(sys.argv[1]), threads=1, slots=4, context=2048))\n"
         "for i in range(4): e.handle(Generate(id=str(i), prompt=tuple([7] * 1900), max_tokens=2))\n"
         "while e.busy: e.step()\n"

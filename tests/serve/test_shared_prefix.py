@@ -6,10 +6,10 @@ import random
 import pytest
 
 from serve.config import EngineConfig
-from serve.engine import Engine
-from serve.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
-from serve.scheduler import Limits, Scheduler, make_plan
-from serve.sequence import Sequence
+from serve.engine.engine import Engine
+from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
+from serve.engine.scheduler import Limits, Scheduler, make_plan
+from serve.engine.sequence import Sequence
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away " * 5
 LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=10_000, prefix_cache=True, min_copied=64)

@@ -7,7 +7,8 @@ import tempfile
 
 import pytest
 
-from slm import doctor, probes
+from slm import doctor
+from slm.machine import probes
 
 GOOD = {
     "cpu": "Example 9000",

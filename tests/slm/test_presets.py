@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slm.configuration import build, choices, load_config
-from slm.model import LanguageModel
+from slm.model.transformer import LanguageModel
 from train.config import RunConfig
 
 GPT2_IDS = 50257

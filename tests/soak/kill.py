@@ -19,10 +19,10 @@ from pathlib import Path
 
 from data.errors import UserError
 from slm import cli
-from slm.checkpoint import verify
+from slm.model.checkpoint import verify
 from slm.report import final_json, machine_record, table
 from slm.runs import list_checkpoints
-from tests.soak.runs import SmallRun, differences, last_step, losses, newest_step, write_corpus
+from tests.helpers.small_run import SmallRun, differences, last_step, losses, newest_step, write_corpus
 
 EVERY, STEPS = 10, 60
 """Steps from save to save, and of a whole run."""

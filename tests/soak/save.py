@@ -18,7 +18,7 @@ import numpy as np
 
 from slm import cli
 from slm.configuration import build, load_config
-from slm.hardware import share_cores
+from slm.machine.hardware import share_cores
 from slm.report import final_json, machine_record, table
 
 ROUNDS, STEPS = 3, 2
@@ -31,15 +31,15 @@ def main(argv: list[str]) -> int:
     share_cores()
     import torch
 
-    from slm.checkpoint import take_snapshot, write_checkpoint
-    from slm.model import LanguageModel
+    from slm.model.checkpoint import take_snapshot, write_checkpoint
+    from slm.model.transformer import LanguageModel
     from train.backend import make_backend
     from train.config import RunConfig
     from train.environment import prepare
     from train.optim import make_optimizer, state_tensors
-    from train.plan import model_shape
-    from train.saver import Saver
+    from train.run.checkpointer import Saver
     from train.step import train_step
+    from train.tools.plan import model_shape
 
     config = build(RunConfig, resolved)
     environment = prepare(config.train)

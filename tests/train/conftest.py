@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import Program
-from tests.soak.runs import OPTIONS, write_corpus
+from tests.helpers.programs import Program
+from tests.helpers.small_run import OPTIONS, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from data.errors import UserError
-from slm.config import ModelConfig
+from slm.model.config import ModelConfig
 from train import memory
 from train.config import TrainConfig
 from train.memory import advice, available_bytes, check_memory, explained

@@ -14,10 +14,10 @@ import time
 
 import pytest
 
-from slm.checkpoint import verify
+from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
-from tests.soak.runs import SmallRun, differences, losses, newest_step, records, write_corpus
-from tests.train import faults
+from tests.helpers import train_faults
+from tests.helpers.small_run import SmallRun, differences, losses, newest_step, records, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_signal_during_validation_saves_the_step_and_validates_later(number, c
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, options, tmp_path):
     """To the whole group of processes, as a terminal sends Ctrl-C: the compiler dies of it, too."""
-    prepare = functools.partial(faults.set_environment, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
+    prepare = functools.partial(train_faults.set_environment, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
     run = SmallRun(tmp_path, *options, "train.compile=true", "model.n_layers=4", prepare=prepare, session=True)
     run.wait_for(lambda: any((tmp_path / "cold").rglob("*.cpp")))
     assert losses(run.root) == {}
@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_is_whole(disk, options,
 
 
 def test_memory_that_runs_out_is_one_line_with_what_helps(options, tmp_path):
-    limit = functools.partial(faults.limit_memory, 1 << 30)
+    limit = functools.partial(train_faults.limit_memory, 1 << 30)
     big = ("train.micro_batch=2048", "train.seq_len=256", "model.n_layers=4")
     run = SmallRun(tmp_path, *options, *big, prepare=limit)
     one_line(run, "out of memory", "train.micro_batch=1024 train.grad_accum=2", "train.gradient_checkpointing=true")
@@ -162,7 +162,7 @@ def test_memory_that_runs_out_is_one_line_with_what_helps(options, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_saves_nothing(options, tmp_path):
     common = (*options, "train.max_steps=30", "train.checkpoint_every=4", "train.keep_last=1")
-    run = SmallRun(tmp_path, *common, prepare=functools.partial(faults.poison_weights, (10,)))
+    run = SmallRun(tmp_path, *common, prepare=functools.partial(train_faults.poison_weights, (10,)))
     one_line(run, "the loss is nan", "stopped before the update", "optim.lr")
     (saved,) = list_checkpoints(run.root)
     assert saved.name == "step-00000008"
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_saves_nothing(opt
 def test_skipped_updates_take_their_data_with_them_and_are_counted(options, tmp_path):
     common = (*options, "train.max_steps=20", "train.on_nonfinite=skip")
     run = SmallRun(
-        tmp_path, "name=skipped", *common, prepare=functools.partial(faults.poison_weights, (5, 6, 13))
+        tmp_path, "name=skipped", *common, prepare=functools.partial(train_faults.poison_weights, (5, 6, 13))
     ).finish()
     assert run.out.count("the update is skipped with its data") == 3
     events = [record for record in records(run.root) if record.get("event") == "skipped"]
@@ -182,7 +182,7 @@ def test_skipped_updates_take_their_data_with_them_and_are_counted(options, tmp_
     assert [record["skipped"] for record in records(run.root) if "lr" in record and "skipped" in record][-1] == 3
     # The same run on the text without those batches: calls 5 and 11 of the step take others before theirs.
     passed = SmallRun(
-        tmp_path, "name=passed", *common, prepare=functools.partial(faults.pass_over_data, {5: 2, 11: 1})
+        tmp_path, "name=passed", *common, prepare=functools.partial(train_faults.pass_over_data, {5: 2, 11: 1})
     ).finish()
     last = "checkpoints/step-00000020"
     assert differences(run.root / last, passed.root / last) == []
@@ -195,7 +195,7 @@ def test_skipped_updates_take_their_data_with_them_and_are_counted(options, tmp_
 
 
 def test_too_many_skipped_in_a_row_end_the_run(options, tmp_path):
-    every = functools.partial(faults.poison_weights, tuple(range(6, 60)))
+    every = functools.partial(train_faults.poison_weights, tuple(range(6, 60)))
     common = (*options, "train.max_steps=40", "train.on_nonfinite=skip", "train.checkpoint_every=5")
     run = SmallRun(tmp_path, *common, prepare=every)
     one_line(run, "11 updates in a row were skipped", "loss is nan")
@@ -217,7 +217,9 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(odd_corpus, 
     common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "optim.lr=3e-3")
     common += ("train.max_steps=150", "train.checkpoint_every=20", "train.spike_factor=1.5", "train.keep_last=100")
     seen = tmp_path / "batches"
-    whole = SmallRun(tmp_path, "name=whole", *common, prepare=functools.partial(faults.log_batches, seen)).finish()
+    whole = SmallRun(
+        tmp_path, "name=whole", *common, prepare=functools.partial(train_faults.log_batches, seen)
+    ).finish()
     events = [record for record in records(whole.root) if record.get("event") == "rolled_back"]
     assert events, whole.out
     assert "back to this checkpoint, on with the data after it" in whole.out
@@ -269,6 +271,6 @@ def test_text_that_is_none_is_one_line_with_the_file(content, says, tmp_path):
 
 def test_a_hub_that_cannot_be_reached_is_one_line_with_the_host(tmp_path):
     nowhere = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    prepare = functools.partial(faults.set_environment, nowhere)
+    prepare = functools.partial(train_faults.set_environment, nowhere)
     run = SmallRun(tmp_path, "data=tinystories", prepare=prepare)
     one_line(run, "127.0.0.1:9")

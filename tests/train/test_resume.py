@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from data.mixture import latest_epoch
-from tests.soak.runs import SmallRun, differences, losses, newest_step, write_corpus
+from data.sources.mixture import latest_epoch
+from tests.helpers.small_run import SmallRun, differences, losses, newest_step, write_corpus
 
 STEPS = 40
 

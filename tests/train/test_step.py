@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from data.errors import UserError
-from data.tales import story
+from data.tales.teller import story
 from slm import kernels
-from slm.config import ModelConfig
-from slm.model import LanguageModel
+from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
 from train.backend import AutogradBackend, make_backend
 from train.config import OptimConfig, TrainConfig
 from train.environment import Environment

@@ -1,0 +1,233 @@
+"""Documents from the Hugging Face Hub, streamed by the ``datasets`` library: nothing is downloaded in whole."""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from data.config import SourceConfig
+from data.errors import UserError, nearest
+from data.sources.retry import again
+
+TIMEOUT = 8  # seconds to reach the Hub before giving up
+INSTEAD = "run with data=tales (embedded stories) or data=local data.files=[...]"
+MARK_EVERY = 1000  # rows between positions to go back to when a connection breaks
+HEADING = re.compile(r"^ = [^=].*[^=] = \s*$")
+
+
+def check_reachable(source: SourceConfig) -> None:
+    """Raise UserError within seconds where the Hub cannot be reached (``datasets`` would retry for minutes)."""
+    if os.path.isdir(source.path):
+        return
+    from huggingface_hub import constants
+
+    host = constants.ENDPOINT.split("://")[-1]
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"{source.path} is on {host}, but HF_HUB_OFFLINE is set: unset it, or {INSTEAD}")
+    import httpx
+
+    try:
+        httpx.head(constants.ENDPOINT, timeout=TIMEOUT)
+    except httpx.HTTPError as error:
+        raise UserError(
+            f"{host} could not be reached for {source.path} ({type(error).__name__}): check the network, or {INSTEAD}"
+        ) from error
+
+
+@contextlib.contextmanager
+def hub_errors(source: SourceConfig) -> Iterator[None]:
+    """Turn what ``datasets`` raises for a wrong name, configuration, split or network into one line."""
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except DatasetNotFoundError as error:
+        raise UserError(f"there is no data set {source.path} (or it needs a login): check data.path") from error
+    except (ValueError, ConnectionError, OSError, RuntimeError) as error:
+        # huggingface_hub's and fsspec's errors are OSErrors; a wrong configuration or split is a ValueError.
+        text = " ".join(str(error).split())
+        split = re.match(r"Bad split: (\w+)\. Available splits: (.*)", text)
+        if split:
+            known = re.findall(r"[\w.-]+", split.group(2))
+            hint = nearest(split.group(1), known) or "set data.split"
+            raise UserError(
+                f"{source.path} has no split {split.group(1)!r}; {hint} (it has: {', '.join(known)})"
+            ) from error
+        raise UserError(f"{source.path}: {type(error).__name__}: {text[:300]}; check data.*, or {INSTEAD}") from error
+
+
+def open_split(source: SourceConfig, split: str) -> Any:
+    """The split as a ``datasets.IterableDataset``; UserError where it or its text column does not exist."""
+    import datasets.config
+    from datasets import load_dataset
+    from datasets.utils.logging import disable_progress_bar, set_verbosity_error
+    from huggingface_hub.utils import logging as hub_logging
+
+    set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    disable_progress_bar()
+    # Its own retries are silent and wait for minutes; data.sources.retry does them aloud.
+    datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
+    datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL = 0
+    with hub_errors(source):
+        options = {"name": source.subset or None, "revision": source.revision or None}
+        dataset = load_dataset(source.path, split=split, streaming=True, **options)
+        columns = dataset.column_names
+        if columns is None:
+            columns = list(next(iter(dataset), {}))
+        if source.text_field not in columns:
+            raise UserError(
+                f"{source.path} has no column {source.text_field!r}; its columns are "
+                f"{', '.join(map(repr, columns))}: set data.text_field"
+            )
+        return dataset.select_columns([source.text_field])
+
+
+def resolve(source: SourceConfig) -> str:
+    """The commit that the source's revision is: the text's identity. ``""`` for a folder.
+
+    Raises UserError where the data set or the revision does not exist.
+    """
+    if os.path.isdir(source.path):
+        return ""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    def ask() -> str:
+        return HfApi().dataset_info(source.path, revision=source.revision or None, timeout=TIMEOUT).sha or ""
+
+    with hub_errors(source):
+        try:
+            return again(ask, source.path)
+        except RevisionNotFoundError as error:
+            raise UserError(f"{source.path} has no revision {source.revision!r}: check data.revision") from error
+        except RepositoryNotFoundError as error:
+            raise UserError(f"there is no data set {source.path} (or it needs a login): check data.path") from error
+
+
+class HubCorpus:
+    """A split's files, streamed. Where documents span rows (WikiText) the whole split is one part."""
+
+    def __init__(self, source: SourceConfig, split: str) -> None:
+        self._source = source
+        self._split = split
+        self._dataset: Any = None
+
+    def count(self) -> int:
+        return self._opened().num_shards if self._by_row() else 1
+
+    def by_part(self, num_shards: int) -> bool:
+        return self._by_row() and self.count() >= num_shards
+
+    def open(self, part: int, record: int, at: Any) -> "_Rows | _Articles":
+        def dataset() -> Any:
+            # Opened anew after a failure: the connections of the old one are gone.
+            whole = self._opened()
+            return whole.shard(num_shards=whole.num_shards, index=part) if self._by_row() else whole
+
+        rows = _Rows(dataset, self._forget, self._source, at)
+        reader = rows if self._by_row() else _Articles(rows)
+        if at is None:
+            for _ in range(record):
+                next(reader)
+        return reader
+
+    def _by_row(self) -> bool:
+        return self._source.rows == "documents"
+
+    def _opened(self) -> Any:
+        if self._dataset is None:
+            with hub_errors(self._source):
+                self._dataset = again(lambda: open_split(self._source, self._split), self._source.path)
+        return self._dataset
+
+    def _forget(self) -> None:
+        self._dataset = None
+
+
+class _Rows:
+    """The text column of a streamed data set, row by row; every row once, however often the connection breaks."""
+
+    def __init__(self, dataset: Callable[[], Any], forget: Callable[[], None], source: SourceConfig, at: Any) -> None:
+        self._make = dataset
+        self._forget = forget
+        self._source = source
+        self._dataset: Any = None
+        self._iterator: Iterator[dict[str, Any]] | None = None
+        self._mark = at  # a position that datasets knows, None: the beginning
+        self._since = 0  # rows given after it
+
+    def __next__(self) -> str:
+        with hub_errors(self._source):
+            text = again(self._row, self._source.path, self._broken)
+        self._since += 1
+        if self._since == MARK_EVERY:
+            self.position()
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"{self._source.path}: the column {self._source.text_field!r} is not text")
+        return text or ""
+
+    def _row(self) -> Any:
+        if self._iterator is None:
+            self._dataset = self._make()
+            if self._mark is not None:
+                self._dataset.load_state_dict(self._mark)
+            iterator = iter(self._dataset)
+            for _ in range(self._since):
+                next(iterator)
+            self._iterator = iterator
+        return next(self._iterator)[self._source.text_field]
+
+    def _broken(self) -> None:
+        self._iterator = self._dataset = None
+        self._forget()
+
+    def document(self, text: str) -> str | None:
+        return text if text and not text.isspace() else None
+
+    def position(self) -> Any:
+        if self._since:
+            self._mark, self._since = self._dataset.state_dict(), 0
+        return self._mark
+
+    def share(self) -> float:
+        return 0.0
+
+
+class _Articles:
+    """WikiText's lines joined into articles: each begins with its title, `` = Title = ``."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+        self._state: Any = None  # before the title that is held
+        self._title: str | None = None
+
+    def __next__(self) -> str:
+        lines = [] if self._title is None else [self._title]
+        self._title = None
+        while True:
+            state = self._rows.position()
+            try:
+                row = next(self._rows)
+            except StopIteration:
+                if any(line.strip() for line in lines):
+                    return "".join(lines)
+                raise
+            if HEADING.match(row) and any(line.strip() for line in lines):
+                self._title, self._state = row, state
+                return "".join(lines)
+            lines.append(row or " \n")
+
+    def document(self, text: str) -> str | None:
+        return self._rows.document(text)
+
+    def position(self) -> Any:
+        return self._rows.position() if self._title is None else self._state
+
+    def share(self) -> float:
+        return 0.0

@@ -1,0 +1,187 @@
+"""Streams made of streams: repeated, filtered, shuffled in groups, mixed by weight. Each can be left and resumed."""
+
+import random
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from data.stream.packing import Document, DocumentStream, State
+
+GROUP_CHARS = 16 << 20  # a shuffled group holds at most about this much text
+HEAD_START = 1024  # up to so much, in what a mixture measures, a source seems to have given before it begins
+
+
+class Repeated:
+    """Passes over a source, one after the other: ``epochs`` of them, or without end where it is None.
+
+    ``make(epoch)`` opens a pass. A pass without a single document ends the stream.
+    """
+
+    def __init__(self, make: Callable[[int], DocumentStream], *, epochs: int | None) -> None:
+        self._make = make
+        self._epochs = epochs
+        self.epoch = 0
+        self._seen = False  # a document in this pass
+        self._inner: DocumentStream = make(0)
+
+    def __next__(self) -> Document:
+        while True:
+            try:
+                document = next(self._inner)
+            except StopIteration:
+                if not self._seen or self.epoch + 1 == self._epochs:
+                    raise
+                self.epoch += 1
+                self._seen = False
+                self._inner = self._make(self.epoch)
+                continue
+            self._seen = True
+            return document
+
+    def state_dict(self) -> State:
+        return {"epoch": self.epoch, "seen": self._seen, "at": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        if state["epoch"] != self.epoch:
+            self._inner = self._make(state["epoch"])
+        self.epoch, self._seen = state["epoch"], state["seen"]
+        self._inner.load_state_dict(state["at"])
+
+
+class Filtered:
+    """The documents that ``keep`` accepts."""
+
+    def __init__(self, inner: DocumentStream, keep: Callable[[Document], bool]) -> None:
+        self._inner = inner
+        self._keep = keep
+
+    def __next__(self) -> Document:
+        while True:
+            document = next(self._inner)
+            if self._keep(document):
+                return document
+
+    def state_dict(self) -> State:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state)
+
+
+class Shuffled:
+    """Documents in consecutive groups of up to ``size``, each group in a random order drawn from ``seed``.
+
+    Groups, not a sliding buffer: the state is then the group's start and a place in it, whatever the size, and
+    resuming reads one group again.
+    """
+
+    def __init__(self, inner: DocumentStream, *, size: int, seed: str) -> None:
+        assert size >= 1
+        self._inner = inner
+        self._size = size
+        self._seed = seed
+        self._number = 0  # of the group
+        self._start: State = inner.state_dict()
+        self._group: list[Document] | None = None
+        self._index = 0
+
+    def __next__(self) -> Document:
+        if self._group is not None and self._index == len(self._group):
+            self._number += 1
+            self._start, self._group, self._index = self._inner.state_dict(), None, 0
+        if self._group is None:
+            self._group = self._fill()
+        if not self._group:
+            self._group = None
+            raise StopIteration
+        text = self._group[self._index]
+        self._index += 1
+        return text
+
+    def _fill(self) -> list[Document]:
+        group: list[Document] = []
+        chars = 0
+        while len(group) < self._size and chars < GROUP_CHARS:
+            try:
+                text = next(self._inner)
+            except StopIteration:
+                break
+            group.append(text)
+            chars += len(text)
+        random.Random(f"{self._seed}/{self._number}").shuffle(group)
+        return group
+
+    def state_dict(self) -> State:
+        if self._group is not None and self._index == len(self._group):
+            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict()}
+        return {"group": self._number, "index": self._index, "start": self._start}
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state["start"])
+        self._number, self._start = state["group"], state["start"]
+        self._group, self._index = None, 0
+        if state["index"]:
+            self._group = self._fill()
+            self._index = state["index"]
+
+
+Item = TypeVar("Item", str, np.ndarray)
+
+
+class Mixture(Generic[Item]):
+    """Several streams interleaved so that each one's share, as ``measure`` counts an item, follows its weight.
+
+    The next item comes from the stream that is furthest behind its share; ``seed`` only varies where each begins.
+    So shares hold over short stretches too, however long the documents are. A stream that ends is left out, the
+    others share by their weights what was its, and the mixture ends with the last.
+    """
+
+    def __init__(self, streams: list[Any], weights: list[float], *, measure: Callable[[Item], int], seed: str) -> None:
+        assert len(streams) == len(weights) >= 1
+        self._streams = streams
+        self._weights = weights
+        self._measure = measure
+        draw = random.Random(seed)
+        self._given = [int(draw.random() * HEAD_START * weight / max(weights)) for weight in weights]
+        self._ended = [False] * len(streams)
+
+    def __next__(self) -> Item:
+        while not all(self._ended):
+            live = [i for i, ended in enumerate(self._ended) if not ended]
+            chosen = min(live, key=lambda i: self._given[i] / self._weights[i])
+            try:
+                item = next(self._streams[chosen])
+            except StopIteration:
+                self._ended[chosen] = True
+                continue
+            self._given[chosen] += self._measure(item)
+            return item
+        raise StopIteration
+
+    def state_dict(self) -> State:
+        return {
+            "given": list(self._given),
+            "ended": list(self._ended),
+            "streams": [stream.state_dict() for stream in self._streams],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._given, self._ended = list(state["given"]), list(state["ended"])
+        for stream, inner in zip(self._streams, state["streams"], strict=True):
+            stream.load_state_dict(inner)
+
+
+def text_bytes(text: str) -> int:
+    """A measure for documents that are not tokenized: their bytes of UTF-8."""
+    return len(text.encode("utf-8", "replace"))
+
+
+def latest_epoch(state: Any) -> int:
+    """The highest epoch anywhere in a stream's state: how often the most repeated source was started over."""
+    if isinstance(state, dict):
+        own = state["epoch"] if isinstance(state.get("epoch"), int) and "seen" in state else 0
+        return max([own, *(latest_epoch(value) for value in state.values())])
+    if isinstance(state, list):
+        return max((latest_epoch(value) for value in state), default=0)
+    return 0

@@ -1,0 +1,1 @@
+"""Documents to batches: tokenize, cache, pack, and hand over in worker processes."""

@@ -1,0 +1,308 @@
+"""Batches for the training loop: worker processes ahead of it, and a position that is exactly what it consumed."""
+
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import weakref
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from data.config import DataConfig
+from data.errors import UserError
+from data.sources.mixture import latest_epoch
+from data.sources.plan import Split, plan
+from data.stream.packing import Packer
+from data.stream.pipeline import open_pipeline
+from data.stream.worker import main as worker_main
+from data.tokenizers.tokenizer import Tokenizer
+
+
+class EndOfTextError(UserError):
+    """Training text that is used up: every source was read as often as ``max_epochs`` allows."""
+
+
+PIPE_BYTES = 1 << 20  # blocks ahead per worker, where the system lets a pipe be this large (else 64 KB)
+
+
+class Loader:
+    """An iterator of ``np.int32[micro_batch, seq_len + 1]``; a row's targets are its inputs moved by one.
+
+    Sources are read again, epoch after epoch, and training has no end unless each source has its ``max_epochs``:
+    then EndOfTextError follows the last whole batch. The validation split ends, the last batch with fewer rows where
+    they do not come out even (:func:`validation_blocks` is simpler).
+
+    ``workers`` processes tokenize and pack ahead (0: in this process, nothing ahead); their blocks are taken in
+    turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the
+    ``world_size * workers`` shards reads its own documents.
+
+    ``state_dict()`` is the position after the last batch given, JSON-serialisable; a loader with the same
+    arguments (``micro_batch`` may differ) that loads it continues bit for bit.
+
+    Raises UserError at construction for text that cannot be found or reached, and while iterating for text that
+    cannot be read; RuntimeError where a worker process dies.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: Tokenizer,
+        *,
+        seq_len: int,
+        micro_batch: int,
+        split: Split = "train",
+        seed: int,
+        workers: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        assert 0 <= rank < world_size
+        assert seq_len >= 1
+        assert micro_batch >= 1
+        if workers < 0:
+            raise UserError(f"workers={workers} must be 0 (no extra process) or more")
+        plans = plan(config, split)
+        self._micro_batch = micro_batch
+        self._shards = max(1, workers)
+        self._processes = workers
+        self._split = split
+        self._options = {
+            "plans": plans,
+            "tokenizer": tokenizer,
+            "seq_len": seq_len,
+            "seed": seed,
+            "shuffle_buffer": config.shuffle_buffer if split == "train" else 0,
+            "endless": split == "train",
+            "num_shards": world_size * self._shards,
+            "cache_option": config.cache,
+            "cache_folder": config.cache_folder,
+        }
+        self._first_shard = rank * self._shards
+        self._identity = {
+            "version": 2,
+            "split": split,
+            "seq_len": seq_len,
+            "seed": seed,
+            "shuffle_buffer": self._options["shuffle_buffer"],
+            "workers": self._shards,
+            "rank": rank,
+            "world_size": world_size,
+            "tokenizer": f"{tokenizer.vocab_size} ids, {tokenizer.fingerprint}",
+            "revision": ", ".join(each.source.revision for each in plans if each.source.kind == "hub"),
+            "text": [each.fingerprint for each in plans],
+        }
+        self._states: list[dict[str, Any] | None] = [None] * self._shards
+        self._turn = 0
+        self._ended = [False] * self._shards
+        # Where the rows of the batch in the making leave off; counted only when the batch is given.
+        self._rows: list[np.ndarray] = []
+        self._ahead: tuple[list[dict[str, Any] | None], int] = (list(self._states), 0)
+        self._sources: list[Any] | None = None
+        self._closer: weakref.finalize | None = None
+
+    def __iter__(self) -> "Loader":
+        return self
+
+    def __next__(self) -> np.ndarray:
+        if self._sources is None:
+            self._start()
+        while len(self._rows) < self._micro_batch and not all(self._ended):
+            states, turn = self._ahead
+            if not self._ended[turn]:
+                received = self._sources[turn].receive()
+                if received is None:
+                    self._ended[turn] = True
+                else:
+                    block, states[turn] = received
+                    self._rows.append(block)
+            self._ahead = (states, (turn + 1) % self._shards)
+        if self._split == "train" and len(self._rows) < self._micro_batch:
+            raise self._end()
+        if not self._rows:
+            raise StopIteration
+        batch = np.stack(self._rows)
+        self._rows = []
+        states, self._turn = self._ahead
+        self._states = list(states)
+        return batch
+
+    def _end(self) -> UserError:
+        """What to say where there is not another batch to train on."""
+        if self._states == [None] * self._shards:
+            return UserError(
+                f"there is not one batch of text for this process (of {self._identity['world_size']}): give more text, "
+                "weaker data filters, fewer processes or workers, or a smaller micro-batch"
+            )
+        return EndOfTextError(
+            "the training text is used up, every source has been read data.max_epochs times: raise it, add text, or "
+            "train fewer steps"
+        )
+
+    @property
+    def epoch(self) -> int:
+        """How often the most repeated source has been started over, as of the last batch."""
+        return latest_epoch(self._states)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._identity, "turn": self._turn, "streams": list(self._states)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the batch at which ``state`` was taken; UserError where it is of other text or options."""
+        for key, mine in self._identity.items():
+            if state.get(key) != mine:
+                saved = state.get(key)
+                if key == "revision":
+                    raise UserError(
+                        f"the data set on the Hub has changed since: the saved position is in the commit {saved}, not "
+                        f"{mine}; add data.revision={saved}, or start a new run"
+                    )
+                raise UserError(
+                    f"the saved data position is for {key}={saved}, not {mine}: resume with the same data options, "
+                    "tokenizer and number of workers, or start a new run"
+                )
+        self.close()
+        self._states, self._turn = list(state["streams"]), state["turn"]
+        self._ended = [False] * self._shards
+        self._rows = []
+        self._ahead = (list(self._states), self._turn)
+
+    def _start(self) -> None:
+        options = [
+            ({**self._options, "shard_index": self._first_shard + i}, state) for i, state in enumerate(self._states)
+        ]
+        if self._processes == 0:
+            self._sources = [_Inline(*options[0])]
+        else:
+            self._sources = [_Worker(*each) for each in options]
+        self._closer = weakref.finalize(self, _close_all, self._sources)
+
+    def close(self) -> None:
+        """End the worker processes. Iterating again starts them again at the last batch given."""
+        if self._closer is not None:
+            self._closer()
+        self._sources, self._closer = None, None
+        self._rows = []
+        self._ended = [False] * self._shards
+        self._ahead = (list(self._states), self._turn)
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Inline:
+    """A shard read in this process."""
+
+    def __init__(self, options: dict[str, Any], state: dict[str, Any] | None) -> None:
+        self._pipeline: Packer = open_pipeline(**options)
+        if state is not None:
+            self._pipeline.load_state_dict(state)
+
+    def receive(self) -> tuple[np.ndarray, dict[str, Any]] | None:
+        try:
+            block = next(self._pipeline)
+        except StopIteration:
+            return None
+        return block, self._pipeline.state_dict()
+
+    def close(self) -> None:
+        pass
+
+
+class _Worker:
+    """A shard read in a process of its own, started afresh (spawn) so that it inherits no threads or locks."""
+
+    def __init__(self, options: dict[str, Any], state: dict[str, Any] | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._blocks, sender = context.Pipe(duplex=False)
+        _widen(sender)
+        self._process = context.Process(
+            target=worker_main, args=(pickle.dumps((options, state)), sender), name="data-worker", daemon=True
+        )
+        with _without_interrupts():
+            self._process.start()
+        sender.close()  # the worker holds the only writing end: its death is our end of file
+
+    def receive(self) -> tuple[np.ndarray, dict[str, Any]] | None:
+        try:
+            kind, *content = self._blocks.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(timeout=5)
+            code = self._process.exitcode
+            if code == -signal.SIGKILL:
+                raise UserError(
+                    "a data worker was killed (signal 9), as the system does when memory runs out: run again with "
+                    "fewer train.workers or a smaller data.shuffle_buffer; it goes on from the last checkpoint"
+                ) from None
+            raise RuntimeError(f"a data worker died (exit code {code})") from None
+        if kind == "block":
+            return content[0], content[1]
+        if kind == "user_error":
+            raise UserError(content[0])
+        if kind == "error":
+            raise RuntimeError(f"a data worker failed:\n{content[0]}")
+        return None
+
+    def close(self) -> None:
+        self._process.kill()  # it is deaf to gentler signals, and has nothing to put in order
+        self._process.join()
+        self._blocks.close()
+        self._process.close()
+
+
+def _close_all(sources: list[Any]) -> None:
+    for source in sources:
+        source.close()
+
+
+def _widen(sender: Connection) -> None:
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Any:
+    """A process started inside never sees Ctrl-C or SIGTERM, not even while it is starting.
+
+    Service managers and torchrun send these to every process of a run, whose training process finishes its step.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def validation_blocks(config: DataConfig, tokenizer: Tokenizer, seq_len: int, max_blocks: int, seed: int) -> np.ndarray:
+    """The first ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
+
+    The same whatever the number of workers and ranks. Raises UserError where there is not one block of text.
+    """
+    pipeline = open_pipeline(
+        plans=plan(config, "validation"),
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        seed=seed,
+        shuffle_buffer=config.shuffle_buffer,
+        endless=False,
+    )
+    blocks = []
+    for block in pipeline:
+        blocks.append(block)
+        if len(blocks) == max_blocks:
+            break
+    if not blocks:
+        raise UserError(
+            f"the validation text is {pipeline.queued} tokens, less than one block of seq_len + 1 = {seq_len + 1}: "
+            "give more text or data.val_files=[...], raise data.val_fraction, or lower the sequence length"
+        )
+    return np.stack(blocks)

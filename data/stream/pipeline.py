@@ -1,0 +1,52 @@
+"""Documents to blocks in one object: what a worker process runs, or the training process itself."""
+
+import os
+
+from data.sources.corpus import Corpus
+from data.sources.plan import Plan, mix, open_stream
+from data.stream import token_cache
+from data.stream.packing import Packer, Tokenized
+from data.tokenizers.fast_encode import make_encode
+from data.tokenizers.tokenizer import Tokenizer
+
+
+def open_pipeline(
+    *,
+    plans: list[Plan],
+    tokenizer: Tokenizer,
+    seq_len: int,
+    seed: int,
+    shuffle_buffer: int,
+    endless: bool,
+    shard_index: int = 0,
+    num_shards: int = 1,
+    cache_option: str | bool = False,
+    cache_folder: str | os.PathLike[str] = "",
+) -> Packer:
+    """An iterator of ``np.int32[seq_len + 1]`` over this shard's documents, with ``state_dict``.
+
+    Sources are mixed by tokens. ``endless``: each is read as often as its ``max_epochs`` allows, else once.
+    """
+    assert 0 <= shard_index < num_shards
+    encode = make_encode(tokenizer)
+
+    def tokens(number: int, plan: Plan) -> Tokenized:
+        def cached(corpus: Corpus) -> Corpus:
+            if not token_cache.wanted(cache_option, plan):
+                return corpus
+            return token_cache.over(corpus, plan, tokenizer, cache_folder, encode=encode, required=cache_option is True)
+
+        documents = open_stream(
+            plan,
+            seed=seed,
+            number=number,
+            shard_index=shard_index,
+            num_shards=num_shards,
+            shuffle_buffer=shuffle_buffer,
+            repeat=endless,
+            wrap=cached,
+        )
+        return Tokenized(documents, encode, eot_id=tokenizer.eot_id)
+
+    streams = [tokens(number, plan) for number, plan in enumerate(plans)]
+    return Packer(mix(streams, plans, measure=len, seed=f"{seed}/{shard_index}"), seq_len=seq_len)

@@ -1,0 +1,255 @@
+"""Tokenized documents kept on disk, so that a slow source is read and tokenized once.
+
+A source's part (a file, a shard) is kept in segments of up to 4,096 records or 4 million characters, each a file of
+its own, made when it is first needed. A segment holds the ids of its documents, marks for the records that are
+left out, and where in the source the next segment begins. So a cache of any length can be left and taken up again,
+it is as large as what was read, and a damaged file costs only itself: its hash tells, and it is made again.
+
+The stream of documents is the same with and without a cache, and so are its positions.
+"""
+
+import json
+import os
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.sources import files
+from data.sources.corpus import Corpus, Reader
+from data.sources.plan import Plan
+from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
+from data.stream.packing import Encoded
+from data.tokenizers.tokenizer import Tokenizer
+
+VERSION = 1
+SEGMENT_RECORDS = 4096
+SEGMENT_CHARS = 4 << 20
+LEFT_OUT = -1  # in place of a length
+
+
+def wanted(option: str | bool, plan: Plan) -> bool:
+    """Whether ``data.cache`` asks for a cache of this source: by itself only where reading is slow."""
+    if plan.source.kind == "tales" or plan.split != "train" or option is False:
+        return False
+    if option is True or plan.source.kind == "hub":
+        return True
+    return any(path.lower().endswith(files.COMPRESSED_SUFFIXES) for path in plan.files)
+
+
+def over(
+    corpus: Corpus,
+    plan: Plan,
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    encode: Callable[[str], Any],
+    required: bool,
+) -> Corpus:
+    """``corpus``, as ``plan`` selects it, with a cache in ``folder`` over it.
+
+    Where the disk has no room the source is read as if there were no cache, unless it is ``required``.
+    """
+    key = (VERSION, plan.selection, stamps(plan.files), tokenizer.fingerprint, SEGMENT_RECORDS, SEGMENT_CHARS)
+    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    store = Store(Path(folder) / "tokens" / fingerprint(key), corpus, encode, dtype)
+    return CachedCorpus(corpus, store, required=required)
+
+
+class Segment:
+    """Consecutive records of a part: ``documents[i]`` is None for one that is left out."""
+
+    def __init__(self, first: int, documents: list[Encoded | None], end: Any, last: bool) -> None:
+        self.first = first
+        """Number of the first record in its part."""
+        self.documents = documents
+        self.end = end
+        """The source's position after the last record."""
+        self.last = last
+        """Whether the part ends here."""
+
+    def to_bytes(self, dtype: Any) -> bytes:
+        lengths = np.array([LEFT_OUT if d is None else len(d.ids) for d in self.documents], dtype="<i4")
+        chars = np.array([0 if d is None else d.chars for d in self.documents], dtype="<u4")
+        kept = [d.ids for d in self.documents if d is not None]
+        ids = np.concatenate(kept).astype(dtype) if kept else np.empty(0, dtype)
+        head = {"first": self.first, "count": len(lengths), "dtype": np.dtype(dtype).str, "end": self.end}
+        head_bytes = json.dumps(head | {"last": self.last}).encode()
+        return b"".join([struct.pack("<I", len(head_bytes)), head_bytes, lengths, chars, ids])
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Segment":
+        (size,) = struct.unpack_from("<I", content)
+        head = json.loads(content[4 : 4 + size])
+        at, count = 4 + size, head["count"]
+        lengths = np.frombuffer(content, "<i4", count, at)
+        chars = np.frombuffer(content, "<u4", count, at + 4 * count)
+        ids = np.frombuffer(content, head["dtype"], offset=at + 8 * count)
+        ends = np.cumsum(np.maximum(lengths, 0))
+        documents = [
+            None if length == LEFT_OUT else Encoded(ids[stop - length : stop], chars=n)
+            for length, stop, n in zip(lengths.tolist(), ends.tolist(), chars.tolist(), strict=True)
+        ]
+        return cls(head["first"], documents, head["end"], head["last"])
+
+
+class Store:
+    """The segments of one selection of text under one tokenizer: read, or made where they are missing."""
+
+    def __init__(self, folder: Path, corpus: Corpus, encode: Callable[[str], Any], dtype: str) -> None:
+        self._folder = folder
+        self._corpus = corpus
+        self._encode = encode
+        self._dtype = dtype
+        self._source: tuple[int, int, Reader] | None = None  # part, next record, reader of it
+
+    def segment(self, part: int, number: int, before: Segment | None) -> Segment:
+        """Segment ``number`` of ``part``; ``before`` is the one before it (None for the first)."""
+        path = self._folder / f"{part:05d}-{number:06d}.tokens"
+        found = self._read(path, before)
+        if found is None:
+            with locked(self._folder / f"{part:05d}.lock"):
+                found = self._read(path, before)  # another worker may have made it meanwhile
+                if found is None:
+                    if path.exists():
+                        _say(f"{path} is damaged and is made again")
+                    found = self._make(part, before)
+                    write_checked(path, found.to_bytes(self._dtype))
+        return found
+
+    def _read(self, path: Path, before: Segment | None) -> Segment | None:
+        content = read_checked(path)
+        segment = None if content is None else Segment.from_bytes(content)
+        first = before.first + len(before.documents) if before else 0
+        return segment if segment is not None and segment.first == first else None
+
+    def _make(self, part: int, before: Segment | None) -> Segment:
+        first = before.first + len(before.documents) if before else 0
+        reader = self._reader(part, first, before.end if before else None)
+        documents: list[Encoded | None] = []
+        chars = 0
+        last = False
+        while len(documents) < SEGMENT_RECORDS and chars < SEGMENT_CHARS:
+            try:
+                record = next(reader)
+            except StopIteration:
+                last = True
+                break
+            text = reader.document(record)
+            if text is not None:
+                chars += len(text)
+            documents.append(None if text is None else Encoded(np.array(self._encode(text), self._dtype), len(text)))
+        self._source = None if last else (part, first + len(documents), reader)
+        return Segment(first, documents, None if last else reader.position(), last)
+
+    def _reader(self, part: int, record: int, at: Any) -> Reader:
+        """The source at a record: the open reader where it is there, or not yet there."""
+        if self._source is not None:
+            open_part, at_record, reader = self._source
+            self._source = None
+            if open_part == part and at_record <= record:
+                for _ in range(record - at_record):
+                    next(reader)
+                return reader
+        return self._corpus.open(part, record, at)
+
+
+class CachedCorpus:
+    """A corpus whose documents come tokenized, from the cache where they are in it."""
+
+    def __init__(self, corpus: Corpus, store: Store, *, required: bool) -> None:
+        self._corpus = corpus
+        self._store = store
+        self._required = required
+        self._given_up = False
+
+    def count(self) -> int:
+        return self._corpus.count()
+
+    def by_part(self, num_shards: int) -> bool:
+        return self._corpus.by_part(num_shards)
+
+    def open(self, part: int, record: int, at: Any) -> Reader:
+        if self._given_up:
+            return self._corpus.open(part, record, at)
+        return _CachedReader(self, part, record)
+
+    def segment(self, part: int, number: int, before: Segment | None) -> Segment | None:
+        """A segment, or None from the moment that there is no room for more."""
+        try:
+            return None if self._given_up else self._store.segment(part, number, before)
+        except NoRoomError as error:
+            if self._required:
+                raise
+            _say(f"warning: {error}; going on without a cache")
+            self._given_up = True
+            return None
+
+    def source(self, part: int, record: int, at: Any) -> Reader:
+        return self._corpus.open(part, record, at)
+
+
+class _CachedReader:
+    def __init__(self, corpus: CachedCorpus, part: int, record: int) -> None:
+        self._corpus = corpus
+        self._part = part
+        self._number = 0  # of the next segment
+        self._segment: Segment | None = None
+        self._next = 0  # record in the part
+        self._queue: deque[Encoded | None] = deque()
+        self._plain: Reader | None = None  # the source itself, where there is no room for a cache
+        self._skip_to(record)
+
+    def _skip_to(self, record: int) -> None:
+        while self._plain is None:
+            if self._segment and (self._segment.last or record <= self._next + len(self._queue)):
+                for _ in range(record - self._next):
+                    self._queue.popleft()
+                self._next = record
+                return
+            self._advance(record)
+
+    def _advance(self, record: int) -> None:
+        """The next segment; without room for it the source from ``record`` on."""
+        before = self._segment
+        segment = self._corpus.segment(self._part, self._number, before)
+        if segment is None:
+            first = before.first + len(before.documents) if before else 0
+            at = before.end if before else None
+            self._plain = self._corpus.source(self._part, first if at is not None else record, at)
+            if at is not None:
+                for _ in range(record - first):
+                    next(self._plain)
+            self._next = record
+            return
+        self._segment, self._number = segment, self._number + 1
+        self._queue = deque(segment.documents)
+        self._next = segment.first
+
+    def __next__(self) -> Any:
+        while self._plain is None and not self._queue:
+            if self._segment.last:
+                raise StopIteration
+            self._advance(self._next)
+        self._next += 1
+        return self._queue.popleft() if self._plain is None else next(self._plain)
+
+    def document(self, record: Any) -> Any:
+        if self._plain is not None:
+            return self._plain.document(record)
+        # A copy: a shuffled group would hold on to every segment that it took a document from.
+        return None if record is None else Encoded(record.ids.copy(), record.chars)
+
+    def position(self) -> Any:
+        return None if self._plain is None else self._plain.position()
+
+    def share(self) -> float:
+        return 0.0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

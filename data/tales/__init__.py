@@ -1,0 +1,1 @@
+"""The embedded corpus: small children's stories from a seeded grammar."""

@@ -1,0 +1,1 @@
+"""Tokenizers of every origin as one class over Hugging Face's ``tokenizer.json``."""

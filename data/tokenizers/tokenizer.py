@@ -1,0 +1,279 @@
+"""One tokenizer for every source: a Hugging Face ``tokenizer.json``, held as the files that a checkpoint carries.
+
+tiktoken encodings, trained BPEs and SentencePiece models are converted to ``tokenizer.json`` when they are made,
+and only that is used from there on. So what trains, what is saved and what transformers loads are the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from data.config import TokenizerConfig
+from data.errors import UnreachableError, UserError
+
+EOT = "<|endoftext|>"
+# What a model directory may hold beside tokenizer.json; saved again as it was found.
+COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+# Tokens that end a document in well-known vocabularies, tried where a bare tokenizer.json does not say.
+KNOWN_EOT = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]", "<|im_end|>")
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    ``files`` maps file names to contents and must hold ``tokenizer.json``. Instances pickle as these files.
+    Raises UserError for a tokenizer.json that is not byte-level BPE or SentencePiece-like, or has no end-of-text
+    token.
+    """
+
+    def __init__(self, files: dict[str, bytes], *, name: str, eot_token: str = "") -> None:
+        self.files = dict(files)
+        self.name = name
+        try:
+            self._spec: dict[str, Any] = json.loads(self.files["tokenizer.json"])
+            self._backend = Backend.from_str(self.files["tokenizer.json"].decode("utf-8"))
+        except Exception as error:  # the tokenizers library raises plain Exception
+            raise UserError(f"{name}: tokenizer.json cannot be read ({_one_line(error)}): copy it again") from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        # Text that spells a special token is text: only the packer ends documents.
+        self._backend.encode_special_tokens = True
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocab.values()) + 1
+        """Number of ids, special tokens included."""
+        added = self._spec.get("added_tokens") or []
+        self.special_ids: frozenset[int] = frozenset(token["id"] for token in added if token.get("special"))
+        """Ids of tokens that stand for no text."""
+        self._added = {token["id"]: token["content"] for token in added if not token.get("special")}
+        self._byte_level = _byte_level(self._spec, name)
+        self.kind: str = self._spec["model"]["type"]
+        """``BPE`` or ``Unigram``."""
+        self.eot_token = eot_token or self._find_eot(vocab)
+        if self.eot_token not in vocab:
+            raise UserError(
+                f"{name} has no token {self.eot_token!r}: set tokenizer.eot_token to one of its special tokens "
+                f"({', '.join(self._special_names()) or 'it has none'})"
+            )
+        self.eot_id: int = vocab[self.eot_token]
+        """Id of the token that ends a document."""
+        self._bytes: list[bytes] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with tokenizer.json."""
+        return hashlib.blake2b(self.files["tokenizer.json"], digest_size=8).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "name": self.name, "eot_token": self.eot_token}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["files"], name=state["name"], eot_token=state["eot_token"])
+
+    def _special_names(self) -> list[str]:
+        return [token["content"] for token in self._spec.get("added_tokens") or [] if token.get("special")]
+
+    def _find_eot(self, vocab: dict[str, int]) -> str:
+        config = json.loads(self.files.get("tokenizer_config.json", b"{}"))
+        declared = config.get("eos_token")
+        if isinstance(declared, dict):
+            declared = declared.get("content")
+        if declared:
+            return declared
+        for candidate in KNOWN_EOT:
+            if candidate in vocab:
+                return candidate
+        raise UserError(
+            f"{self.name} does not say which token ends a document: set tokenizer.eot_token to one of "
+            f"{', '.join(self._special_names()) or 'its tokens'}"
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, no special token added; lone surrogates become U+FFFD."""
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError):
+            return self._backend.encode(well_formed(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, as :meth:`encode` gives them."""
+        fast = self._backend.encode_batch_fast
+        try:
+            return [encoding.ids for encoding in fast(texts, add_special_tokens=False)]
+        except (UnicodeEncodeError, TypeError):
+            return [e.ids for e in fast([well_formed(text) for text in texts], add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ``ids``: special tokens are dropped and bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes one id stands for; ``b""`` for special tokens and for ids without a token."""
+        if self._bytes is None:
+            self._bytes = self._all_bytes()
+        return self._bytes[id]
+
+    def byte_lengths(self) -> np.ndarray:
+        """UTF-8 bytes each id stands for, ``np.int32[vocab_size]``; 0 for special tokens.
+
+        For SentencePiece models that put a space before the text, their sum counts that space too.
+        """
+        if self._bytes is None:
+            self._bytes = self._all_bytes()
+        return np.array([len(each) for each in self._bytes], dtype=np.int32)
+
+    def _all_bytes(self) -> list[bytes]:
+        table = [b""] * self.vocab_size
+        to_bytes = _from_byte_level if self._byte_level else _from_sentencepiece
+        for token, id in self._backend.get_vocab(with_added_tokens=True).items():
+            if id in self._added:
+                table[id] = self._added[id].encode()
+            elif id not in self.special_ids:
+                table[id] = to_bytes(token)
+        return table
+
+    def save(self, directory: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and what came with them into ``directory``."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+
+def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
+    """The tokenizer in a Hugging Face directory, a ``tokenizer.json``, or a SentencePiece ``.model``."""
+    path = Path(path)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            names = ["tokenizer.json", *COMPANIONS]
+            files = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+            return _configured(files, name=path.name, eot_token=eot_token)
+        if (path / "tokenizer.model").is_file():
+            return load_tokenizer(path / "tokenizer.model", eot_token=eot_token)
+        raise UserError(f"{path} holds neither tokenizer.json nor tokenizer.model: give a directory that does")
+    if not path.is_file():
+        raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
+    if path.suffix == ".model":
+        from data.tokenizers.from_sentencepiece import convert
+
+        files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
+        return Tokenizer(files, name=path.stem, eot_token=eot)
+    return _configured({"tokenizer.json": path.read_bytes()}, name=path.stem, eot_token=eot_token)
+
+
+def make_tokenizer(
+    config: TokenizerConfig, documents: Callable[[], Iterator[str]], say: Callable[[str], None] = print
+) -> Tokenizer:
+    """The tokenizer that ``config`` asks for; ``documents()`` is read only where one is trained.
+
+    ``say`` is told, in a line, where ``config.fallback`` had to be taken.
+    """
+    if config.kind == "tiktoken":
+        from data.tokenizers.from_tiktoken import convert
+
+        try:
+            return Tokenizer(convert(config.name), name=config.name, eot_token=EOT)
+        except UnreachableError as error:
+            if config.fallback == "none":
+                raise
+            say(
+                f"warning: {error}. Training a byte-level BPE of up to {config.vocab_size:,} ids on your text instead "
+                "(tokenizer.fallback=none stops here)"
+            )
+            return make_tokenizer(replace(config, kind="bpe"), documents)
+    if config.kind == "bpe":
+        from data.tokenizers.train_bpe import train
+
+        files = train(
+            documents(),
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            sample_bytes=config.sample_bytes,
+        )
+        return Tokenizer(files, name=f"bpe-{config.vocab_size}", eot_token=EOT)
+    return load_tokenizer(config.path, eot_token=config.eot_token)
+
+
+def _configured(files: dict[str, bytes], *, name: str, eot_token: str) -> Tokenizer:
+    """A tokenizer from disk, with the tokenizer_config.json that it lacks."""
+    tokenizer = Tokenizer(files, name=name, eot_token=eot_token)
+    if "tokenizer_config.json" not in files:
+        tokenizer.files["tokenizer_config.json"] = tokenizer_config(eot=tokenizer.eot_token)
+    return tokenizer
+
+
+def tokenizer_config(*, eot: str, bos: str | None = None, **more: Any) -> bytes:
+    """A tokenizer_config.json that makes transformers use tokenizer.json as it is.
+
+    The generic class is named on purpose: classes of model families rebuild the pre-tokenizer.
+    """
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos or eot,
+        "eos_token": eot,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": int(1e30),
+        **more,
+    }
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def well_formed(text: str) -> str:
+    """``text`` with lone surrogates, which UTF-8 cannot carry, replaced by U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def byte_alphabet() -> dict[int, str]:
+    """GPT-2's byte-level alphabet: the printable character that stands for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+BYTE_OF = {character: byte for byte, character in byte_alphabet().items()}
+
+
+def _from_byte_level(token: str) -> bytes:
+    if all(character in BYTE_OF for character in token):
+        return bytes(BYTE_OF[character] for character in token)
+    return token.encode()  # a token added in plain text
+
+
+def _from_sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
+def _byte_level(spec: dict[str, Any], name: str) -> bool:
+    """Whether tokens are spelt in GPT-2's byte alphabet (else with SentencePiece's U+2581 for a space)."""
+    kind = (spec.get("model") or {}).get("type")
+    text = json.dumps([spec.get("pre_tokenizer"), spec.get("normalizer"), spec.get("decoder")])
+    if kind == "BPE" and '"ByteLevel"' in text:
+        return True
+    if kind in ("BPE", "Unigram") and ("Metaspace" in text or "\\u2581" in text):
+        return False
+    raise UserError(
+        f"{name} is a {kind} tokenizer of a sort that language models here cannot use: give a byte-level BPE "
+        "(GPT-2, Llama 3, Qwen) or a SentencePiece one (Llama 2, Gemma)"
+    )
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,55 @@
+"""A byte-level BPE trained on the run's own text, in GPT-2's form so that llama.cpp knows its pre-tokenizer."""
+
+from collections.abc import Iterable, Iterator
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from data.errors import UserError
+from data.tokenizers.tokenizer import EOT, tokenizer_config
+
+
+def train(
+    documents: Iterable[str], *, vocab_size: int, min_frequency: int = 2, sample_bytes: int = 50_000_000
+) -> dict[str, bytes]:
+    """Tokenizer files of a BPE with up to ``vocab_size`` ids (fewer if the text has too few pairs).
+
+    Reads documents until ``sample_bytes`` bytes of UTF-8. The same documents give the same tokenizer. Id 0 is the
+    end-of-text token. Raises UserError where there is no text at all.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[AddedToken(EOT, special=True, normalized=False)],
+        show_progress=False,
+    )
+    # Special-token text in a document is text and is learnt from, not cut out.
+    tokenizer.encode_special_tokens = True
+    sample = _Sample(documents, sample_bytes)
+    tokenizer.train_from_iterator(sample, trainer=trainer)
+    if not sample.used:
+        raise UserError("the corpus has no text to train a tokenizer on: check data.files, or use tokenizer=gpt2")
+    return {
+        "tokenizer.json": tokenizer.to_str(pretty=False).encode(),
+        "tokenizer_config.json": tokenizer_config(eot=EOT),
+    }
+
+
+class _Sample:
+    """The first ``limit`` bytes' worth of documents."""
+
+    def __init__(self, documents: Iterable[str], limit: int) -> None:
+        self._documents = documents
+        self._limit = limit
+        self.used = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._documents:
+            yield text
+            self.used += len(text.encode("utf-8", "replace"))
+            if self.used >= self._limit:
+                return

@@ -1,0 +1,1 @@
+"""``python -m export.bench``: size, quality and speed of every quantization type."""

@@ -1,0 +1,123 @@
+"""What `python -m export.bench` can be told, and which files that means; configs/bench_quant.yaml has the defaults."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from data.errors import UserError
+from export.config import UNQUANTIZED, CalibrationConfig, ExportConfig
+
+QUANT = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_nl", "q3_k_m", "q2_k")
+NEEDS_IMATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
+"""ggml types that llama.cpp does not write without an importance matrix (tensor_requires_imatrix, llama-quant.cpp)."""
+NEEDS_IMATRIX_FILES = ("q2_k_s", "iq3_xs")
+"""File types of which some tensors need one."""
+
+
+@dataclass(kw_only=True)
+class SweepEvalConfig:
+    """The text that the files are compared on."""
+
+    text: Path | None = None
+    """A UTF-8 file; None takes the run's validation.txt, else WikiText-2's raw test set."""
+    max_tokens: int | None = 16_384
+    """Use about this many tokens from the start of the text."""
+    context: int | None = None
+    """Context of the sliding window, tokens; None takes the model's own, at most 1024."""
+    kl_tokens: int = 4_096
+    """Positions whose whole distribution is compared, about."""
+
+    def __post_init__(self) -> None:
+        if self.context is not None and self.context < 8:
+            raise UserError(f"eval.context={self.context} must be at least 8 tokens")
+        if self.max_tokens is not None and self.max_tokens < 16:
+            raise UserError(f"eval.max_tokens={self.max_tokens} is too few to score; give at least 16")
+        if self.kl_tokens < 16:
+            raise UserError(f"eval.kl_tokens={self.kl_tokens} must be at least 16")
+
+
+@dataclass(kw_only=True)
+class SpeedConfig:
+    """How the files are timed: one sequence, first its prompt in one batch, then token by token."""
+
+    prefill: int = 512
+    """Tokens of the prompt."""
+    decode: int = 64
+    """Tokens after it."""
+    rounds: int = 5
+    """Times every file is measured; 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.prefill < 1 or self.decode < 1 or self.rounds < 0:
+            raise UserError("speed.prefill and speed.decode must be at least 1, speed.rounds at least 0")
+
+
+@dataclass(kw_only=True)
+class SweepConfig:
+    """The command's configuration."""
+
+    run: Path
+    """A run, one of its checkpoints, or a Hugging Face model directory."""
+    quant: list[str] = field(default_factory=lambda: list(QUANT))
+    """Types to measure, any case."""
+    base: Literal["f32", "f16", "bf16"] = "f32"
+    """The reference: quantized types are made from it and compared with it."""
+    plain_below: float = 5.0
+    """Types of fewer bits per weight are made without the importance matrix too."""
+    out: Path | None = None
+    """Where the temporary folder is made; None: the run's directory."""
+    threads: int | None = None
+    """CPU threads; None for the physical cores that this process may use."""
+    eval: SweepEvalConfig = field(default_factory=SweepEvalConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+
+    def export_config(self) -> ExportConfig:
+        """What an export of the same types would be told."""
+        return ExportConfig(
+            run=self.run, quant=self.quant, base=self.base, threads=self.threads, calibration=self.calibration
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One file to make."""
+
+    kind: str
+    imatrix: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}{'' if self.imatrix or self.kind in UNQUANTIZED else ' without imatrix'}"
+
+
+def variants(config: SweepConfig) -> list[Variant]:
+    """The files to make, the reference first. UserError for a type that llama.cpp does not write."""
+    from export.quantize import base_type
+    from slm.llama.llamacpp import quant_types
+
+    found = [Variant(kind=config.base, imatrix=False)]
+    for kind in config.export_config().types(quant_types()):
+        if kind in UNQUANTIZED:
+            found += [] if kind == config.base else [Variant(kind=kind, imatrix=False)]
+            continue
+        if config.calibration.imatrix:
+            found.append(Variant(kind=kind, imatrix=True))
+        needs = base_type(kind) in NEEDS_IMATRIX or kind in NEEDS_IMATRIX_FILES
+        if needs and not config.calibration.imatrix:
+            raise UserError(
+                f"{kind} cannot be made without an importance matrix: leave it out of quant=, "
+                "or give calibration.imatrix=true"
+            )
+        if not config.calibration.imatrix or (nominal_bits(kind) < config.plain_below and not needs):
+            found.append(Variant(kind=kind, imatrix=False))
+    return found
+
+
+def nominal_bits(kind: str) -> float:
+    """Bits per weight of the ggml type that most matrices of a file type get."""
+    from export.quantize import base_type
+    from slm.llama.gguf_check import GGML_TYPES
+
+    _, block, size = GGML_TYPES[base_type(kind)]
+    return 8 * size / block

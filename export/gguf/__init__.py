@@ -1,0 +1,1 @@
+"""A checkpoint as one GGUF file: metadata, vocabulary, tensors."""

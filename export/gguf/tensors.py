@@ -1,0 +1,124 @@
+"""A checkpoint's tensors under GGUF's names, in the order of their values that llama.cpp's rotary code expects.
+
+Shape suffixes: O output rows, D input columns.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.errors import UserError
+from slm.model.config import ModelConfig
+
+F16_LARGEST = 65_504.0
+
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_name(name: str) -> str:
+    """GGUF's name of a Hugging Face tensor: ``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP_NAMES:
+        return f"{_TOP_NAMES[stem]}.{kind}"
+    prefix, layer, rest = "model.layers.", *(stem.removeprefix("model.layers.").partition(".")[::2])
+    assert stem.startswith(prefix), f"{name} has no place in a Llama-family GGUF"
+    assert rest in _LAYER_NAMES, f"{name} has no place in a Llama-family GGUF"
+    return f"blk.{layer}.{_LAYER_NAMES[rest]}.{kind}"
+
+
+def check_weights(weights: dict[str, Tensor], *, to_f16: bool) -> None:
+    """UserError naming the first tensor that holds NaN or infinity, or (``to_f16``) what f16 cannot hold."""
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            what = "NaN" if torch.isnan(tensor).any() else "infinity"
+            raise UserError(
+                f"the tensor {name} holds {what}: this checkpoint is broken; "
+                "export an earlier one (run=RUN/checkpoints/step-...)"
+            )
+        if to_f16 and tensor.ndim > 1 and (largest := tensor.abs().max().item()) > F16_LARGEST:
+            raise UserError(
+                f"the tensor {name} reaches {largest:.4g}, more than f16 holds ({F16_LARGEST:.0f}); "
+                "use bf16 or f32 instead of f16"
+            )
+
+
+def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """(GGUF name, f32 tensor) of everything the file holds, one at a time.
+
+    The ``llama`` architecture turns neighbouring values of a head together where Hugging Face turns value i with
+    value i + E/2, so queries' and keys' rows change places; ``qwen3`` keeps them.
+    """
+    if config.rope_scaling:
+        yield "rope_freqs.weight", rope_factors(config)
+    for name, weight in weights.items():
+        if config.tie_embeddings and name == "lm_head.weight":
+            continue
+        tensor = weight.detach().float()
+        if config.arch == "llama" and name.endswith("q_proj.weight"):
+            tensor = interleave_heads(tensor, config.n_heads)
+        elif config.arch == "llama" and name.endswith("k_proj.weight"):
+            tensor = interleave_heads(tensor, config.n_kv_heads)
+        yield gguf_name(name), tensor
+
+
+def interleave_heads(weight_OD: Tensor, n_heads: int) -> Tensor:
+    """Rows of each head from halves (0 .. E/2, E/2 .. E) to pairs (0, E/2, 1, E/2 + 1, ...)."""
+    n_rows, n_columns = weight_OD.shape
+    halves = weight_OD.reshape(n_heads, 2, n_rows // n_heads // 2, n_columns)
+    return halves.transpose(1, 2).reshape(n_rows, n_columns)
+
+
+def rope_factors(config: ModelConfig) -> Tensor:
+    """What llama.cpp divides each pair's frequency by, f32 [E / 2], for Llama 3's long-context scaling.
+
+    Computed value by value in f32, in the converter's own order of operations, so that files are equal to the bit.
+    """
+    scaling = config.rope_scaling
+    assert scaling is not None
+    if scaling.get("rope_type") != "llama3":
+        raise UserError(f"rope scaling of type {scaling.get('rope_type')!r} cannot be exported; 'llama3' can")
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    factor = scaling.get("factor", 8.0)
+    low, high = scaling.get("low_freq_factor", 1.0), scaling.get("high_freq_factor", 4.0)
+    old_context = scaling.get("original_max_position_embeddings", 8192)
+    factors = []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < old_context / high:
+            factors.append(1)
+        elif wavelength > old_context / low:
+            factors.append(factor)
+        else:
+            smooth = (old_context / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return torch.tensor(factors, dtype=torch.float32)
+
+
+def stored_type(name: str, tensor: Tensor, encoding: str) -> str:
+    """f32, f16 or bf16: how the tensor is stored in a file of type ``encoding``. Vectors and norms stay f32."""
+    return "f32" if tensor.ndim < 2 or name.endswith("_norm.weight") else encoding
+
+
+def encode(tensor: Tensor, kind: str) -> np.ndarray:
+    """The tensor's values as bytes-in-an-array of type ``kind``, rounded to nearest even."""
+    if kind == "bf16":
+        return tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+    values = tensor.float().contiguous().numpy()
+    return values if kind == "f32" else values.astype(np.float16)

@@ -1,0 +1,294 @@
+"""A checkpoint's tokenizer as GGUF's ``tokenizer.ggml.*`` metadata.
+
+Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM and what is trained here) becomes llama.cpp's ``gpt2`` tokenizer;
+SentencePiece BPE becomes ``llama``; SentencePiece unigram becomes ``t5``. The keys and values are those of
+llama.cpp's own converter; where it leaves ``add_bos_token`` out, it is written too, because its absence means
+different things to different readers and it changes every perplexity.
+"""
+
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from data.tokenizers import from_sentencepiece
+from export.gguf.pretokenizer import FINGERPRINT_TEXT, identify
+from slm.model.special_tokens import read_specials
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Values of tokenizer.ggml.token_type."""
+UNREACHABLE_SCORE = -10_000.0
+ADDED_SCORE = -1_000.0
+
+
+@dataclass(kw_only=True)
+class Vocab:
+    """What is written under ``tokenizer.ggml``."""
+
+    model: str
+    """gpt2, llama or t5."""
+    pre: str
+    tokens: list[bytes]
+    types: list[int]
+    scores: list[float] | None = None
+    merges: list[str] = field(default_factory=list)
+    special_ids: dict[str, int] = field(default_factory=dict)
+    """bos, eos, unk, sep, pad, cls, mask -> id, for those there are."""
+    add_special: dict[str, bool] = field(default_factory=dict)
+    """bos, eos, sep -> added by default."""
+    add_space_prefix: bool | None = None
+    remove_extra_whitespaces: bool | None = None
+    charsmap: bytes | None = None
+    """SentencePiece's compiled normalization table."""
+    chat_template: Any = None
+    warnings: list[str] = field(default_factory=list)
+    """What llama.cpp's tokenizer will not do the way the checkpoint's does."""
+
+    def write(self, writer: Any) -> None:
+        """Add everything to a ``gguf.GGUFWriter``."""
+        if self.add_space_prefix is not None:
+            writer.add_add_space_prefix(self.add_space_prefix)
+        if self.remove_extra_whitespaces is not None:
+            writer.add_remove_extra_whitespaces(self.remove_extra_whitespaces)
+        writer.add_tokenizer_model(self.model)
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        if self.scores is not None:
+            writer.add_token_scores(self.scores)
+        writer.add_token_types(self.types)
+        if self.charsmap:
+            writer.add_precompiled_charsmap(self.charsmap)
+        if self.merges:
+            writer.add_token_merges(self.merges)
+        for name, token_id in self.special_ids.items():
+            getattr(writer, f"add_{name}_token_id")(token_id)
+        for name, added in self.add_special.items():
+            getattr(writer, f"add_add_{name}_token")(added)
+        if self.chat_template is not None:
+            writer.add_chat_template(self.chat_template)
+
+
+def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arch: str = "llama") -> Vocab:
+    """The tokenizer of the checkpoint ``directory``, padded to ``vocab_size`` rows with unused ``[PADi]`` tokens.
+
+    ``pre`` overrides the recognised pre-tokenizer. UserError where there is no tokenizer, it has more ids than the
+    model has rows, or llama.cpp has no tokenizer of its kind.
+    """
+    sentencepiece_file = directory / "tokenizer.model"
+    json_file = directory / "tokenizer.json"
+    if sentencepiece_file.is_file():
+        vocab = _from_sentencepiece(directory, sentencepiece_file, vocab_size)
+    elif json_file.is_file():
+        vocab = _from_tokenizer_json(json_file, vocab_size, pre)
+    else:
+        raise UserError(
+            f"{directory} has neither tokenizer.json nor tokenizer.model; copy the model's tokenizer files there"
+        )
+    _add_specials(vocab, directory, vocab_size)
+    settings = directory / "tokenizer_config.json"
+    if arch == "llama" and vocab.model == "gpt2" and settings.is_file():
+        # The converter copies this for Llama only; byte-level BPE ignores it.
+        vocab.add_space_prefix = _load_json(settings).get("add_prefix_space")
+    assert len(vocab.tokens) == len(vocab.types) == vocab_size
+    return vocab
+
+
+def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
+    parsed = _load_json(path)
+    kind = parsed.get("model", {}).get("type")
+    if kind == "Unigram":
+        return _from_unigram(parsed, vocab_size)
+    if kind != "BPE":
+        raise UserError(
+            f"{path} holds a {kind} tokenizer; llama.cpp runs byte-level BPE and SentencePiece ones for this model"
+        )
+    if parsed["model"].get("byte_fallback"):
+        return _from_fallback_bpe(parsed, vocab_size)
+    return _from_byte_level_bpe(path, parsed, vocab_size, pre)
+
+
+def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pre: str | None) -> Vocab:
+    warnings = []
+    normalizer = (parsed.get("normalizer") or {}).get("type")
+    if normalizer == "NFC":
+        warnings.append(
+            "the tokenizer applies Unicode NFC first and llama.cpp does not: text with combining marks may get "
+            "other ids there (ids are compared on NFC text)"
+        )
+    elif normalizer:
+        raise UserError(
+            f"{path} normalizes text ({normalizer}) before it splits it; llama.cpp's BPE tokenizer does not, so the "
+            "GGUF would give other ids"
+        )
+    if pre is None:
+        from tokenizers import Tokenizer
+
+        pre = identify(parsed, Tokenizer.from_file(str(path)).encode(FINGERPRINT_TEXT).ids)
+    tokens, types = _padded(vocab_size)
+    for text, token_id in parsed["model"]["vocab"].items():
+        _check_id(token_id, vocab_size)
+        tokens[token_id], types[token_id] = text.encode(), NORMAL
+    _put_added(parsed.get("added_tokens", []), tokens, types, vocab_size)
+    return Vocab(model="gpt2", pre=pre, tokens=tokens, types=types, merges=_merges(parsed["model"]), warnings=warnings)
+
+
+def _merges(model: dict[str, Any]) -> list[str]:
+    """Merges as ``left right``; a space inside a half is written as byte-level BPE's own letter for it."""
+    merges = model.get("merges") or []
+    if merges and isinstance(merges[0], str):
+        return merges
+    return [" ".join(half.replace(" ", chr(ord(" ") + 256)) for half in pair) for pair in merges]
+
+
+def _from_fallback_bpe(parsed: dict[str, Any], vocab_size: int) -> Vocab:
+    """SentencePiece BPE that survives only as a tokenizer.json (Llama 2, TinyLlama): scores from merge ranks.
+
+    llama.cpp merges the adjacent pair whose joined token scores highest; the earlier a token's merge, the higher.
+    """
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(parsed["model"].get("merges") or []):
+        halves = merge.split(" ", 1) if isinstance(merge, str) else merge
+        ranks.setdefault("".join(halves), rank)
+    tokens, types = _padded(vocab_size)
+    scores = [UNREACHABLE_SCORE] * vocab_size
+    unknown = parsed["model"].get("unk_token")
+    for text, token_id in parsed["model"]["vocab"].items():
+        _check_id(token_id, vocab_size)
+        tokens[token_id] = text.encode()
+        scores[token_id] = -float(ranks[text]) if text in ranks else -1e6
+        is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        types[token_id] = BYTE if is_byte else UNKNOWN if text == unknown else NORMAL
+    _put_added(parsed.get("added_tokens", []), tokens, types, vocab_size, scores, unknown)
+    prefix = any(
+        step.get("type") == "Prepend" or step.get("prepend_scheme") in ("always", "first")
+        for section in ("normalizer", "pre_tokenizer")
+        for step in _steps(parsed.get(section))
+    )
+    return Vocab(model="llama", pre="default", tokens=tokens, types=types, scores=scores, add_space_prefix=prefix)
+
+
+def _from_unigram(parsed: dict[str, Any], vocab_size: int) -> Vocab:
+    tokens, types = _padded(vocab_size)
+    scores = [UNREACHABLE_SCORE] * vocab_size
+    for token_id, (text, score) in enumerate(parsed["model"]["vocab"]):
+        _check_id(token_id, vocab_size)
+        is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        is_unknown = token_id == parsed["model"].get("unk_id")
+        tokens[token_id], scores[token_id] = text.encode(), float(score)
+        types[token_id] = UNKNOWN if is_unknown else BYTE if is_byte else NORMAL
+    _put_added(parsed.get("added_tokens", []), tokens, types, vocab_size, scores)
+    charsmap = next(
+        (step["precompiled_charsmap"] for step in _steps(parsed.get("normalizer")) if step["type"] == "Precompiled"),
+        None,
+    )
+    prefix = any(step.get("prepend_scheme") in ("always", "first") for step in _steps(parsed.get("pre_tokenizer")))
+    return Vocab(
+        model="t5",
+        pre="default",
+        tokens=tokens,
+        types=types,
+        scores=scores,
+        add_space_prefix=prefix,
+        remove_extra_whitespaces=False,
+        charsmap=base64.b64decode(charsmap) if charsmap else None,
+    )
+
+
+def _from_sentencepiece(directory: Path, path: Path, vocab_size: int) -> Vocab:
+    spec = from_sentencepiece.parse(path.read_bytes(), str(path))
+    tokens, types = _padded(vocab_size)
+    scores = [UNREACHABLE_SCORE] * vocab_size
+    for token_id, (piece, score, kind) in enumerate(spec.pieces):
+        _check_id(token_id, vocab_size)
+        # SentencePiece's own numbers for piece types are the ones GGUF uses.
+        tokens[token_id], scores[token_id], types[token_id] = piece.encode(), score, kind
+    added: list[dict[str, Any]] = []
+    if (directory / "added_tokens.json").is_file():
+        listed = _load_json(directory / "added_tokens.json")
+        added += [{"id": token_id, "content": text} for text, token_id in listed.items()]
+    if (directory / "tokenizer.json").is_file():
+        n_pieces = len(spec.pieces)
+        listed = _load_json(directory / "tokenizer.json").get("added_tokens", [])
+        added += [token for token in listed if token["id"] >= n_pieces]
+    if (directory / "tokenizer_config.json").is_file():
+        decoder = _load_json(directory / "tokenizer_config.json").get("added_tokens_decoder", {})
+        added += [{"id": int(token_id), **token} for token_id, token in decoder.items()]
+    _put_added(added, tokens, types, vocab_size, scores)
+    vocab = Vocab(model="llama", pre="default", tokens=tokens, types=types, scores=scores)
+    if spec.model_type == from_sentencepiece.UNIGRAM:
+        vocab.model = "t5"
+        vocab.charsmap = spec.charsmap or None
+        vocab.remove_extra_whitespaces = spec.remove_extra_whitespaces
+        vocab.add_space_prefix = spec.add_dummy_prefix
+    elif not spec.add_dummy_prefix:
+        vocab.add_space_prefix = False
+    return vocab
+
+
+def _add_specials(vocab: Vocab, directory: Path, vocab_size: int) -> None:
+    """Ids of special tokens, what is added by default, and the chat template."""
+    special = read_specials(directory, vocab_size)
+    vocab.special_ids, vocab.add_special = dict(special.ids), dict(special.added)
+    vocab.chat_template = special.chat_template
+    if vocab.model == "t5":
+        vocab.add_special.setdefault("eos", False)  # T5's own habit, which llama.cpp would assume
+
+
+def _padded(vocab_size: int) -> tuple[list[bytes], list[int]]:
+    return [f"[PAD{index}]".encode() for index in range(vocab_size)], [UNUSED] * vocab_size
+
+
+def _check_id(token_id: int, vocab_size: int) -> None:
+    if token_id >= vocab_size:
+        raise UserError(
+            f"the tokenizer has the id {token_id} but the model only {vocab_size} rows (vocab_size in config.json); "
+            "this tokenizer belongs to another model"
+        )
+
+
+def _put_added(
+    added: list[dict[str, Any]],
+    tokens: list[bytes],
+    types: list[int],
+    vocab_size: int,
+    scores: list[float] | None = None,
+    unknown: str | None = None,
+) -> None:
+    for token in added:
+        token_id, text = token["id"], token["content"]
+        _check_id(token_id, vocab_size)
+        if text == unknown:
+            continue  # keeps its own type
+        if token.get("special") or _looks_special(text):
+            types[token_id] = CONTROL
+        else:
+            types[token_id] = USER_DEFINED
+            text = text.replace("\u2581", " ")
+        tokens[token_id] = text.encode()
+        if scores is not None:
+            scores[token_id] = ADDED_SCORE
+
+
+def _looks_special(text: str) -> bool:
+    """Control tokens that some published tokenizers forget to mark (the converter's rule)."""
+    return (
+        text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+        or (text.startswith("<|") and text.endswith("|>"))
+        or (text.startswith("<｜") and text.endswith("｜>"))
+        or (text.startswith("<unused") and text.endswith(">"))
+    )
+
+
+def _steps(section: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if not section:
+        return []
+    return section.get("normalizers") or section.get("pretokenizers") or [section]
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); copy the tokenizer's files again") from error

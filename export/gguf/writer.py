@@ -1,0 +1,146 @@
+"""Writing a checkpoint as one GGUF file: standard metadata, tokenizer, tensors, standard file name."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from data.errors import UserError
+from export.config import ExportConfig
+from export.gguf.tensors import encode, gguf_tensors, stored_type
+from export.gguf.vocab import Vocab
+from slm.model.config import ModelConfig
+from slm.runs import Run
+
+FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
+"""general.file_type (llama.cpp's LLAMA_FTYPE) of the types written here."""
+CONFIG_KEY = "slm.config"
+"""The resolved configuration of the run, as JSON."""
+
+
+@dataclass(kw_only=True)
+class Identity:
+    """What a file is called, in its name and under ``general.*``."""
+
+    metadata: Any
+    """gguf.Metadata with name, basename, version and size_label set."""
+
+    def file_name(self, encoding: str) -> str:
+        """``BaseName-SizeLabel-Version-ENCODING.gguf``, after GGUF's naming convention."""
+        import gguf
+
+        m = self.metadata
+        stem = gguf.naming_convention(m.name, m.basename, m.finetune, m.version, m.size_label, encoding)
+        return f"{stem}.gguf"
+
+
+def identify_model(config: ExportConfig, run: Run, checkpoint: Path, n_params: int) -> Identity:
+    """Names from the command line, else the run; a model from elsewhere keeps what its card and folder say."""
+    import gguf
+    import yaml
+
+    if run.is_hf:
+        try:
+            metadata = gguf.Metadata.load(None, checkpoint, None, n_params)
+        except yaml.YAMLError as error:
+            raise UserError(
+                f"the header of {checkpoint / 'README.md'} is not valid YAML ({str(error).splitlines()[0]}); "
+                "mend it or move it away"
+            ) from error
+        metadata.name = metadata.name or run.name
+        metadata.basename = metadata.basename or metadata.name
+    else:
+        metadata = gguf.Metadata(name=run.name, basename=run.name)
+        sampling = (
+            json.loads((checkpoint / "generation_config.json").read_text())
+            if (checkpoint / "generation_config.json").is_file()
+            else {}
+        )
+        metadata.sampling_temp = sampling.get("temperature")
+        metadata.sampling_top_k = sampling.get("top_k")
+        metadata.sampling_top_p = sampling.get("top_p")
+    if config.name:
+        metadata.name = metadata.basename = config.name
+    metadata.version = metadata.version or config.version
+    metadata.size_label = metadata.size_label or gguf.size_label(n_params, n_params, 0, 0)
+    metadata.license = config.license or metadata.license
+    return Identity(metadata=metadata)
+
+
+def run_record(run: Run, checkpoint: Path) -> str:
+    """The resolved configuration of the run as one JSON string; for a model from elsewhere its config.json."""
+    import yaml
+
+    record: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name}
+    if run.config_file:
+        record["config"] = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    record["model"] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return json.dumps(record, ensure_ascii=False, default=str)
+
+
+def write_gguf(
+    path: Path,
+    encoding: str,
+    *,
+    model: ModelConfig,
+    weights: dict[str, Tensor],
+    vocab: Vocab,
+    identity: Identity,
+    record: str,
+) -> None:
+    """Write ``weights`` (Hugging Face names) to ``path`` as f32, f16 or bf16. Not atomic: ``path`` is a staged file.
+
+    UserError naming the path and the bytes where the disk refuses.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(None, arch=model.arch)
+    try:
+        needed = 0
+        for name, tensor in gguf_tensors(model, weights):
+            kind = stored_type(name, tensor, encoding)
+            n_bytes = tensor.numel() * (4 if kind == "f32" else 2)
+            writer.add_tensor_info(name, tuple(tensor.shape), np.dtype(np.float32), n_bytes, _GGML_TYPE[kind])
+            needed += n_bytes
+        _add_metadata(writer, model, identity, FILE_TYPES[encoding])
+        vocab.write(writer)
+        writer.add_string(CONFIG_KEY, record)
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, tensor in gguf_tensors(model, weights):
+            writer.write_tensor_data(encode(tensor, stored_type(name, tensor, encoding)))
+        writer.close()
+    except OSError as error:
+        raise UserError(
+            f"{path.parent.parent / path.name} could not be written ({error.strerror or error}; "
+            f"its tensors take {needed:,} bytes); "
+            "nothing was left behind"
+        ) from error
+
+
+_GGML_TYPE = {"f32": 0, "f16": 1, "bf16": 30}
+
+
+def _add_metadata(writer: Any, model: ModelConfig, identity: Identity, file_type: int) -> None:
+    import gguf
+
+    writer.add_type("model")
+    identity.metadata.set_gguf_meta_model(writer)
+    writer.add_block_count(model.n_layers)
+    writer.add_context_length(model.seq_len)
+    writer.add_embedding_length(model.d_model)
+    writer.add_feed_forward_length(model.ffn_dim)
+    writer.add_head_count(model.n_heads)
+    writer.add_head_count_kv(model.n_kv_heads)
+    writer.add_rope_freq_base(model.rope_theta)
+    writer.add_layer_norm_rms_eps(model.norm_eps)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_file_type(file_type)
+    writer.add_vocab_size(model.vocab_size)
+    writer.add_rope_dimension_count(model.head_dim)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)

@@ -1,0 +1,1 @@
+"""HTTP: connections, keys, limits, routes, errors, metrics, the web pages."""

@@ -1,0 +1,181 @@
+"""One line per request: who asked for what, and what it cost. Never what was said."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import logging.handlers
+import re
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from data.errors import UserError
+from serve.api.openai.completions import Answer
+from serve.engine.messages import Delta, Prompted
+
+Form = Literal["text", "json", "off"]
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_KEY = "slm.record"
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What is known of a request, filled in on its way."""
+
+    id: str
+    began: float
+    """On the performance counter; so are the other times."""
+    key: int | None = None
+    """Which key it came with, counted from 1."""
+    model: str | None = None
+    stream: bool | None = None
+    submitted: float | None = None
+    """When the engine was given it: the body was read, and the model loaded."""
+    queue_s: float | None = None
+    """In which it waited for a slot."""
+    first_text: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    """The code of an error."""
+
+    def see(self, event: Prompted | Delta) -> None:
+        """Takes the times from an event of the engine."""
+        if isinstance(event, Prompted):
+            self.queue_s = max(self.queue_s or 0.0, event.queue_s)
+        elif self.first_text is None and event.completion_tokens:
+            self.first_text = time.perf_counter()
+
+    def count(self, answer: Answer) -> None:
+        """Takes the figures of an answer, finished or not."""
+        usage = answer.usage()
+        self.prompt_tokens = usage["prompt_tokens"]
+        self.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        self.completion_tokens = usage["completion_tokens"]
+        self.finish_reason = answer.finish_reason
+
+
+def record_of(scope: Scope) -> Record:
+    """The record of a request that `AccessLog` has let through."""
+    return scope[_KEY]
+
+
+class AccessLog:
+    """ASGI middleware, the outermost: gives every request an id, and writes its line when it has ended."""
+
+    def __init__(self, app: ASGIApp, *, write: Writer | None) -> None:
+        self._app, self._write = app, write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = Record(id=_request_id(scope), began=time.perf_counter())
+        scope[_KEY] = record
+        status, complete = 499, False  # what nginx calls a request whose client has left
+
+        async def numbered(message: Message) -> None:
+            nonlocal status, complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.id
+            elif not message.get("more_body"):
+                complete = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, numbered)
+        finally:
+            if self._write is not None:
+                self._write.line(scope, record, status if complete else 499)
+
+
+def _request_id(scope: Scope) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _GIVEN_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+class Writer:
+    """Where the lines go. A file that is renamed (by logrotate, say) is made anew; one that cannot be written to
+    costs a line, never a request."""
+
+    def __init__(self, form: Literal["text", "json"], path: str | None) -> None:
+        self._line = _as_json if form == "json" else _as_text
+        try:
+            handler = logging.handlers.WatchedFileHandler(path) if path else logging.StreamHandler(sys.stdout)
+        except OSError as error:
+            raise UserError(f"serve.access_log_file={path} cannot be opened: {error.strerror}") from None
+        handler.handleError = _tell_once(path)  # type: ignore[method-assign]
+        self._handler = handler
+
+    def line(self, scope: Scope, record: Record, status: int) -> None:
+        """Writes the line of a request that has ended."""
+        fields = _fields(scope, record, status)
+        self._handler.handle(logging.makeLogRecord({"msg": self._line(fields)}))
+
+
+def _tell_once(path: str | None) -> Any:
+    told = False
+
+    def tell(_: logging.LogRecord) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            print(f"the access log cannot be written to {path or 'stdout'}: {sys.exc_info()[1]}", file=sys.stderr)
+
+    return tell
+
+
+def _fields(scope: Scope, record: Record, status: int) -> dict[str, Any]:
+    def since(then: float | None, now: float | None) -> float | None:
+        return None if then is None or now is None else round(now - then, 6)
+
+    client = scope.get("client")
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "id": record.id,
+        "client": client[0] if client else None,
+        "key": record.key,
+        "method": scope["method"],
+        "route": scope["path"][:200],
+        "model": record.model,
+        "status": status,
+        "stream": record.stream,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "queue_s": None if record.queue_s is None else round(record.queue_s, 6),
+        "ttft_s": since(record.began, record.first_text),
+        "total_s": since(record.began, time.perf_counter()),
+        "finish_reason": record.finish_reason,
+        "error": record.error,
+    }
+
+
+def _as_json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
+
+
+def _as_text(fields: dict[str, Any]) -> str:
+    route = json.dumps(fields["route"])[1:-1]  # a path may hold anything, line ends too
+    parts = [fields["time"], str(fields["client"]), fields["method"], route, str(fields["status"])]
+    parts.append(f"{fields['total_s']:.3f}s")
+    if fields["model"]:
+        parts.append(fields["model"])
+    if fields["prompt_tokens"] is not None:
+        cached = f" ({fields['cached_tokens']} cached)" if fields["cached_tokens"] else ""
+        parts.append(f"{fields['prompt_tokens']}{cached}+{fields['completion_tokens']} tokens")
+    if fields["ttft_s"] is not None:
+        parts.append(f"first after {fields['ttft_s']:.3f}s")
+    parts.extend(str(fields[name]) for name in ("finish_reason", "error") if fields[name])
+    # As ASCII, which any terminal and any locale can take.
+    return " ".join([*parts, fields["id"]]).encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: request bodies, answers whole and streamed, and their description."""

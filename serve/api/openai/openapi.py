@@ -1,0 +1,278 @@
+"""The OpenAPI document: every route with its bodies, limits, defaults, answers and errors.
+
+Written out here, since the routes read their bodies by hand (limits, OpenAI's form of errors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from serve.api.openai import response_shapes
+from serve.api.openai.parsing import IGNORED
+from serve.api.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from serve.api.openai.responses import ResponsesRequest
+from serve.config import ServerOptions
+
+_REF = "#/components/schemas/{model}"
+_STREAM = """With `stream` the answer is `text/event-stream`: events `data: {...}` as the text is made. It ends in
+`data: [DONE]` only when all went well; after an error the last event is an error object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Post:
+    tag: str
+    summary: str
+    about: str
+    body: type[BaseModel]
+    answer: type[BaseModel]
+    event: type[BaseModel] | None = None
+    """What a stream's events are."""
+    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_HELLO = [{"role": "user", "content": "Tell me of a fox."}]
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+_POSTS: dict[str, _Post] = {
+    "/v1/chat/completions": _Post(
+        tag="Generation",
+        summary="The next message of a chat",
+        about="The messages become a prompt by the template in the model's file, or a plain `User:` / `Assistant:` "
+        "form where it has none. " + _STREAM,
+        body=ChatRequest,
+        answer=response_shapes.ChatCompletion,
+        event=response_shapes.ChatCompletionChunk,
+        examples={
+            "A message": {"messages": _HELLO, "max_tokens": 60},
+            "Streamed": {"messages": _HELLO, "max_tokens": 60, "stream": True},
+            "JSON of a schema": {
+                "messages": [{"role": "user", "content": "Make up a person."}],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": _PERSON}},
+            },
+            "With log-probabilities": {"messages": _HELLO, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
+        },
+    ),
+    "/v1/completions": _Post(
+        tag="Generation",
+        summary="A text goes on",
+        about="One text or several, as text or as token ids. " + _STREAM,
+        body=CompletionRequest,
+        answer=response_shapes.Completion,
+        event=response_shapes.Completion,
+        examples={
+            "A text": {"prompt": "Once upon a time", "max_tokens": 60},
+            "Streamed": {"prompt": "Once upon a time", "max_tokens": 60, "stream": True},
+            "Log-probabilities of a given text": {
+                "prompt": "Once upon a time",
+                "echo": True,
+                "logprobs": 1,
+                "max_tokens": 0,
+            },
+        },
+    ),
+    "/v1/responses": _Post(
+        tag="Generation",
+        summary="A chat in OpenAI's newer form",
+        about="Nothing is remembered: every request has the whole conversation. With `stream` the answer is "
+        "`text/event-stream` of OpenAI's named events, the last `response.completed`, `response.incomplete` or "
+        "`error`.",
+        body=ResponsesRequest,
+        answer=response_shapes.Response,
+        examples={"A question": {"input": "Tell me of a fox.", "max_output_tokens": 60}},
+    ),
+    "/v1/embeddings": _Post(
+        tag="Tokens and embeddings",
+        summary="Texts as vectors",
+        about="The mean over the tokens of the last layer, of length 1.",
+        body=EmbeddingRequest,
+        answer=response_shapes.Embeddings,
+        examples={"Two texts": {"input": ["the red fox", "a blue boat"]}},
+    ),
+    "/tokenize": _Post(
+        tag="Tokens and embeddings",
+        summary="A text's token ids",
+        about="`content` is llama-server's form, `prompt` with `add_special_tokens` vLLM's; one of them is needed.",
+        body=TokenizeRequest,
+        answer=response_shapes.Tokens,
+        examples={"A text": {"content": "Once upon a time"}},
+    ),
+    "/detokenize": _Post(
+        tag="Tokens and embeddings",
+        summary="The text of token ids",
+        about="Control tokens are no text, and bytes that make no character show as U+FFFD.",
+        body=DetokenizeRequest,
+        answer=response_shapes.Text,
+        examples={"Three tokens": {"tokens": [1, 2, 3]}},
+    ),
+}
+
+_ERRORS = {
+    "400": "The body, a field of it, or the prompt's length is not what it should be; `param` names the field.",
+    "401": "No key, or a wrong one.",
+    "404": "There is no such model.",
+    "408": "The body came too slowly, or the request's time was over before the first token.",
+    "413": "The body is longer than the server takes.",
+    "429": "As many requests wait as may; `Retry-After` says when to try again.",
+    "500": "The engine or the server made a mistake.",
+    "503": "The engine is being started, or the model cannot be loaded.",
+}
+
+
+def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
+    """The document of a server with these options."""
+    paths: dict[str, Any] = {path: {"post": _post(post, keyed)} for path, post in _POSTS.items()}
+    paths |= _gets(keyed)
+    _, bodies = models_json_schema([(post.body, "validation") for post in _POSTS.values()], ref_template=_REF)
+    _, answers = models_json_schema([(each, "serialization") for each in response_shapes.ANSWERS], ref_template=_REF)
+    schemas = {**bodies["$defs"], **answers["$defs"]}
+    for post in _POSTS.values():
+        schema = schemas[post.body.__name__]
+        schema.pop("description", None)
+        _set_limits(schema["properties"], options)
+        _allow_nulls(schema)
+        if post.tag == "Generation":
+            schema["properties"] |= {name: {"description": "accepted, and without effect"} for name in sorted(IGNORED)}
+    schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
+    schemas = _tidied(schemas)
+    out: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "slm",
+            "version": metadata.version("slm"),
+            "description": f"A language model over OpenAI's API. Bodies are JSON objects of at most "
+            f"{options.max_body_bytes / 2**20:g} MiB; a field that is not known is an error, null means not given.",
+        },
+        "tags": [{"name": name} for name in ("Generation", "Tokens and embeddings", "Models and state")],
+        "paths": paths,
+        "components": {"schemas": dict(sorted(schemas.items()))},
+    }
+    if keyed:
+        out["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        out["security"] = [{"key": []}]
+    return out
+
+
+def _set_limits(properties: dict[str, Any], options: ServerOptions) -> None:
+    if "n" in properties:
+        properties["n"]["maximum"] = min(properties["n"]["maximum"], options.max_n)
+    if options.request_timeout_s:
+        properties["timeout_s"]["anyOf"][0]["maximum"] = options.request_timeout_s
+        properties["timeout_s"]["default"] = options.request_timeout_s
+
+
+def _tidied(schema: Any) -> Any:
+    """Without the titles that pydantic makes of names, and with an object's limit under its right name."""
+    if isinstance(schema, list):
+        return [_tidied(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: _tidied(each) for key, each in schema.items() if key != "title" or not isinstance(each, str)}
+    if "additionalProperties" in out and "maxLength" in out:
+        out["maxProperties"] = out.pop("maxLength")
+    return out
+
+
+def _allow_nulls(schema: dict[str, Any]) -> None:
+    # A null is how some clients say "not given".
+    for name, each in schema["properties"].items():
+        if name in schema.get("required", ()):
+            continue
+        if "anyOf" in each:
+            if {"type": "null"} not in each["anyOf"]:
+                each["anyOf"].append({"type": "null"})
+        elif isinstance(each.get("type"), str) and "enum" not in each:
+            each["type"] = [each["type"], "null"]
+        else:
+            kept = {key: each.pop(key) for key in list(each) if key not in ("title", "description", "default")}
+            each["anyOf"] = [kept, {"type": "null"}]
+
+
+def _ref(cls: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=cls.__name__)}
+
+
+def _json(cls: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": _ref(cls)}}
+
+
+def _errors(*statuses: str, keyed: bool) -> dict[str, Any]:
+    wanted = sorted({*statuses, *(("401",) if keyed else ())})
+    return {status: {"description": _ERRORS[status], "content": _json(response_shapes.Error)} for status in wanted}
+
+
+_ID = {
+    "name": "x-request-id",
+    "in": "header",
+    "required": False,
+    "description": "the request's name in the access log, given back in the answer; default: a random one",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=-]{1,128}$"},
+}
+
+
+def _post(post: _Post, keyed: bool) -> dict[str, Any]:
+    content = _json(post.answer)
+    if post.tag == "Generation":
+        events = _ref(post.event) if post.event is not None else {"type": "object"}
+        content["text/event-stream"] = {"schema": {"type": "string", "description": "server-sent events"}}
+        content["text/event-stream"]["x-event"] = events
+    body = {"schema": _ref(post.body), "examples": {name: {"value": value} for name, value in post.examples.items()}}
+    return {
+        "tags": [post.tag],
+        "summary": post.summary,
+        "description": " ".join(post.about.split()),
+        "parameters": [_ID],
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            **_errors("400", "404", "408", "413", "429", "500", "503", keyed=keyed),
+        },
+    }
+
+
+def _get(summary: str, ok: dict[str, Any], more: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "get": {
+            "tags": ["Models and state"],
+            "summary": summary,
+            "parameters": [*parameters, _ID],
+            "responses": {"200": {"description": "The answer", "content": ok}, **more},
+        }
+    }
+
+
+def _gets(keyed: bool) -> dict[str, Any]:
+    name = {"name": "model", "required": True, "schema": {"type": "string", "minLength": 1}}
+    asked = {**name, "in": "query", "required": False, "description": "default: the first"}
+    starting = {"503": {"description": "The engine is being started.", "content": _json(response_shapes.Health)}}
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    paths = {
+        "/v1/models": _get("The models", _json(response_shapes.Models), _errors(keyed=keyed)),
+        "/v1/models/{model}": _get(
+            "One model", _json(response_shapes.Model), _errors("404", keyed=keyed), {**name, "in": "path"}
+        ),
+        "/tokenizer_info": _get(
+            "What goes with a model's tokens: its special ones, and its chat template",
+            _json(response_shapes.TokenizerInfo),
+            _errors("404", "408", "429", "503", keyed=keyed),
+            asked,
+        ),
+        "/health": _get("Whether there is an engine that is ready", _json(response_shapes.Health), starting),
+        "/metrics": _get("Figures for Prometheus, named slm_*", text, _errors(keyed=keyed)),
+    }
+    paths["/health"]["get"]["security"] = []
+    return paths

@@ -1,0 +1,152 @@
+"""JSON bytes to a validated body, every mistake told as OpenAI's clients expect it.
+
+Fields that would not change the text are accepted and ignored; those that would, and are not supported, are refused
+by name.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from data.errors import nearest
+from serve.api.errors import ApiError
+from serve.api.openai.requests import CompletionRequest, EmbeddingRequest
+
+IGNORED = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+}
+_UNSUPPORTED = {
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "json_schema",
+    "suffix",
+    "best_of",
+    "audio",
+    "modalities",
+    "prediction",
+    "reasoning_effort",
+    "verbosity",
+    "web_search_options",
+    "previous_response_id",
+    "conversation",
+    "background",
+    "include",
+    "reasoning",
+    "truncation",
+    "max_tool_calls",
+}
+# Values of unsupported fields that ask for what happens anyway.
+_HARMLESS = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "background": (False,),
+    "include": ([],),
+    "truncation": ("disabled",),
+}
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse(cls: type[Body], raw: bytes) -> Body:
+    """A validated body from JSON bytes; every mistake is an `ApiError` 400 that names the parameter."""
+    # A body of a million lists would be searched for cycles, which it cannot have, again and again.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _parse(cls, raw)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _parse(cls: type[Body], raw: bytes) -> Body:
+    try:
+        value = _value(raw)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RecursionError) or "recursion limit" in str(error):
+            raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"The body must be a JSON object, not {_json_type(value)}.", code="invalid_json")
+    # A null is how some clients say "not given".
+    fields = {key: each for key, each in value.items() if each is not None}
+    del value
+    for key in list(fields):
+        if key in cls.model_fields:
+            continue
+        if key in IGNORED:
+            del fields[key]
+        elif key in _UNSUPPORTED:
+            if fields[key] not in _HARMLESS.get(key, ()):
+                raise ApiError(400, f"{key} is not supported by this server.", param=key, code="unsupported")
+            del fields[key]
+        else:
+            raise _unknown(key[:100], cls.model_fields)
+    try:
+        return cls.model_validate(fields)
+    except ValidationError as error:
+        raise _explain(error, cls) from None
+
+
+def _value(raw: bytes) -> Any:
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        # Half of a surrogate pair, which programs that cut texts in UTF-16 send, is JSON. Only this reader takes it.
+        if "hex escape" not in str(error):
+            raise
+    return json.loads(raw, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unknown(name: str, known: Iterable[str]) -> ApiError:
+    hint = nearest(name, known) if known else ""
+    return ApiError(400, f"Unknown parameter {name!r}. {hint}".strip(), param=name, code="unknown_parameter")
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _explain(error: ValidationError, cls: type[BaseModel]) -> ApiError:
+    errors = error.errors(include_url=False, include_input=False)
+    # Of the branches of a union, the one that the value came furthest with is the one that was meant.
+    first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
+    # Names of branches ("str", "list[str]") say nothing to a caller.
+    path = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    param = ".".join(path)[:200]
+    top = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        name = param or top[:100]
+        return _unknown(name, cls.model_fields if len(path) <= 1 else ())
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is missing.", param=param, code="missing_required_parameter")
+    if top in ("prompt", "input") and cls in (CompletionRequest, EmbeddingRequest):
+        message = "must be a text, a list of texts, a list of token ids or a list of such lists, none empty"
+        return ApiError(400, f"{top} {message}.", param=top, code="invalid_value")
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {message}.", param=param, code="invalid_value")

@@ -1,0 +1,305 @@
+"""Request bodies, validated strictly before anything else sees them, and their way into engine commands.
+
+The fields are OpenAI's; `top_k`, `min_p`, `typical_p`, `repeat_penalty`, `repeat_last_n` and `ignore_eos` are
+llama.cpp's names for what OpenAI lacks. Fields that would not change the text are accepted and ignored; those
+that would, and are not supported, are refused by name, never silently dropped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from serve.api.errors import ApiError
+from serve.engine.messages import ModelInfo, SamplingParams
+from serve.grammar.gbnf import check
+from serve.grammar.json_schema import json_object_grammar, schema_grammar
+from serve.grammar.tree import MAX_BYTES, GrammarError
+
+MAX_STOPS = 16
+MAX_INPUTS = 2048
+MAX_TOP_LOGPROBS = 20
+MAX_TOKENS = 1 << 20
+"""Most token ids of one list."""
+MAX_FIELDS = 1024
+"""Most fields of one object."""
+MAX_TIMEOUT_S = 86_400
+_MAX_SEED = 2**63 - 1
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+# A list of a million mistakes is refused at the first (`fail_fast`): to tell each of them would take seconds.
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
+
+
+def _few_fields(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"{len(value)} fields; an object may have {MAX_FIELDS}")
+    return value
+
+
+class Strict(BaseModel):
+    """A JSON object with no other fields and no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, value: Any) -> Any:
+        return _few_fields(value)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] = Field({}, alias="schema", description="JSON Schema; see the docs for what is supported")
+    strict: bool | None = Field(None, description="the schema is always kept to")
+
+
+class JsonSchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class Routed(Strict):
+    """What every request may say."""
+
+    model: str | None = Field(None, max_length=512, description="a name that /v1/models tells; default: the first")
+    timeout_s: Number | None = Field(
+        None, gt=0, le=MAX_TIMEOUT_S, description="seconds for the whole request; then it ends with what there is"
+    )
+
+
+class _Generation(Routed):
+    """What completions and chat completions share."""
+
+    temperature: Number = Field(1.0, ge=0, le=10, description="0: always the likeliest token")
+    top_p: Number = Field(1.0, ge=0, le=1, description="of the likeliest tokens, as many as have this share")
+    top_k: int = Field(0, ge=-1, le=2**31 - 1, description="of the likeliest tokens, so many; 0 or -1: all")
+    min_p: Number = Field(0.0, ge=0, le=1, description="no token below this part of the likeliest one's share")
+    typical_p: Number = Field(1.0, ge=0, le=1, description="locally typical sampling; 1: off")
+    repeat_penalty: Number = Field(1.0, ge=0.01, le=10, description="of tokens that have occurred; 1: off")
+    repeat_last_n: int = Field(64, ge=0, le=65536, description="tokens that the penalties look back")
+    frequency_penalty: Number = Field(0.0, ge=-2, le=2, description="for each time that a token has occurred")
+    presence_penalty: Number = Field(0.0, ge=-2, le=2, description="for tokens that have occurred")
+    logit_bias: Annotated[
+        dict[str, Annotated[Number, Field(ge=-100, le=100)]],
+        BeforeValidator(_few_fields),
+        Field(max_length=MAX_FIELDS),
+    ] = {}
+    seed: int | None = Field(
+        None, ge=-_MAX_SEED - 1, le=_MAX_SEED, description="the same seed gives the same text; default: a random one"
+    )
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = []
+    n: int = Field(1, ge=1, le=128, description="choices for each prompt, the seed of each one higher")
+    ignore_eos: bool = Field(False, description="go on after an end-of-text token")
+    speculate: bool | None = Field(
+        None, description="whether guessed tokens may be checked, where the server makes any; default: without a seed"
+    )
+    response_format: ResponseFormat | None = None
+    grammar: str | None = Field(None, max_length=MAX_BYTES, description="GBNF, llama.cpp's form of a grammar")
+    stream: bool = Field(False, description="text as it is made, in server-sent events")
+    stream_options: StreamOptions | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def constraint(self) -> str | None:
+        """The grammar that the text must fit, checked; raises `ApiError` for one that cannot be kept to. Takes a
+        while for a big schema."""
+        if self.grammar is not None and isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            raise ApiError(400, "grammar and response_format exclude each other.", param="grammar")
+        param = "response_format" if self.grammar is None else "grammar"
+        try:
+            match self.response_format:
+                case JsonObjectFormat():
+                    text = json_object_grammar()
+                case JsonSchemaFormat(json_schema=given):
+                    text = schema_grammar(given.schema_)
+                case _ if self.grammar is not None:
+                    text = check(self.grammar)
+                case _:
+                    return None
+        except GrammarError as error:
+            raise ApiError(400, f"{error}.", param=param, code="invalid_grammar") from None
+        if self.ignore_eos:
+            raise ApiError(400, f"ignore_eos and {param} exclude each other.", param="ignore_eos")
+        return text
+
+    def sampling(self, info: ModelInfo, grammar: str | None = None) -> SamplingParams:
+        """Sampling of the first choice; raises `ApiError` for a bias on what is no token."""
+        bias = []
+        for key, value in self.logit_bias.items():
+            if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= info.n_vocab:
+                raise ApiError(
+                    400,
+                    f"logit_bias: {key[:32]!r} is not a token id of this model (0 to {info.n_vocab - 1}).",
+                    param="logit_bias",
+                )
+            bias.append((int(key), float("-inf") if value <= -100 else value))
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            repeat_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=tuple(bias),
+            seed=secrets.randbits(32) if self.seed is None else self.seed,
+            ignore_eos=self.ignore_eos,
+            grammar=grammar,
+        )
+
+    @property
+    def may_speculate(self) -> bool:
+        """Who names a seed wants the same text again, which rounding could spoil."""
+        return self.seed is None if self.speculate is None else self.speculate
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(_Generation):
+    """POST /v1/completions"""
+
+    prompt: str | Annotated[Texts, Field(max_length=128)] | Tokens | Annotated[TokenLists, Field(max_length=128)] = (
+        Field(description="text, token ids, or a list of either")
+    )
+    max_tokens: int = Field(16, ge=0, le=2**31 - 1, description="cut at the context's end")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="log-probabilities of the tokens, and of so many likeliest ones"
+    )
+    echo: bool = Field(False, description="the prompt, too, with its log-probabilities where they are asked for")
+
+    def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
+        """One entry per prompt; raises `ApiError` for an id outside the vocabulary."""
+        return _texts_or_tokens(self.prompt, info, "prompt")
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
+    name: str | None = None
+
+    def text(self) -> str:
+        """The content, its parts joined."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(_Generation):
+    """POST /v1/chat/completions"""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
+    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="the older name")
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="default: the context")
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    def limit(self) -> int | None:
+        """Most tokens to generate; None: as far as the context goes."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def n_top(self) -> int | None:
+        """`top_logprobs` as the engine takes it; raises `ApiError` when it is given without `logprobs`."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class EmbeddingRequest(Routed):
+    """POST /v1/embeddings"""
+
+    input: (
+        str
+        | Annotated[Texts, Field(max_length=MAX_INPUTS)]
+        | Tokens
+        | Annotated[TokenLists, Field(max_length=MAX_INPUTS)]
+    ) = Field(description="text, token ids, or a list of either")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1, description="only the model's own width")
+
+    def inputs(self, info: ModelInfo) -> tuple[str | tuple[int, ...], ...]:
+        """One entry per input; raises `ApiError` for an id outside the vocabulary or another width."""
+        if self.dimensions not in (None, info.n_embd):
+            message = f"dimensions: this model's embeddings have {info.n_embd}; they cannot be shortened."
+            raise ApiError(400, message, param="dimensions", code="invalid_value")
+        inputs = _texts_or_tokens(self.input, info, "input")
+        if "" in inputs:
+            raise ApiError(400, "input: an empty text has no embedding.", param="input", code="invalid_value")
+        return tuple(inputs)
+
+
+class TokenizeRequest(Routed):
+    """POST /tokenize"""
+
+    content: str | None = None
+    add_special: bool = Field(False, description="put BOS first where the model's file asks for it")
+    parse_special: bool = Field(False, description="read special tokens spelled in the text as such")
+    prompt: str | None = Field(None, description="instead of content: the text, its special tokens read as such")
+    add_special_tokens: bool = Field(True, description="with prompt: what add_special is with content")
+
+    def text(self) -> tuple[str, bool, bool]:
+        """The text, whether BOS comes first, and whether special tokens are read. Raises `ApiError`."""
+        if self.content is not None and self.prompt is None:
+            return self.content, self.add_special, self.parse_special
+        if self.prompt is not None and self.content is None:
+            return self.prompt, self.add_special_tokens, True
+        code = "missing_required_parameter" if self.content is None else "invalid_value"
+        raise ApiError(400, "content must be given, or prompt, and not both.", param="content", code=code)
+
+
+class DetokenizeRequest(Routed):
+    """POST /detokenize"""
+
+    tokens: list[TokenId] = Field(max_length=MAX_TOKENS, fail_fast=True)
+
+
+def _texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tuple[int, ...]]:
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        texts: list[str | tuple[int, ...]] = [tuple(given)]
+    else:
+        texts = [each if isinstance(each, str) else tuple(each) for each in given]
+    for each in texts:
+        if not isinstance(each, str):
+            check_tokens(each, info, param)
+    return texts
+
+
+def check_tokens(tokens: tuple[int, ...], info: ModelInfo, param: str) -> None:
+    """Raises `ApiError` for an id outside the vocabulary."""
+    worst = max(tokens, default=0)
+    if worst >= info.n_vocab:
+        raise ApiError(400, f"{param}: {worst} is not a token id of this model (0 to {info.n_vocab - 1}).", param=param)

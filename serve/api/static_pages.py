@@ -1,0 +1,51 @@
+"""The web pages at `/` and `/docs`: static files of the package, nothing from elsewhere, nothing secret."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve.api.errors import ApiError
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def is_page(path: str) -> bool:
+    """Whether a path belongs to a page, which asks for the key itself and so must load without it."""
+    return path in ("/", "/docs") or path.startswith("/web/")
+
+
+def page_routes() -> list[Route]:
+    """The routes. The files are read once."""
+    folder = resources.files("serve.api") / "web"
+    suffix = {each.name: each.name[each.name.rfind(".") :] for each in folder.iterdir()}
+    files = {name: (folder / name).read_bytes() for name, kind in suffix.items() if kind in _TYPES}
+
+    def answer(name: str) -> Response:
+        return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)
+
+    async def page(_: Request) -> Response:
+        return answer("index.html")
+
+    async def docs(_: Request) -> Response:
+        return answer("docs.html")
+
+    async def file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            raise ApiError(404, f"GET /web/{name[:100]}: Not Found.")
+        return answer(name)
+
+    return [Route("/", page), Route("/docs", docs), Route("/web/{name}", file)]

@@ -1,0 +1,120 @@
+"""Chat messages to prompt text, by the model's own template or a plain one.
+
+A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. Not
+promised: that a template ends in good time, nor that text of a user which spells a special token is told apart
+from the template's own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from serve.engine.messages import ModelInfo
+
+FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
+"""Ends a reply of the plain template, whose turns have no token of their own."""
+
+_MAX_SIZE = 1_000_000
+"""Of what `*` and `**` make in a template: characters, items or bits."""
+
+_FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
+
+
+class ChatTemplateError(Exception):
+    """The template refuses these messages, or does not work; the message says which."""
+
+
+class ChatPrompt:
+    """Renders messages for one model.
+
+    `own` tells whether the model brought a template. Without one the plain form is used, which a base model can
+    at least continue: `System: ...`, `User: ...` and `Assistant: ...` paragraphs.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._bos, self._eos = info.bos, info.eos
+        self.own = False
+        self.problem: str | None = None
+        """Why the model's own template is not used, where it has one."""
+        if info.chat_template:
+            try:
+                self._template = _environment().from_string(info.chat_template)
+                self.own = True
+            except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                self.problem = f"the model's chat template is not valid ({error}); using the plain one"
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings that go with the template."""
+        return () if self.own else FALLBACK_STOP
+
+    def render(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
+        """The prompt, and whether BOS is still to be put before it. Messages have `role` and `content`."""
+        if not self.own:
+            return _plain(messages), True
+        try:
+            text = self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=self._bos,
+                eos_token=self._eos,
+                tools=None,
+                documents=None,
+            )
+        except SecurityError as error:
+            raise ChatTemplateError(f"the model's chat template does what is not allowed: {error}") from None
+        except Exception as error:  # a template can raise whatever Python can
+            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
+        return text, not (self._bos and text.startswith(self._bos))
+
+
+def _plain(messages: list[dict[str, str]]) -> str:
+    turns = [f"{_FALLBACK_NAMES[each['role']]}: {each['content']}" for each in messages]
+    return "\n\n".join([*turns, "Assistant:"])
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Also refuses products and powers of a size that would stop the process, which Python computes in one go."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """The value of `left operator right`."""
+        if operator == "**":
+            # As many bits as the base has, as often as the exponent says.
+            size = left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
+        else:
+            sizes = [len(each) if hasattr(each, "__len__") else each for each in (left, right)]
+            numbers = all(isinstance(each, int | float) for each in (left, right))
+            size = 0 if numbers else sizes[0] * sizes[1]
+        if size > _MAX_SIZE:
+            raise SecurityError(f"the result of {operator} would be too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    # Jinja's own escapes for HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=False, indent=None if indent is None else min(indent, 32))
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

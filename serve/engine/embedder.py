@@ -1,0 +1,159 @@
+"""Embeddings beside generation: a small context of its own on the same weights, a batch at a time.
+
+The mean over the tokens of the last layer's normed output, scaled to length 1. A generation never waits longer
+for it than one batch takes, and shares no cache with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
+from serve.engine.tokenize import tokenize_within
+from slm.llama.llamacpp import Batch, Context, LlamaError, Model
+
+_BATCH = 128
+"""Tokens per step. llama.cpp keeps logits of each of them too, so it is also a matter of memory."""
+_SEQUENCES = 16
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Request:
+    id: str
+    vectors: list[bytes | None]
+    n_tokens: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Input:
+    request: _Request
+    index: int
+    tokens: list[int]
+    slot: int = -1
+    n_computed: int = 0
+    total: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+class Embedder:
+    """A queue of texts. The context is made when the first one comes: most servers never need it."""
+
+    def __init__(self, model: Model, *, context: int, threads: int) -> None:
+        self._model, self._n_ctx, self._threads = model, context, threads
+        self._queue: deque[_Input] = deque()
+        self._context: Context | None = None
+        self._batch = Batch(_BATCH, _SEQUENCES)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._queue)
+
+    def add(self, command: Embed) -> list[Event]:
+        """Queues the inputs of a request, or says why not. Raises `LlamaError` for a bad token id."""
+        inputs: list[list[int]] = []
+        for i, given in enumerate(command.inputs):
+            tokens, whole = self._tokens(given)
+            if not tokens:
+                return [Failure(id=command.id, code="invalid_request", message=f"input {i} has no tokens")]
+            if len(tokens) > self._n_ctx:
+                n = f"{'' if whole else 'more than '}{len(tokens)}"
+                message = f"input {i} has {n} tokens; this server embeds at most {self._n_ctx} at a time."
+                return [Failure(id=command.id, code="context_length_exceeded", message=message)]
+            inputs.append(tokens)
+        if self._context is None:
+            # Room for one input of any length beside a batch of others.
+            self._context = Context(
+                self._model,
+                n_ctx=self._n_ctx + _BATCH,
+                n_batch=_BATCH,
+                n_ubatch=_BATCH,
+                n_seq_max=_SEQUENCES,
+                n_threads=self._threads,
+                embeddings=True,
+            )
+        request = _Request(id=command.id, vectors=[None] * len(inputs), n_tokens=sum(map(len, inputs)))
+        self._queue.extend(
+            _Input(request=request, index=i, tokens=tokens, total=np.zeros(self._model.n_embd))
+            for i, tokens in enumerate(inputs)
+        )
+        return []
+
+    def _tokens(self, given: str | tuple[int, ...]) -> tuple[list[int], bool]:
+        if not given:
+            return [], True
+        if isinstance(given, str):
+            return tokenize_within(self._model, given, self._n_ctx, add_special=True, parse_special=False)
+        return [self._model.check_token(token) for token in given], True
+
+    def cancel(self, request_id: str) -> None:
+        """Forgets a request's inputs."""
+        assert self._context is not None or not self._queue
+        for each in self._queue:
+            if each.request.id == request_id and each.slot >= 0:
+                self._context.seq_rm(each.slot)
+        self._queue = deque(each for each in self._queue if each.request.id != request_id)
+
+    def step(self) -> list[Event]:
+        """Computes one batch; gives the answers that it completes."""
+        if not self._queue:
+            return []
+        assert self._context is not None
+        parts = self._fill()
+        try:
+            self._context.decode(self._batch)
+            rows = self._context.embeddings_all(len(self._batch))
+        except LlamaError as error:
+            failed = dict.fromkeys(each.request.id for each in self._queue)
+            self._queue.clear()
+            self._context.clear()
+            return [Failure(id=each, code="engine_error", message=str(error)) for each in failed]
+        events: list[Event] = []
+        start = 0
+        for each, n in parts:
+            each.total += rows[start : start + n].sum(axis=0, dtype=np.float64)
+            each.n_computed += n
+            start += n
+            if each.n_computed == len(each.tokens):
+                self._queue.popleft()
+                self._context.seq_rm(each.slot)
+                events += self._finished(each)
+        return events
+
+    def _fill(self) -> list[tuple[_Input, int]]:
+        """Inputs in order, as far as the batch goes: only the last may be left unfinished."""
+        self._batch.clear()
+        parts: list[tuple[_Input, int]] = []
+        free = sorted(set(range(_SEQUENCES)) - {each.slot for each in self._queue})
+        for each in self._queue:
+            room = _BATCH - len(self._batch)
+            if room == 0 or (each.slot < 0 and not free):
+                break
+            if each.slot < 0:
+                each.slot = free.pop(0)
+            chunk = each.tokens[each.n_computed : each.n_computed + room]
+            self._batch.extend(chunk, each.n_computed, each.slot, True, every=True)
+            parts.append((each, len(chunk)))
+        return parts
+
+    def _finished(self, each: _Input) -> list[Event]:
+        request = each.request
+        mean = each.total / len(each.tokens)
+        length = float(np.sqrt(np.square(mean).sum()))
+        if not np.isfinite(length):
+            self.cancel(request.id)
+            return [Failure(id=request.id, code="engine_error", message="the embedding is not a number")]
+        request.vectors[each.index] = (mean / (length or 1.0)).astype("<f4").tobytes()
+        if any(vector is None for vector in request.vectors):
+            return []
+        vectors = tuple(vector for vector in request.vectors if vector is not None)
+        return [Reply(id=request.id, value=Embeddings(vectors=vectors, n_tokens=request.n_tokens))]
+
+    def close(self) -> None:
+        """Frees the context."""
+        self._queue.clear()
+        if self._context is not None:
+            self._context.close()
+            self._context = None

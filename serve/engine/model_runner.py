@@ -1,0 +1,151 @@
+"""The only part of the engine that computes: carries a plan out on llama.cpp."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from data.errors import UserError
+from serve.config import DEFAULT_CONTEXT, EngineConfig
+from serve.engine.messages import ModelInfo
+from serve.engine.scheduler import MIN_COPIED, MIN_KEPT, Plan
+from serve.engine.spec_decode.planner import StepCost
+from slm.llama.llamacpp import Batch, Context, LlamaError, Model
+from slm.llama.sampler import Sampler
+from slm.machine.hardware import compute_threads
+
+_MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
+"""Kernels take rows by fours or sixteens: a row less can cost more."""
+
+
+class Runner:
+    """A model, its KV cache and one batch. Raises `UserError` or `LlamaError` when the file cannot be served."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        started = time.perf_counter()
+        self.model = Model(config.model_path, n_gpu_layers=config.n_gpu_layers)
+        context = config.context or min(self.model.n_ctx_train, DEFAULT_CONTEXT)
+        shared = config.kv_tokens > 0
+        # A sequence must be able to finish when it is alone.
+        kv_tokens = max(config.kv_tokens, context) if shared else config.slots * context
+        self._exact = config.exact
+        threads = config.threads or compute_threads()
+        try:
+            self._context = Context(
+                self.model,
+                n_ctx=kv_tokens,
+                n_batch=config.batch,
+                n_ubatch=config.ubatch,
+                n_seq_max=config.slots,
+                n_threads=threads,
+                kv_unified=shared,
+                kv_type=config.kv_type,
+                flash_attn=config.flash_attn,
+            )
+        except BaseException:
+            self.model.close()
+            raise
+        self.mixes = shared
+        """Whether one pass takes different numbers of tokens of the sequences."""
+        # With one cache, a copy is a mark on the cells. Else the whole of a slot's cache is copied, which takes as
+        # long as computing a hundredth of its tokens or so.
+        self.min_copied = MIN_KEPT if shared else max(MIN_COPIED, context // 32)
+        if not self.model.keeps_cells:
+            self.min_copied = 0
+        self.batch_limit = self._context.n_batch
+        self._batch = Batch(self.batch_limit, config.slots)
+        metadata = self.model.metadata()
+        self.info = ModelInfo(
+            path=str(config.model_path),
+            architecture=metadata.get("general.architecture", "?"),
+            n_params=self.model.n_params,
+            size_bytes=self.model.size_bytes,
+            n_vocab=self.model.n_vocab,
+            n_embd=self.model.n_embd,
+            n_ctx_train=self.model.n_ctx_train,
+            context=context,
+            slots=config.slots,
+            kv_tokens=self._context.n_ctx,
+            threads=threads,
+            bos=self._spelled(self.model.bos),
+            eos=self._spelled(self.model.eos),
+            add_bos=self.model.add_bos,
+            chat_template=self.model.chat_template(),
+            load_s=time.perf_counter() - started,
+        )
+
+    def _spelled(self, token: int) -> str:
+        return self.model.token_to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def run(self, plan: Plan) -> list[int]:
+        """Computes the batch; returns, per chunk, the batch index of its last token.
+
+        Raises `KvCacheFull` when the cache has no room, and then nothing has changed.
+        """
+        for (_, slot), n_kept, source in zip(plan.admitted, plan.kept, plan.sources, strict=True):
+            if source is not None:
+                self._context.seq_rm(slot)
+                # A cache per slot can only be copied whole: the copy is cut like any other.
+                self._context.seq_cp(source, slot)
+            if not self._context.seq_rm(slot, n_kept):
+                raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_kept} tokens")
+        self._batch.clear()
+        last = {}
+        # llama.cpp computes together only sequences that follow each other in the order of slots: none does, backwards.
+        for chunk in sorted(plan.chunks, key=lambda chunk: chunk.slot, reverse=self._exact):
+            wanted, every = chunk.logits != "none", chunk.logits == "all"
+            last[chunk.slot] = self._batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
+        self._context.decode(self._batch)
+        return [last[chunk.slot] for chunk in plan.chunks]
+
+    def step_cost(self) -> StepCost:
+        """See `measure_cost`."""
+        return measure_cost(self._context, self._batch)
+
+    def logits(self, index: int) -> np.ndarray:
+        """float32 [n_vocab] of a batch entry that asked for logits."""
+        return self._context.logits(index)
+
+    def sample(self, sampler: Sampler, index: int) -> int:
+        """The chain's pick from the logits of a batch entry."""
+        return sampler.sample(self._context, index)
+
+    def cut(self, slot: int, n: int) -> bool:
+        """Cuts a slot back to its first `n` positions; whether it then holds exactly those. Not so where llama.cpp
+        keeps a window of them, or a state instead of cells."""
+        return self._context.seq_rm(slot, n) and self._context.seq_pos_range(slot) == (0, n - 1)
+
+    def forget(self, slot: int) -> None:
+        """Frees a slot's cells."""
+        self._context.seq_rm(slot)
+
+    def forget_all(self) -> None:
+        """Frees every cell."""
+        self._context.clear()
+
+    def close(self) -> None:
+        """Frees the cache and the model."""
+        self._context.close()
+        self.model.close()
+
+
+def measure_cost(context: Context, batch: Batch) -> StepCost:
+    """How long passes of different sizes take; forgets what is cached. Raises `UserError` for a model whose tokens
+    cannot be taken back."""
+    if not context.model.keeps_cells:
+        raise UserError(f"the cache of {context.model.path} cannot take back tokens; use serve.speculate=none")
+    seconds: dict[int, float] = {}
+    # In rounds, so that a moment in which the machine is busy with something else spoils no size altogether.
+    for _ in range(3):
+        for n in _MEASURED_ROWS:
+            if n > batch.capacity:
+                break
+            batch.clear()
+            batch.extend([0] * n, 0, 0, True, every=True)
+            began = time.perf_counter()
+            context.decode(batch)
+            took = time.perf_counter() - began
+            seconds[n] = min(took, seconds.get(n, took))
+            context.clear()
+    return StepCost(tuple(seconds), tuple(seconds.values()))

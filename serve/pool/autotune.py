@@ -1,0 +1,203 @@
+"""Threads, batch sizes and slots that suit this machine, where the configuration leaves them open.
+
+Threads and batch sizes are measured once per model file and machine, in a process of its own (`python -m
+serve.pool.autotune` reads a job as JSON from stdin), and kept under the cache folder. Slots follow from memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from data.storage import cache_home
+from serve.config import KvType
+from serve.pool.memory_plan import ModelFacts, available_bytes
+from slm.machine.hardware import compute_threads, n_threads
+from slm.report import atomic_write_json, cpu_name
+
+TuneMode = Literal["auto", "off", "force"]
+
+MOST_SLOTS = 16
+"""More sequences at once still raise the throughput, but their cache must be cleared at the start: a second per
+gigabyte or two."""
+_SLOT_MEMORY = 1 << 30
+_SLOT_PART = 8
+"""Caches take no more than an eighth of the memory that is free, and a gigabyte."""
+FEWEST_PARAMS = 20_000_000
+"""Smaller models are fast enough with any of it."""
+_STEP_S = 0.3
+"""How long a step with a piece of a prompt may hold up the streams beside it."""
+_WORTH = 1.04
+"""How much faster another choice must be than the default one: below is noise."""
+_UBATCHES = (512, 256, 128)
+_MEASURE_S = 60
+"""A machine that takes longer is busy with something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What was chosen."""
+
+    threads: int
+    batch: int = 512
+    ubatch: int = 512
+    prefill_chunk: int = 256
+
+
+def untuned() -> Tuned:
+    """What is chosen without measuring."""
+    return Tuned(threads=compute_threads())
+
+
+def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
+    """How many caches of one context fit into the memory that is meant for them: 1 to `MOST_SLOTS`."""
+    room = min(_SLOT_MEMORY, available_bytes() // _SLOT_PART)
+    return max(1, min(MOST_SLOTS, int(room // max(1, facts.kv_bytes(kv_type) * context))))
+
+
+def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: int = 0) -> Tuned:
+    """The cached choice for a model file here; measures it where there is none, which takes some seconds and a line
+    on the terminal. Falls back to `untuned` when that is not possible."""
+    if mode == "off" or (mode == "auto" and facts.n_params < FEWEST_PARAMS):
+        return untuned()
+    record = _cache_file(path, n_gpu_layers)
+    if mode == "auto" and (known := _read(record)) is not None:
+        return known
+    print(f"tuning   measuring threads and batch sizes for {path.name}, once", flush=True)
+    job = {"model": str(path), "n_gpu_layers": n_gpu_layers}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "serve.pool.autotune"],
+            input=json.dumps(job).encode(),
+            capture_output=True,
+            timeout=_MEASURE_S,
+            check=True,
+            cwd=Path(__file__).resolve().parents[1],
+        )
+        chosen = Tuned(**json.loads(done.stdout))
+    except (subprocess.SubprocessError, OSError, ValueError, TypeError):
+        return untuned()
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_json(record, asdict(chosen))
+    except OSError:
+        pass  # measured again the next time
+    return chosen
+
+
+def _cache_file(path: Path, n_gpu_layers: int) -> Path:
+    status = path.stat()
+    key = [path.name, status.st_size, status.st_mtime_ns, cpu_name(), n_threads(), n_gpu_layers]
+    key.append(metadata.version("llama-cpp-python"))
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    return cache_home() / "tune" / f"{name}.json"
+
+
+def _read(record: Path) -> Tuned | None:
+    try:
+        known: dict[str, Any] = json.loads(record.read_text())
+        chosen = Tuned(**known)
+    except (OSError, ValueError, TypeError):
+        return None
+    sane = all(isinstance(value, int) and 0 < value <= 1 << 16 for value in asdict(chosen).values())
+    return chosen if sane and chosen.ubatch <= chosen.batch else None
+
+
+# -- measuring ---------------------------------------------------------------------------------------------
+
+
+def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
+    """Runs the model with each choice, in turn, and takes the fastest; the default where they are alike."""
+    from slm.llama.llamacpp import Batch, Context, Model
+
+    default = untuned()
+    with Model(path, n_gpu_layers=n_gpu_layers) as model:
+
+        def timed(choice: Tuned, n_prompt: int, n_steps: int, width: int) -> tuple[float, float]:
+            """Seconds per prompt token, and per step of `width` sequences."""
+            n_prompt = min(n_prompt, model.n_ctx_train - 1)
+            with Context(
+                model,
+                n_ctx=width * (n_prompt + n_steps + 8),
+                n_batch=choice.batch,
+                n_ubatch=choice.ubatch,
+                n_seq_max=width,
+                n_threads=choice.threads,
+                kv_unified=width == 1,
+            ) as context:
+                batch = Batch(context.n_batch, width)
+                tokens = [i % model.n_vocab for i in range(n_prompt)]
+                times = []
+                for _ in range(2):  # the first one starts threads and touches memory
+                    context.clear()
+                    batch.clear()
+                    batch.extend(tokens, 0, 0, True)
+                    began = time.perf_counter()
+                    context.decode(batch)
+                    times.append(time.perf_counter() - began)
+                steps = []
+                for at in range(n_steps):
+                    batch.clear()
+                    for slot in range(width):
+                        batch.add(0, at if slot else n_prompt + at, slot, True)
+                    began = time.perf_counter()
+                    context.decode(batch)
+                    steps.append(time.perf_counter() - began)
+                return min(times) / n_prompt, median(steps) if steps else 0.0
+
+        # A slow model is measured on less, so that it takes seconds all the same.
+        probe, _ = timed(default, 32, 0, 1)
+        n_prompt = int(max(32, min(512, 0.5 / probe)))
+        n_steps = int(max(4, min(32, 0.1 / probe)))
+
+        def seconds(choice: Tuned) -> float:
+            """Of a request: 100 tokens of prompt and 100 of reply, alone and in company."""
+            single, many = timed(choice, n_prompt, n_steps, 1), timed(choice, min(n_prompt, 64), n_steps, 4)
+            return single[0] + single[1] + many[1] / 4
+
+        others = [replace(default, threads=n) for n in _thread_counts(default.threads)]
+        chosen = _fastest([default, *others], seconds)
+        smaller = [replace(chosen, ubatch=n) for n in _UBATCHES if n < chosen.ubatch]
+        chosen = _fastest([chosen, *smaller], lambda choice: timed(choice, n_prompt, 0, 1)[0])
+        per_token = timed(chosen, n_prompt, 0, 1)[0]
+    return replace(chosen, prefill_chunk=_chunk(per_token))
+
+
+def _thread_counts(default: int) -> list[int]:
+    """What may be better than a thread per core: half of them, one left for everything else, and two per core, where
+    a core counts twice."""
+    return sorted({default // 2, default - 1, n_threads()} - {0, default}, reverse=True)
+
+
+def _chunk(seconds_per_token: float) -> int:
+    """Prompt tokens of a step that other streams wait for: a power of two from 32 to 256."""
+    n = 256
+    while n > 32 and n * seconds_per_token > _STEP_S:
+        n //= 2
+    return n
+
+
+def _fastest(choices: list[Tuned], seconds) -> Tuned:
+    """The first, unless another is clearly faster. Measured in turn, so that what else runs here hits all alike."""
+    rounds = [[seconds(choice) for choice in choices] for _ in range(2)]
+    times = [min(each) for each in zip(*rounds, strict=True)]
+    best = min(range(len(choices)), key=times.__getitem__)
+    return choices[best] if times[0] > _WORTH * times[best] else choices[0]
+
+
+def main() -> None:
+    """Reads the job from stdin, writes the choice to stdout."""
+    job = json.load(sys.stdin)
+    print(json.dumps(asdict(measure(Path(job["model"]), n_gpu_layers=job["n_gpu_layers"]))))
+
+
+if __name__ == "__main__":
+    main()

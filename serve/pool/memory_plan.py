@@ -1,0 +1,134 @@
+"""How much memory a model will take, told before it is loaded, and how much this machine can give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from serve.config import DEFAULT_CONTEXT, EngineConfig, KvType
+from slm.llama.gguf_check import GgufHeader, read_header
+
+_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+_PROCESS = 56 << 20
+"""Python, NumPy and llama.cpp without a model (measured: 44 MiB), and what grows in work."""
+_EMBEDDING_BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What a file's header tells of the model."""
+
+    architecture: str
+    n_params: int
+    size_bytes: int
+    """Of all tensors."""
+    n_vocab: int
+    n_embd: int
+    n_ctx_train: int
+    has_template: bool
+    kv_values: int
+    """Numbers that the KV cache keeps of one token."""
+    file_bytes: int
+
+    def context(self, wanted: int) -> int:
+        """Most tokens of one sequence; `wanted`: as configured, 0 for the default."""
+        return wanted or min(self.n_ctx_train, DEFAULT_CONTEXT)
+
+    def kv_bytes(self, kv_type: KvType) -> float:
+        """Of one token in the cache."""
+        return self.kv_values * _KV_BYTES[kv_type]
+
+
+def read_facts(path: Path) -> ModelFacts:
+    """From the header alone. Raises `UserError` for a missing or damaged file."""
+    header = read_header(path)
+    architecture = str(header.metadata.get("general.architecture", "?"))
+
+    def number(key: str, default: int) -> int:
+        value: Any = header.metadata.get(f"{architecture}.{key}", default)
+        return value if isinstance(value, int) and value >= 0 else default
+
+    n_embd, n_heads = number("embedding_length", 0), max(number("attention.head_count", 1), 1)
+    head_dim = n_embd // n_heads
+    per_head = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
+    # Where the count differs by layer it is an array, which the header's reader skips: all heads, then.
+    n_kv_heads = number("attention.head_count_kv", n_heads)
+    return ModelFacts(
+        architecture=architecture,
+        n_params=sum(_count(tensor.shape) for tensor in header.tensors),
+        size_bytes=sum(tensor.n_bytes for tensor in header.tensors),
+        n_vocab=_n_vocab(header, number("vocab_size", 0)),
+        n_embd=n_embd,
+        n_ctx_train=number("context_length", DEFAULT_CONTEXT),
+        has_template="tokenizer.chat_template" in header.metadata,
+        kv_values=number("block_count", 0) * n_kv_heads * per_head,
+        file_bytes=header.size_bytes,
+    )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    n = 1
+    for each in shape:
+        n *= each
+    return n
+
+
+def _n_vocab(header: GgufHeader, default: int) -> int:
+    value = header.metadata.get("tokenizer.ggml.tokens[]", default)
+    return value if isinstance(value, int) else default
+
+
+def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | None = None) -> int:
+    """Memory of an engine: the files' pages, the KV caches, room for one batch's logits, the small context that
+    embeddings need, and the process. An estimate from above; measured, 2 to 14 % more than is used."""
+    context = facts.context(config.context)
+    cells = max(config.kv_tokens, context) if config.kv_tokens else config.slots * context
+    logits = 4 * facts.n_vocab * min(config.ubatch, config.batch)
+    embeddings = facts.kv_values * 2 * (context + _EMBEDDING_BATCH) + 8 * facts.n_vocab * _EMBEDDING_BATCH
+    total = _PROCESS + logits + embeddings
+    for each in (facts, draft):
+        if each is not None:
+            total += each.file_bytes + each.kv_bytes(config.kv_type) * cells
+    return round(total)
+
+
+def fewer_slots(facts: ModelFacts, config: EngineConfig, *, budget: int, n_models: int) -> EngineConfig:
+    """The configuration with as many slots, at most those that it has, as let all models stay loaded together, if that
+    is possible with four; else as let this one be loaded at all, if that is possible."""
+    draft = read_facts(config.draft_model) if config.draft_model else None
+    while (config.slots > 4 and needed_bytes(facts, config, draft) > budget // n_models) or (
+        config.slots > 1 and needed_bytes(facts, config, draft) > budget
+    ):
+        config = replace(config, slots=config.slots // 2)
+    return config
+
+
+def available_bytes() -> int:
+    """Memory that this process and its children may still take: the machine's, or its control group's if less."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, int(limit) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no control group (version 2), or none that limits
+    return max(free, 0)
+
+
+def budget_bytes(gigabytes: float) -> int:
+    """`serve.memory_budget_gb` in bytes (GiB); 0: four fifths of what is free now."""
+    return round(gigabytes * 2**30) if gigabytes else available_bytes() * 4 // 5
+
+
+def check_fits(name: str, need: int, budget: int) -> None:
+    """Raises `UserError` when a model can never be loaded."""
+    if need > budget:
+        raise UserError(
+            f"{name} needs about {need / 2**30:.2f} GiB and the models together may have {budget / 2**30:.2f}; "
+            f"raise serve.memory_budget_gb, lower serve.slots or serve.context, or leave the model out"
+        )

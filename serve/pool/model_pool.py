@@ -1,0 +1,281 @@
+"""Several models behind one server: loaded when asked for, unloaded when another needs their memory.
+
+Lives on the server's asyncio loop. A request takes a lease of its model; while it holds one, the model stays.
+Loads happen one at a time, in the order in which they were asked for. When there is no room, the models longest
+unused are unloaded first; where all are in use, the longest unused of them takes no more requests until it has
+finished those that it has, so that nobody waits for ever behind a busy model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from data.errors import UserError
+from serve.config import EngineConfig
+from serve.engine.messages import ModelInfo
+from serve.pool.counters import Totals
+from serve.pool.engine_client import Supervisor
+from serve.pool.memory_plan import ModelFacts, check_fits, needed_bytes, read_facts
+from serve.pool.request_stream import QueueFullError
+
+if TYPE_CHECKING:
+    from serve.chat_template import ChatPrompt
+
+State = Literal["unloaded", "loading", "ready", "leaving", "restarting"]
+_RETRY_S = 2.0
+"""After a load that failed, requests are told of it for so long before it is tried again."""
+
+
+class ModelNotLoadedError(Exception):
+    """The model cannot be loaded; the message says why."""
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """What a loaded model consists of."""
+
+    supervisor: Supervisor
+    info: ModelInfo
+    chat: ChatPrompt
+    n_bytes: int
+    """Of memory, by estimate."""
+
+
+class Served:
+    """One model of the server, loaded or not."""
+
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name, self.config = name, config
+        self.created = int(time.time())
+        self.totals = Totals()
+        self.loaded: Loaded | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.leaving = False
+        self.n_users = 0
+        self.n_waiting = 0
+        self.last_used = 0.0
+        self.failed: tuple[float, str] | None = None
+        self._facts: tuple[tuple[int, int], ModelFacts] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file."""
+        return self.config.model_path
+
+    @property
+    def state(self) -> State:
+        """In a word."""
+        if self.loaded is None:
+            return "loading" if self.loading is not None else "unloaded"
+        if self.leaving:
+            return "leaving"
+        return "ready" if self.loaded.supervisor.ready else "restarting"
+
+    def facts(self) -> ModelFacts:
+        """Of the file as it is now. Raises `UserError` when it is gone or damaged."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}") from None
+        key = (status.st_mtime_ns, status.st_size)
+        if self._facts is None or self._facts[0] != key:
+            self._facts = (key, read_facts(self.path))
+        return self._facts[1]
+
+    def needed(self) -> int:
+        """Bytes of memory that it takes, by estimate. Raises `UserError` like `facts`."""
+        draft = self.config.draft_model
+        return needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
+
+
+def model_card(served: Served) -> dict[str, Any]:
+    """An entry of /v1/models. `meta` is what the file says; null when it cannot be read any more."""
+    try:
+        facts = served.facts()
+    except UserError:
+        meta = None
+    else:
+        own = served.loaded.chat.own if served.loaded is not None else facts.has_template
+        meta = {
+            "architecture": facts.architecture,
+            "n_params": facts.n_params,
+            "size_bytes": facts.size_bytes,
+            "n_vocab": facts.n_vocab,
+            "n_embd": facts.n_embd,
+            "n_ctx_train": facts.n_ctx_train,
+            "context": facts.context(served.config.context),
+            "chat_template": own,
+        }
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "slm",
+        "status": served.state,
+        "meta": meta,
+    }
+
+
+class Lease:
+    """The right to use a loaded model until `release`."""
+
+    def __init__(self, pool: Pool, served: Served) -> None:
+        assert served.loaded is not None
+        self._pool, self._served, self._held = pool, served, True
+        self.name = served.name
+        self.supervisor, self.info, self.chat = served.loaded.supervisor, served.loaded.info, served.loaded.chat
+        served.n_users += 1
+        served.last_used = time.monotonic()
+
+    def release(self) -> None:
+        """Gives it back. Safe to call again."""
+        if self._held:
+            self._held = False
+            self._served.n_users -= 1
+            self._served.last_used = time.monotonic()
+            self._pool.wake()
+
+
+class Pool:
+    """The server's models. All methods belong to the event loop's thread."""
+
+    def __init__(self, models: list[Served], *, budget: int | None, max_waiting: int) -> None:
+        assert models
+        assert len({each.name for each in models}) == len(models)
+        self.models = {each.name: each for each in models}
+        self.default = models[0]
+        self.budget = budget
+        """Bytes; None: a single model, whose memory is its owner's affair."""
+        self._max_waiting = max_waiting
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._closing = False
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a choice."""
+        return len(self.models) > 1
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of what is loaded, by estimate."""
+        return sum(each.loaded.n_bytes for each in self.models.values() if each.loaded is not None)
+
+    async def start(self) -> ModelInfo:
+        """Loads the first model. Raises `UserError` when it cannot be served, or another never could."""
+        if self.budget is not None:
+            for each in self.models.values():
+                check_fits(each.name, each.needed(), self.budget)
+        await self._load(self.default)
+        assert self.default.loaded is not None
+        return self.default.loaded.info
+
+    def ready(self, name: str) -> Lease | None:
+        """A lease at once, if the model is loaded."""
+        served = self.models[name]
+        return Lease(self, served) if served.loaded is not None and not served.leaving else None
+
+    async def lease(self, name: str) -> Lease:
+        """Waits until the model is loaded. Raises `ModelNotLoadedError`, or `QueueFullError` when too many wait."""
+        served = self.models[name]
+        while (lease := self.ready(name)) is None:
+            if served.failed is not None and time.monotonic() - served.failed[0] < _RETRY_S:
+                raise ModelNotLoadedError(served.failed[1])
+            if served.n_waiting >= served.config.slots + self._max_waiting:
+                raise QueueFullError(f"{served.n_waiting} requests are waiting for {name} to be loaded; try later.")
+            if served.loading is None:
+                served.loading = asyncio.create_task(self._bring(served))
+            served.n_waiting += 1
+            try:
+                await asyncio.shield(served.loading)
+            finally:
+                served.n_waiting -= 1
+                self.wake()
+        return lease
+
+    def wake(self) -> None:
+        """Somebody has left: who waits for that looks again."""
+        self._changed.set()
+
+    # -- loading -------------------------------------------------------------------------------------------
+
+    async def _bring(self, served: Served) -> None:
+        """Loads a model when its turn comes, unless nobody waits for it any more."""
+        try:
+            async with self._turn:
+                # It may have been on its way out when it was asked for, and have stayed after all.
+                if served.loaded is None and await self._make_room(served):
+                    await self._load(served)
+                    served.failed = None
+        except UserError as error:
+            served.failed = (time.monotonic(), " ".join(str(error).split()))
+        finally:
+            served.loading = None
+
+    async def _load(self, served: Served) -> None:
+        n_bytes = served.needed()
+        supervisor = Supervisor(
+            served.config,
+            max_waiting=self._max_waiting,
+            totals=served.totals,
+            name=served.name if self.several else "",
+        )
+        try:
+            info = await supervisor.start()
+        except BaseException:
+            await supervisor.close()
+            raise
+        from serve.chat_template import ChatPrompt  # its libraries are imported while the engine starts
+
+        served.loaded = Loaded(supervisor=supervisor, info=info, chat=ChatPrompt(info), n_bytes=n_bytes)
+        served.last_used = time.monotonic()
+
+    async def _make_room(self, wanted: Served) -> bool:
+        """False when nobody wants the model any more."""
+        if self.budget is None:
+            return True
+        need = wanted.needed()
+        check_fits(wanted.name, need, self.budget)
+        while True:
+            if wanted.n_waiting == 0 or self._closing:
+                self._stay()
+                return False
+            if self.used_bytes + need <= self.budget:
+                self._stay()
+                return True
+            loaded = [each for each in self.models.values() if each.loaded is not None]
+            # An idle one, else one that is leaving already, else the longest unused.
+            victim = min(loaded, key=lambda each: (each.n_users > 0, not each.leaving, each.last_used))
+            if victim.n_users == 0:
+                await self._unload(victim)
+                continue
+            victim.leaving = True
+            await self._next_change()
+
+    def _stay(self) -> None:
+        for each in self.models.values():
+            each.leaving = False
+
+    async def _unload(self, served: Served) -> None:
+        loaded, served.loaded = served.loaded, None
+        assert loaded is not None
+        served.leaving = False
+        await loaded.supervisor.close()
+        self.wake()
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def close(self) -> None:
+        """Ends every engine; what is in flight fails."""
+        self._closing = True
+        for each in self.models.values():
+            if each.loading is not None:
+                each.loading.cancel()
+        loaded = [each.loaded for each in self.models.values() if each.loaded is not None]
+        await asyncio.gather(*(each.supervisor.close() for each in loaded))

@@ -1,0 +1,1 @@
+"""``python -m slm.evaluate``: perplexity of a checkpoint and of the GGUF files made from it."""

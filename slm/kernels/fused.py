@@ -1,0 +1,357 @@
+"""A language model's loss and gradients by hand-written kernels: forward and backward in one call, without autograd.
+
+Activations are bf16, sums f32, and gradients f32 go straight into ``parameter.grad``. What autograd and a compiler do
+not do here: weights are converted once per optimizer step into the layout that the products read; what follows a
+product (residual, SwiGLU, their gradients) is done while its result is in registers; gradients of weights are added
+where they belong inside the product; the head's logits exist only some rows at a time; attention does no work on
+hidden keys.
+
+Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-forward width, V vocabulary, H query
+heads.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from slm.kernels import Kernels
+from slm.kernels.packed import Packed
+from slm.model.transformer import IGNORED, LanguageModel, rope_tables
+
+HEAD_ROWS = 2048
+"""Positions whose logits are held at once."""
+UNKEPT_ROWS = 192
+"""The same where only the loss is asked for (24 strips of 8 rows: what the kernel takes at a time)."""
+PACKED_ROWS = 1024
+"""Positions that a weight gradient's product rearranges at a time (as in linear.cpp)."""
+Recompute = Literal["none", "mlp", "layer"]
+
+
+def unsupported(model: LanguageModel) -> str | None:
+    """Why the kernels cannot run this model, or None where they can."""
+    config = model.config
+    if config.head_dim > 512:
+        return f"head_dim={config.head_dim} is above 512"
+    for name in ("head_dim", "d_model", "ffn_dim", "vocab_size"):
+        if getattr(config, name) % 32:
+            return f"{name}={getattr(config, name)} is not a multiple of 32"
+    if any(p.dtype != torch.float32 for p in model.parameters()):
+        return "its weights are not f32"
+    return None
+
+
+class Saved:
+    """What a layer's backward pass needs of its forward pass; ``recompute`` says what it makes again instead."""
+
+    def __init__(self, model: LanguageModel, B: int, T: int, recompute: Recompute) -> None:
+        c, N = model.config, B * T
+        self.x_ND = _bf16(N, c.d_model)
+        self.whole = recompute != "layer"
+        if not self.whole:
+            return
+        self.qkv = _bf16(N, (c.n_heads + 2 * c.n_kv_heads) * c.head_dim)
+        self.attended = _bf16(N, c.n_heads * c.head_dim)
+        self.lse_BHT = torch.empty(B, c.n_heads, T)
+        self.mid_ND = _bf16(N, c.d_model)
+        self.inverse_rms_1, self.inverse_rms_2 = torch.empty(N), torch.empty(N)
+        self.gate_up = (_bf16(N, c.ffn_dim), _bf16(N, c.ffn_dim)) if recompute == "none" else None
+
+
+class Fused:
+    """Loss and gradients of one model. Memory is kept from call to call, for one shape of batch at a time.
+
+    ``recompute``: ``none`` keeps all activations, ``mlp`` makes gate and up again in the backward pass (half the
+    activations' memory for an eighth of the layers' work), ``layer`` keeps each layer's input only (a third more work).
+    ``keep_packed``: hold the bf16 weights of both directions (4 bytes a parameter) instead of converting at each use.
+    """
+
+    def __init__(
+        self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute = "none", keep_packed: bool = True
+    ) -> None:
+        reason = unsupported(model)
+        assert reason is None, reason
+        self.model, self.kernels, self.recompute = model, kernels, recompute
+        self._layers = list(model.model.layers)
+
+        def pack(*linears: nn.Linear, **options: bool) -> Packed:
+            return Packed(kernels, [each.weight for each in linears], keep=keep_packed, **options)
+
+        self._qkv = [pack(a.q_proj, a.k_proj, a.v_proj) for a in (layer.self_attn for layer in self._layers)]
+        self._o = [pack(layer.self_attn.o_proj) for layer in self._layers]
+        self._gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self._layers)]
+        self._down = [pack(layer.mlp.down_proj) for layer in self._layers]
+        self._head = Packed(kernels, [model.head_weight_VD], keep=keep_packed)
+        self._versions: tuple[int, ...] = ()
+        self._shape = (0, 0)
+        self._buffers: dict[str, Tensor] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._head.rows
+
+    def use(self, kernels: Kernels) -> None:
+        """Call these kernels from now on (the same ones, with a clock around them, say)."""
+        self.kernels = kernels
+        for packed in self._stacks():
+            packed.kernels = kernels
+
+    def _stacks(self) -> tuple[Packed, ...]:
+        return (*self._qkv, *self._o, *self._gate_up, *self._down, self._head)
+
+    # The two entries.
+
+    @torch.no_grad()
+    def loss_and_gradients(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, scale: float = 1.0, starts_BT: Tensor | None = None
+    ) -> float:
+        """The mean cross-entropy, nats per scored target; ``scale`` times its gradient is added to every ``.grad``.
+
+        ids and targets are int64 [B, T]; targets of -100 are not scored. ``starts_BT`` (int32) gives each position the
+        first one of its sequence that it may see, never falling along a sequence; None: all before it. Hooks that
+        wait for a parameter's gradient (``register_post_accumulate_grad_hook``) run as under autograd.
+        """
+        self._prepare(ids_BT, starts_BT)
+        ids_N, targets_N = ids_BT.flatten().contiguous(), targets_BT.flatten().contiguous()
+        self._embed(ids_N, self._saved[0].x_ND)
+        outputs = [each.x_ND for each in self._saved[1:]] + [self._buffer("top", *self._saved[0].x_ND.shape)]
+        for index, out_ND in enumerate(outputs):
+            saved = self._saved[index]
+            self._layer(index, saved.x_ND, saved if saved.whole else self._again, out_ND)
+        loss, dx_ND = self._head_gradients(outputs[-1], targets_N, scale)
+        for index in reversed(range(len(self._layers))):
+            self._layer_backward(index, self._saved[index], dx_ND)
+        self._embed_backward(ids_N, dx_ND)
+        return loss
+
+    @torch.no_grad()
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
+        """Every position's cross-entropy [B, T], f32 nats, 0 where not scored. Nothing is kept for a backward pass."""
+        self._prepare(ids_BT, starts_BT)
+        targets_N = targets_BT.flatten().contiguous()
+        saved = self._saved[0] if self._saved[0].whole else self._again
+        x_ND = saved.x_ND
+        self._embed(ids_BT.flatten().contiguous(), x_ND)
+        out_ND = self._buffer("top", *x_ND.shape)
+        for index in range(len(self._layers)):
+            self._layer(index, x_ND, saved, out_ND)
+            x_ND, out_ND = out_ND, x_ND
+        h_ND = self._norm(self.model.model.norm, x_ND, None)
+        logits = self._buffer("some_logits", UNKEPT_ROWS, self._head.rows)
+        return self._cross_entropy(h_ND, targets_N, logits, None).view(targets_BT.shape)
+
+    def forget_weights(self) -> None:
+        """Convert the weights anew at the next call. Changes that autograd counts are noticed without it."""
+        self._versions = ()
+
+    # Preparation.
+
+    def _prepare(self, ids_BT: Tensor, starts_BT: Tensor | None) -> None:
+        versions = tuple(parameter._version for parameter in self.model.parameters())
+        if versions != self._versions:
+            self._versions = versions
+            for packed in self._stacks():
+                packed.forget()
+        if self._shape != ids_BT.shape:
+            self._shape = B, T = tuple(ids_BT.shape)
+            self._buffers = {}
+            self._saved = [Saved(self.model, B, T, self.recompute) for _ in self._layers]
+            if self.recompute == "layer":
+                self._again = Saved(self.model, B, T, "none")
+            self._cos_TE, self._sin_TE = rope_tables(self.model.config, 0, T)
+        self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
+
+    def _buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Memory of this name, kept for this shape of batch; its content is whatever was there."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty(*shape, dtype=dtype)
+        assert self._buffers[name].shape == shape, f"{name} is {tuple(self._buffers[name].shape)}, not {shape}"
+        return self._buffers[name]
+
+    # Forward.
+
+    def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
+        self.kernels.slm_embed(self.model.model.embed_tokens.weight, ids_N, *out_ND.shape, out_ND)
+
+    def _norm(self, norm: nn.Module, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
+        h_ND = self._buffer("h", *x_ND.shape)
+        self.kernels.slm_rmsnorm(x_ND, *x_ND.shape, norm.weight, norm.eps, h_ND, inverse_rms_N)
+        return h_ND
+
+    def _linear(self, x: Tensor, packed: Packed, out: Tensor, residual: Tensor | None = None) -> None:
+        weights = packed.layout("forward")
+        self.kernels.slm_linear(x, len(x), packed.width, weights, packed.rows, residual, out)
+
+    def _layer(self, index: int, x_ND: Tensor, s: Saved, out_ND: Tensor) -> None:
+        """Layer ``index`` of x into out; what its backward pass needs stays in ``s``."""
+        self._attention(index, x_ND, s)
+        act_NF = self._mlp_to_act(index, s, s.gate_up or (None, None))
+        self._linear(act_NF, self._down[index], out_ND, residual=s.mid_ND)
+
+    def _attention(self, index: int, x_ND: Tensor, s: Saved) -> None:
+        h_ND = self._norm(self._layers[index].input_layernorm, x_ND, s.inverse_rms_1)
+        self._linear(h_ND, self._qkv[index], s.qkv)
+        c, (B, T) = self.model.config, self._shape
+        keys = self._buffer(
+            "keys", self.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim), dtype=torch.int32
+        )
+        self.kernels.slm_attention_forward(s.qkv, *self._attention_arguments(index), s.attended, s.lse_BHT, keys)
+        self._linear(s.attended, self._o[index], s.mid_ND, residual=x_ND)
+
+    def _attention_arguments(self, index: int) -> tuple[Any, ...]:
+        c, attention = self.model.config, self._layers[index].self_attn
+        norms = (attention.q_norm.weight, attention.k_norm.weight) if attention.qk_norm else (None, None)
+        shape = (*self._shape, c.n_heads, c.n_kv_heads, c.head_dim)
+        return (*shape, self._cos_TE, self._sin_TE, *norms, c.norm_eps, self._starts_BT)
+
+    def _mlp_to_act(self, index: int, s: Saved, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
+        """silu(gate) * up of the layer's middle; gate and up too where there is room for them."""
+        h_ND = self._norm(self._layers[index].post_attention_layernorm, s.mid_ND, s.inverse_rms_2)
+        (N, D), F = h_ND.shape, self.model.config.ffn_dim
+        act_NF = self._buffer("act", N, F)
+        self.kernels.slm_gate_up(h_ND, N, D, self._gate_up[index].layout("forward"), F, *gate_up, act_NF)
+        return act_NF
+
+    # The head.
+
+    def _cross_entropy(self, h_ND: Tensor, targets_N: Tensor, logits: Tensor, scale: float | None) -> Tensor:
+        """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V] bf16."""
+        (N, D), V = h_ND.shape, self._head.rows
+        losses_N = torch.empty(N)
+        weights, keep = self._head.layout("forward"), scale is not None
+        self.kernels.slm_cross_entropy(h_ND, N, D, weights, V, targets_N, scale or 0.0, int(keep), logits, losses_N)
+        return losses_N
+
+    def _head_gradients(self, x_ND: Tensor, targets_N: Tensor, scale: float) -> tuple[float, Tensor]:
+        """The mean loss and the gradient of the last layer's output."""
+        (N, D), V, norm = x_ND.shape, self._head.rows, self.model.model.norm
+        n_scored = max(1, int((targets_N != IGNORED).sum()))
+        inverse_rms_N = self._buffer("inverse_rms", N, dtype=torch.float32)
+        h_ND, dh_ND = self._norm(norm, x_ND, inverse_rms_N), self._buffer("dh", N, D)
+        logits = self._buffer("logits", min(N, HEAD_ROWS), V)
+        sums = self._buffer("head_sums", min(N, HEAD_ROWS), D, dtype=torch.float32)
+        weight_VD = self._head.weights[0]
+        nats = 0.0
+        for start in range(0, N, HEAD_ROWS):
+            part = slice(start, min(N, start + HEAD_ROWS))
+            rows = part.stop - start
+            losses_N = self._cross_entropy(h_ND[part], targets_N[part], logits, scale / n_scored)
+            nats += losses_N.sum(dtype=torch.float64).item()
+            self.kernels.slm_head_backward(logits, rows, V, self._head.layout("backward"), D, dh_ND[part], sums)
+            self._weight_gradient("head", logits[:rows], h_ND[part], weight_VD)
+        if not self.model.config.tie_embeddings:
+            _done(weight_VD)
+        dx_ND = self._buffer("dx", N, D)
+        self._norm_backward(norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
+        return nats / n_scored, dx_ND
+
+    # Backward.
+
+    def _layer_backward(self, index: int, s: Saved, dx_ND: Tensor) -> None:
+        """Turn ``dx_ND`` from the gradient of layer ``index``'s output into that of its input, in place."""
+        x_ND = s.x_ND
+        if not s.whole:
+            s = self._again
+            self._attention(index, x_ND, s)
+            self._mlp_to_act(index, s, s.gate_up)
+        self._mlp_backward(index, s, dx_ND)
+        self._attention_backward(index, x_ND, s, dx_ND)
+
+    def _mlp_backward(self, index: int, s: Saved, dx_ND: Tensor) -> None:
+        layer, (N, D), F = self._layers[index], dx_ND.shape, self.model.config.ffn_dim
+        gate_up = s.gate_up
+        if gate_up is None:
+            gate_up = (self._buffer("gate", N, F), self._buffer("up", N, F))
+            self._mlp_to_act(index, s, gate_up)
+        act_NF, d_gate_up, dh_ND = (
+            self._buffer("act", N, F),
+            self._buffer("d_gate_up", N, 2 * F),
+            self._buffer("dh", N, D),
+        )
+        weights = self._down[index].layout("backward")
+        self.kernels.slm_gate_up_backward(dx_ND, N, D, weights, F, *gate_up, d_gate_up, act_NF)
+        self._weight_gradient("down", dx_ND, act_NF, layer.mlp.down_proj.weight)
+        self._input_gradient(d_gate_up, self._gate_up[index], dh_ND)
+        h_ND = self._norm(layer.post_attention_layernorm, s.mid_ND, None)
+        self._weight_gradient("gate_up", d_gate_up, h_ND, layer.mlp.gate_proj.weight)
+        self._weight_gradient("gate_up", d_gate_up[:, F:], h_ND, layer.mlp.up_proj.weight)
+        _done(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+        self._norm_backward(layer.post_attention_layernorm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
+
+    def _attention_backward(self, index: int, x_ND: Tensor, s: Saved, dx_ND: Tensor) -> None:
+        layer, c, (B, T) = self._layers[index], self.model.config, self._shape
+        attention = layer.self_attn
+        d_attended, d_qkv = self._buffer("d_attended", *s.attended.shape), self._buffer("d_qkv", *s.qkv.shape)
+        self._input_gradient(dx_ND, self._o[index], d_attended)
+        self._weight_gradient("o", dx_ND, s.attended, attention.o_proj.weight)
+        padded = -(-T // 32) * 32
+        heads = self._buffer("heads", B * c.n_heads, 2, padded, c.head_dim, dtype=torch.float32)
+        norms = self._buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
+        d_norms = torch.zeros(2, c.head_dim)
+        arguments = self._attention_arguments(index)
+        self.kernels.slm_attention_backward(
+            s.qkv, *arguments, s.attended, s.lse_BHT, d_attended, d_qkv, d_norms, heads, norms
+        )
+        dh_ND = self._buffer("dh", *dx_ND.shape)
+        self._input_gradient(d_qkv, self._qkv[index], dh_ND)
+        h_ND = self._norm(layer.input_layernorm, x_ND, None)
+        column = 0
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+            self._weight_gradient(f"qkv{column}", d_qkv[:, column:], h_ND, linear.weight)
+            column += len(linear.weight)
+        _done(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
+        if attention.qk_norm:
+            for norm, gradient in zip((attention.q_norm, attention.k_norm), d_norms, strict=True):
+                grad, add = _grad(norm.weight)
+                if add:
+                    grad += gradient
+                else:
+                    grad.copy_(gradient)
+                _done(norm.weight)
+        self._norm_backward(layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
+
+    def _input_gradient(self, dy: Tensor, packed: Packed, out: Tensor) -> None:
+        self.kernels.slm_linear(dy, len(dy), packed.rows, packed.layout("backward"), packed.width, None, out)
+
+    def _weight_gradient(self, name: str, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Add dy^T x to the weight's gradient; dy may be some columns of a wider tensor."""
+        (n, k), N = weight.shape, len(x)
+        grad, add = _grad(weight)
+        pairs = (min(N + 1, PACKED_ROWS) + 1) // 2 * (n + k)
+        scratch = self._buffer(f"packed_{name}_{n}_{k}_{min(N, PACKED_ROWS)}", pairs, dtype=torch.int32)
+        self.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
+
+    def _norm_backward(
+        self, norm: nn.Module, dh: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None, dx: Tensor
+    ) -> None:
+        grad, add = _grad(norm.weight)
+        partial = self._buffer("partial", 64, x.shape[1], dtype=torch.float32)
+        self.kernels.slm_rmsnorm_backward(dh, x, inverse_rms, norm.weight, *x.shape, residual, dx, grad, add, partial)
+        _done(norm.weight)
+
+    def _embed_backward(self, ids_N: Tensor, dx_ND: Tensor) -> None:
+        table_VD = self.model.model.embed_tokens.weight
+        grad, add = _grad(table_VD)
+        if not add:
+            grad.zero_()
+        self.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
+        _done(table_VD)
+
+
+def _bf16(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16)
+
+
+def _grad(parameter: Tensor) -> tuple[Tensor, int]:
+    """Where a parameter's gradient goes, and whether (1) something is there that it is added to."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+        return parameter.grad, 0
+    return parameter.grad, 1
+
+
+def _done(*parameters: Tensor) -> None:
+    """These gradients have all of this micro-batch in them: tell who waits for that, as autograd would."""
+    for parameter in parameters:
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            hook(parameter)

@@ -1,0 +1,303 @@
+"""llama.cpp's sampler chain for one sequence, with a grammar before it where one is given.
+
+The C handles come from slm/llamacpp.py. Everything is checked first: llama.cpp's samplers abort the process on
+what they do not expect, and a grammar throws through C when it is handed a token that it forbids.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from slm.llama import narrow
+from slm.llama.llamacpp import C, Context, LlamaError, Model, clear_log, last_error, utf8, utf8_rest
+from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, picker
+
+_MAX_GRAMMAR_BYTES = 64 * 1024
+_MAX_GRAMMAR_DEPTH = 64
+
+
+_GRAMMAR_PATIENCE_S = 2.0
+"""An ambiguous grammar can take longer with every token; one that took so long for a token is given up."""
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+assert _CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
+
+
+class GrammarDeadEndError(LlamaError):
+    """No token fits the grammar and the other constraints, or the grammar takes too long."""
+
+
+class Sampler:
+    """A sampler chain; links apply in the order they are added, and the last must be `greedy` or `dist`.
+
+    A grammar applies before all of them, whenever it is added.
+    """
+
+    def __init__(self, model: Model) -> None:
+        params = C.llama_sampler_chain_default_params()
+        params.no_perf = True
+        self.model = model
+        self._chain = C.llama_sampler_chain_init(params)
+        self._grammar = None
+        self._pending = b""
+        """The beginning of a character at the end of what the grammar has seen."""
+        self._picks = False
+        self._links: list[tuple[str, float, object]] = []
+        """Name, figure and handle of each, the bias left out; the chain owns them."""
+        self._bias: tuple[np.ndarray, np.ndarray] | None = None
+        """Token ids and what is added to their logits."""
+        self._picker: Callable[[int], int] | None = None
+
+    def _add(self, link: object, what: str, figure: float = 0.0) -> Sampler:
+        assert self._chain, "the sampler is closed"
+        assert not self._picks, f"{what} after the link that picks the token"
+        if not link:
+            raise LlamaError(f"llama.cpp refused the sampler {what}")
+        C.llama_sampler_chain_add(self._chain, link)
+        if what != "logit_bias":
+            self._links.append((what, figure, link))
+        return self
+
+    def logit_bias(self, bias: Mapping[int, float]) -> Sampler:
+        """Adds to the logits of token ids; -inf is allowed and bans."""
+        if not bias:
+            return self
+        entries = (C.llama_logit_bias * len(bias))()
+        for entry, (token, value) in zip(entries, bias.items(), strict=True):
+            entry.token = self.model.check_token(token)
+            entry.bias = _number(value, "logit_bias", low=-math.inf, high=1e9)
+        link = C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries)
+        self._add(link, "logit_bias")
+        assert self._bias is None
+        assert not self._links, "logit_bias comes first"
+        self._bias = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
+        return self
+
+    def penalties(self, *, last_n: int, repeat: float, frequency: float, presence: float) -> Sampler:
+        """Over the last `last_n` tokens. repeat 1, frequency 0 and presence 0 do nothing."""
+        _number(repeat, "repeat_penalty", low=1e-3, high=100)
+        _number(frequency, "frequency_penalty", low=-100, high=100)
+        _number(presence, "presence_penalty", low=-100, high=100)
+        link = C.llama_sampler_init_penalties(self.model.n_vocab, last_n, repeat, frequency, presence)
+        return self._add(link, "penalties")
+
+    def top_k(self, k: int) -> Sampler:
+        """Keeps the k likeliest; k <= 0 keeps all."""
+        return self._add(C.llama_sampler_init_top_k(min(k, self.model.n_vocab)), "top_k", k)
+
+    def typical(self, p: float) -> Sampler:
+        """Locally typical sampling; 1 keeps all."""
+        return self._add(C.llama_sampler_init_typical(_number(p, "typical_p", low=0, high=1), 1), "typical_p")
+
+    def top_p(self, p: float) -> Sampler:
+        """Nucleus sampling; 1 keeps all."""
+        return self._add(C.llama_sampler_init_top_p(_number(p, "top_p", low=0, high=1), 1), "top_p", p)
+
+    def min_p(self, p: float) -> Sampler:
+        """Drops tokens less likely than p times the likeliest; 0 keeps all."""
+        return self._add(C.llama_sampler_init_min_p(_number(p, "min_p", low=0, high=1), 1), "min_p", p)
+
+    def temperature(self, t: float) -> Sampler:
+        """Divides the logits by t > 0."""
+        t = _number(t, "temperature", low=1e-6, high=1e6)
+        return self._add(C.llama_sampler_init_temp(t), "temperature", t)
+
+    def grammar(self, gbnf: str, root: str = "root") -> Sampler:
+        """Constrains to a GBNF grammar. Raises `LlamaError` for one that is malformed, too long or too deep
+        (llama.cpp's parser recurses: deep nesting overflows its stack). Not checked here: endless left recursion
+        and branching, which hang llama.cpp (serve/gbnf.py checks a stranger's grammar)."""
+        assert self._chain, "the sampler is closed"
+        assert self._grammar is None, "one grammar is enough"
+        raw = utf8(gbnf)
+        depth = deepest = 0
+        for byte in raw:
+            depth += (byte == 0x28) - (byte == 0x29)
+            deepest = max(deepest, depth)
+        if not raw.strip():
+            raise LlamaError("an empty grammar")
+        if len(raw) > _MAX_GRAMMAR_BYTES or deepest > _MAX_GRAMMAR_DEPTH or b"\0" in raw:
+            raise LlamaError(
+                f"a grammar of {len(raw)} bytes nested {deepest} deep; at most {_MAX_GRAMMAR_BYTES} bytes "
+                f"and {_MAX_GRAMMAR_DEPTH} levels are allowed"
+            )
+        clear_log()
+        link = C.llama_sampler_init_grammar(self.model._vocab, raw, root.encode())
+        if not link:
+            raise LlamaError(f"llama.cpp refused the grammar: {last_error()}")
+        self._grammar = link
+        return self
+
+    def greedy(self) -> Sampler:
+        """Picks the likeliest token."""
+        self._add(C.llama_sampler_init_greedy(), "greedy")
+        return self._ends()
+
+    def dist(self, seed: int) -> Sampler:
+        """Draws from what is left; `seed` below 2^32 - 1 (that value means "any" to llama.cpp)."""
+        assert 0 <= seed < 2**32 - 1
+        self._add(C.llama_sampler_init_dist(seed), "dist")
+        return self._ends()
+
+    def _ends(self) -> Sampler:
+        self._picks = True
+        links = [(what, figure, _address(link)) for what, figure, link in self._links]
+        self._picker = picker(links, self._bias, apply=C.llama_sampler_apply, n_vocab=self.model.n_vocab)
+        return self
+
+    def sample(self, context: Context, i: int) -> int:
+        """Picks a token from the logits of the last batch's `i`-th entry and lets the chain remember it."""
+        assert self._chain
+        assert self._picks, "the chain does not end in greedy or dist"
+        # NaN logits make llama.cpp's sampler abort the process.
+        problem = "the model gave logits that are not numbers"
+        if self._picker is not None and self._grammar is None:
+            token = self._picker(context.row_address(i))
+            if token >= 0:
+                return token
+            if token == NOT_NUMBERS:
+                raise LlamaError(problem)
+            assert token == LOOK_AT_ALL
+        row = context.row(i)
+        highest = float(row.max())
+        if math.isnan(highest):
+            raise LlamaError(problem)
+        if self._grammar is not None:
+            return self._sample_with_grammar(row)
+        token = self._sample_narrowed(row, highest)
+        return C.llama_sampler_sample(self._chain, context._ctx, i) if token is None else token
+
+    def _sample_narrowed(self, row: np.ndarray, highest: float) -> int | None:
+        """The same pick from few candidates, by links that look at these alone; None where the chain begins with a
+        link that has to see them all, or when they are many."""
+        if self._links[0][0] == "top_k":
+            return None  # llama.cpp's own finds the highest as fast
+        if self._bias is None:
+            return self._pick_narrowed(row, highest)
+        ids, added = self._bias
+        own = row[ids]
+        row[ids] += added
+        try:
+            if added.max() > 0 or own.max() >= highest:
+                highest = float(row.max())
+            return self._pick_narrowed(row, highest)
+        finally:
+            row[ids] = own  # others read the row, too: it is the context's
+
+    def _pick_narrowed(self, row: np.ndarray, highest: float) -> int | None:
+        if highest == -math.inf:
+            return None
+        (what, figure, _), *rest = self._links
+        if what == "greedy":
+            return int(row.argmax())
+        if what == "top_p" and 0 < figure < 1:
+            ids = narrow.nucleus(row, highest, figure)
+            if ids is None:
+                ids = narrow.nucleus(row, highest, figure, most=8192)
+            return None if ids is None else self._apply(rest, row, ids)
+        if what == "min_p" and 0 < figure < 1:
+            # A little more than is kept: the link itself decides.
+            return self._apply(self._links, row, np.flatnonzero(row >= highest + math.log(figure) - 1e-3))
+        if what == "temperature" and rest[0][0] == "dist":
+            parts = narrow.groups(row, highest, figure)
+            group = self._apply(rest, parts, np.flatnonzero(parts > -np.inf))
+            ids = narrow.members(group, len(row))
+            return self._apply(self._links, row, ids[row[ids] > -np.inf])
+        return None
+
+    def _apply(self, links: list[tuple[str, float, object]], row: np.ndarray, ids: np.ndarray) -> int:
+        candidates = np.zeros(len(ids), _CANDIDATE)
+        candidates["id"] = ids
+        candidates["logit"] = row[ids]
+        array = _array(candidates)
+        for _, _, link in links:
+            C.llama_sampler_apply(link, ctypes.byref(array))
+        assert 0 <= array.selected < array.size
+        return int(candidates["id"][array.selected])
+
+    def _sample_with_grammar(self, logits: np.ndarray) -> int:
+        """First the chain alone: most often its pick fits. Only else is the whole vocabulary held against the
+        grammar, which takes far longer, and the chain picks among what is left of it.
+
+        llama.cpp reads bytes that are no UTF-8 as characters (C0 A2 as a quotation mark), which the text then
+        would not show: a token that breaks UTF-8 does not fit.
+        """
+        began = time.perf_counter()
+        candidates = np.zeros(len(logits), _CANDIDATE)
+        candidates["id"] = np.arange(len(logits), dtype=np.int32)
+        candidates["logit"] = logits
+        candidates["logit"][self.model.unspeakable] = -np.inf
+        token, possible = self._pick(candidates[candidates["logit"] > -np.inf])
+        if not possible or not len(self._fitting(np.array([(token, 0.0, 0.0)], _CANDIDATE))):
+            # -inf in the middle of a chain makes NaN of some links' sums: what is forbidden is taken out.
+            fitting = self._fitting(candidates)
+            token, possible = self._pick(fitting) if len(fitting) else (-1, False)
+            if not possible:
+                raise GrammarDeadEndError("no token fits both the grammar and the other constraints (logit_bias)")
+        rest = utf8_rest(self._pending, self.model.spellings[token])
+        assert rest is not None
+        self._pending = rest
+        C.llama_sampler_accept(self._grammar, token)
+        C.llama_sampler_accept(self._chain, token)
+        if time.perf_counter() - began > _GRAMMAR_PATIENCE_S:
+            raise GrammarDeadEndError("the grammar takes too long; make it less ambiguous")
+        return token
+
+    def _pick(self, candidates: np.ndarray) -> tuple[int, bool]:
+        """The chain's pick, and whether it is one: all that is left may be banned."""
+        candidates = candidates.copy()  # the links sort, cut and overwrite it
+        array = _array(candidates)
+        C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        if not 0 <= array.selected < array.size:
+            return -1, False
+        picked = candidates[array.selected]
+        return int(picked["id"]), bool(picked["logit"] > -np.inf)
+
+    def _fitting(self, candidates: np.ndarray) -> np.ndarray:
+        candidates = candidates.copy()
+        array = _array(candidates)
+        C.llama_sampler_apply(self._grammar, ctypes.byref(array))
+        fitting = candidates[candidates["logit"] > -np.inf]
+        if not self._pending:
+            return fitting[self.model.begins_text[fitting["id"]]]
+        # Few are left: the grammar has seen to it that they go on where the last one ended.
+        return fitting[[self._completes(int(token)) for token in fitting["id"]]]
+
+    def _completes(self, token: int) -> bool:
+        return not self.model.is_eog(token) and utf8_rest(self._pending, self.model.spellings[token]) is not None
+
+    def accept(self, token: int) -> None:
+        """Lets the chain remember a token that it did not pick (the prompt's, for the penalties; a grammar does
+        not see it)."""
+        assert self._chain
+        C.llama_sampler_accept(self._chain, self.model.check_token(token))
+
+    def close(self) -> None:
+        """Frees the chain and its links. Safe to call twice."""
+        if self._chain:
+            C.llama_sampler_free(self._chain)
+            self._chain, self._picker = None, None
+        if self._grammar:
+            C.llama_sampler_free(self._grammar)
+            self._grammar = None
+
+
+def _address(link: object) -> int:
+    value = ctypes.cast(link, ctypes.c_void_p).value
+    assert value is not None
+    return value
+
+
+def _array(candidates: np.ndarray) -> C.llama_token_data_array:
+    data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(C.llama_token_data))
+    return C.llama_token_data_array(data=data, size=len(candidates), selected=-1, sorted=False)
+
+
+def _number(value: float, name: str, *, low: float, high: float) -> float:
+    if not low <= value <= high:  # false for NaN, too
+        raise LlamaError(f"{name} is {value}; it must be between {low} and {high}")
+    return value

@@ -1,0 +1,1 @@
+"""What this machine is and can do: cores, memory, instruction sets, compiler."""

@@ -1,0 +1,132 @@
+"""What this machine lends a process: cores, memory, instruction sets. Torch is imported only where it is asked."""
+
+import ctypes
+import math
+import os
+import sys
+from pathlib import Path
+
+
+def n_threads() -> int:
+    """Cores this process may use at once: its affinity mask, cut by a cgroup's CPU quota (rounded up)."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        cores = os.cpu_count() or 1
+    quota = cpu_quota()
+    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+
+
+def compute_threads() -> int:
+    """Threads for matrix products: one per usable physical core, slow cores of a hybrid processor left out.
+
+    Two threads on one core share its multipliers, and a team waits for its slowest member. A CPU quota counts too.
+    """
+    from slm.machine import topology
+
+    return max(1, min(n_threads(), len(topology.read().fast_cores)))
+
+
+def cpu_quota() -> float | None:
+    """CPUs a container may use (cgroup v2, then v1), or None where nothing limits it."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        period = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+        return limit / period if limit > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def share_cores() -> None:
+    """Let threads that wait for each other sleep soon, so that work goes on where other programs run too.
+
+    libgomp's threads spin at every barrier until the last one is there. Where anything else runs on the machine
+    that one waits for its turn, and a step takes up to ten times as long; with this they sleep after 1,000 turns.
+    Call before torch or llama.cpp is imported; ``GOMP_SPINCOUNT`` in the environment wins.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process, bytes."""
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def peak_rss_bytes() -> int:
+    """The most resident memory this process has held so far, bytes."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts KiB
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep big blocks instead of handing each back to the kernel. True where that took effect.
+
+    A training step frees and allocates the same large activations again and again; by default glibc unmaps
+    every block above 32 MB and each step then pays for page faults on fresh zeroed pages (1.3 times the step
+    on the machine this was measured on). The kept memory asks for huge pages. Call before the first large allocation.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
+        done = [
+            libc.mallopt(m_mmap_max, 0),
+            libc.mallopt(m_trim_threshold, -1),
+            libc.mallopt(m_top_pad, 256 * 2**20),
+        ]
+        if all(done):
+            _huge_pages(libc)
+    except (OSError, AttributeError):  # not glibc
+        return False
+    return all(done)
+
+
+def _huge_pages(libc: ctypes.CDLL) -> None:
+    """Ask for huge pages where the heap will grow: half of the machine's memory, of which nothing is touched here.
+
+    Where the kernel gives them only to who asks (``madvise``, many distributions' default). What cannot be had is
+    done without.
+    """
+    size, page, madv_hugepage = os.sysconf("SC_PHYS_PAGES") // 2, os.sysconf("SC_PAGE_SIZE"), 14
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = libc.malloc(size * page)
+    if not block:
+        return
+    first = -(-block // page) * page
+    libc.madvise(first, (size - 1) * page, madv_hugepage)
+    libc.free(block)  # the trim threshold keeps it at hand
+
+
+def bf16_speedup() -> float:
+    """How many times faster a matrix product runs here in bf16 than in f32 (median of 7; at most 0.3 s).
+
+    Machines without AVX512-BF16 or AMX emulate bf16 and are slower at it than at f32.
+    """
+    import time
+
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        a_MK = torch.randn(512, 768, dtype=torch.float32).to(dtype)
+        b_NK = torch.randn(2048, 768, dtype=torch.float32).to(dtype)
+        torch.nn.functional.linear(a_MK, b_NK)  # the first call packs and picks a kernel
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            torch.nn.functional.linear(a_MK, b_NK)
+            times.append(time.perf_counter() - start)
+        return sorted(times)[3]
+
+    return seconds(torch.float32) / seconds(torch.bfloat16)

@@ -1,0 +1,1 @@
+"""The model, its parts, and its checkpoints."""

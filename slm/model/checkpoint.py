@@ -1,0 +1,252 @@
+"""A checkpoint is a Hugging Face model directory, with the trainer's state beside it.
+
+A new checkpoint is written under a temporary name, flushed, described by ``manifest.json`` (SHA-256 of every
+file) and renamed into place last: a directory that has its final name is complete. Everything is safetensors or
+JSON; a pickle is never read, since reading one runs whatever it holds.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data.errors import UserError
+from slm.model.config import ModelConfig
+from slm.model.snapshot import Snapshot
+from slm.model.transformer import LanguageModel
+from slm.report import atomic_write_json, fsync
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OPTIMIZER = "optimizer.safetensors"
+TRAINER_STATE = "trainer_state.json"
+MANIFEST = "manifest.json"
+TEMPORARY, REMOVED = ".tmp", ".old"
+"""How hidden directories end: a checkpoint in the making, one being deleted. A kill leaves them behind."""
+
+MARGIN_BYTES = 1 << 20
+"""For everything in a checkpoint that is not a tensor."""
+
+
+def load_config(directory: str | Path) -> ModelConfig:
+    """The model's shape from ``config.json``."""
+    path = Path(directory) / "config.json"
+    try:
+        return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: {directory} is not a model directory") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    except KeyError as error:
+        raise UserError(f"{path} lacks {error}, which a Llama-family model needs") from None
+
+
+def load_weights(directory: str | Path) -> dict[str, Tensor]:
+    """Every tensor of the model by its Hugging Face name, as stored (sharded directories too).
+
+    Raises UserError where there are no safetensors (a pickle is refused) or a file is damaged.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(Path(directory)):
+        try:
+            weights |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} cannot be read: {error}; download or save it again") from None
+    return weights
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise UserError(f"{directory} lacks {missing[0]}, which its {INDEX} names; download it again")
+        return [directory / name for name in names]
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"{directory} holds {pickles[0]} but no {WEIGHTS}: pickles are refused, since reading one can run "
+            "anything; save the model with safe_serialization=True"
+        )
+    raise UserError(f"{directory} holds no {WEIGHTS}: not a model directory, or its download is not complete")
+
+
+def load_model(directory: str | Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """The model of a checkpoint or of a downloaded directory, in eval mode, its weights as ``dtype``."""
+    config = load_config(directory)
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    model.to_empty(device="cpu")
+    load_into(model, load_weights(directory), where=str(directory))
+    return model.to(dtype).eval()
+
+
+def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> None:
+    """Copy ``weights`` into ``model``; UserError names the first tensor that is missing, unknown or misshapen."""
+    weights = {name: tensor for name, tensor in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    if model.config.tie_embeddings:
+        weights.pop("lm_head.weight", None)  # some savers store the tied matrix twice
+    own = model.state_dict()
+    for name in own:
+        if name not in weights:
+            raise UserError(f"{where} lacks the tensor {name}, which its config.json calls for")
+        if own[name].shape != weights[name].shape:
+            raise UserError(
+                f"{where}: tensor {name} has shape {tuple(weights[name].shape)}, "
+                f"but config.json calls for {tuple(own[name].shape)}"
+            )
+    unknown = sorted(set(weights) - set(own))
+    if unknown:
+        raise UserError(f"{where} holds the tensor {unknown[0]}, which a {model.config.arch} model does not have")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def save_model(directory: Path, model: LanguageModel) -> None:
+    """Write ``config.json``, ``generation_config.json`` and ``model.safetensors`` (f32) into ``directory``."""
+    _write_config(directory, model.config)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def _write_config(directory: Path, config: ModelConfig) -> None:
+    atomic_write_json(directory / "config.json", config.to_hf())
+    atomic_write_json(
+        directory / "generation_config.json",
+        {"bos_token_id": config.bos_id, "eos_token_id": config.eos_id, "do_sample": True, "temperature": 0.8},
+    )
+
+
+def take_snapshot(model: LanguageModel, tensors: dict[str, Tensor]) -> Snapshot:
+    """The tensors of a checkpoint: the model's and the trainer's (optimizer moments, random states).
+
+    They are shared with training until ``detach()`` is called on what is returned, which must be before they change.
+    """
+    return Snapshot({WEIGHTS: model.state_dict(), OPTIMIZER: tensors})
+
+
+def save_checkpoint(
+    directory: Path,
+    model: LanguageModel,
+    save_tokenizer: Callable[[Path], None],
+    *,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+) -> None:
+    """Write a whole checkpoint: :func:`write_checkpoint` of what ``model`` and ``tensors`` hold."""
+    write_checkpoint(directory, model.config, take_snapshot(model, tensors), save_tokenizer, state=state)
+
+
+def write_checkpoint(
+    directory: Path,
+    config: ModelConfig,
+    snapshot: Snapshot,
+    save_tokenizer: Callable[[Path], None],
+    *,
+    state: dict[str, Any],
+) -> None:
+    """Write a whole checkpoint so that ``directory`` either appears complete or does not appear.
+
+    ``state`` is the trainer's JSON part. Raises UserError naming path and bytes where the disk has no room; what
+    was there before stays as it was.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    needed = snapshot.nbytes + MARGIN_BYTES
+    free = shutil.disk_usage(directory.parent).free
+    if free < needed:
+        raise UserError(
+            f"no room for the checkpoint {directory}: it needs {needed:,} bytes, {free:,} are free; "
+            "free some, or keep fewer (train.keep_last)"
+        )
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}{TEMPORARY}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        _write_config(temporary, config)
+        save_tokenizer(temporary)
+        hashes = {name: snapshot.write_file(name, temporary / name) for name in (WEIGHTS, OPTIMIZER)}
+        atomic_write_json(temporary / TRAINER_STATE, state)
+        for path in sorted(path for path in temporary.iterdir() if path.is_file() and path.name not in hashes):
+            path.chmod(0o644)
+            fsync(path)
+            hashes[path.name] = _sha256(path)
+        atomic_write_json(temporary / MANIFEST, {"sha256": dict(sorted(hashes.items()))})
+        fsync(temporary)
+        if directory.exists():
+            remove(directory)
+        os.replace(temporary, directory)
+        fsync(directory.parent)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"the checkpoint {directory} could not be written ({reason}; it needs {needed:,} bytes); "
+            "earlier checkpoints are untouched"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def verify(directory: Path) -> None:
+    """Compare every file with the manifest. UserError names the first that differs or is missing."""
+    path = directory / MANIFEST
+    try:
+        hashes = dict(json.loads(path.read_text(encoding="utf-8"))["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is missing or damaged: the checkpoint {directory.name} cannot be trusted") from None
+    for name in sorted({"config.json", WEIGHTS, OPTIMIZER, TRAINER_STATE} - set(hashes)):
+        raise UserError(f"{path} does not list {name}: the checkpoint {directory.name} cannot be trusted")
+    for name, expected in hashes.items():
+        file = directory / name
+        if not file.is_file():
+            raise UserError(f"{file} is missing: the checkpoint {directory.name} is damaged")
+        if _sha256(file) != expected:
+            raise UserError(f"{file} does not match its SHA-256: the checkpoint {directory.name} is damaged")
+
+
+def load_trainer_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The trainer's tensors and JSON state of a verified checkpoint. UserError where it has none (a bare model)."""
+    try:
+        state = json.loads((directory / TRAINER_STATE).read_text(encoding="utf-8"))
+        with safe_open(directory / OPTIMIZER, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{directory} holds a model but no trainer state ({Path(error.filename or TRAINER_STATE).name}): "
+            f"to start a new run from its weights use init_from={directory}"
+        ) from None
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"the trainer state in {directory} cannot be read: {error}") from None
+    return tensors, state
+
+
+def remove(directory: Path) -> None:
+    """Delete a checkpoint. It loses its name first, so that a half-deleted one is never taken for a whole one."""
+    doomed = directory.with_name(f".{directory.name}{REMOVED}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(directory, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> list[str]:
+    """Delete what killed saves and removals left in ``folder``; only for whoever holds the run's lock."""
+    left = [path for path in folder.glob(".step-*") if path.name.endswith((TEMPORARY, REMOVED))]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in left]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,204 @@
+"""Duplicates: what counts as one, that the first stays, and that the list survives whatever happens to its file."""
+
+import json
+import os
+import random
+
+import pytest
+
+from data.config import DataConfig, SourceConfig
+from data.sources.duplicates import Finder, normalized, shingles
+from data.sources.plan import hash_place, iter_documents, plan
+
+WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
+
+
+def article(seed, n_words=300):
+    return " ".join(random.Random(seed).choices(WORDS, k=n_words))
+
+
+def changed(text, n_changes, seed=0):
+    words = text.split()
+    for place in random.Random(seed).sample(range(len(words)), n_changes):
+        words[place] = "altered"
+    return " ".join(words)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    return str(path)
+
+
+def config(*paths, **options):
+    options = {"val_fraction": 0.1, "shuffle_buffer": 4, "cache_dir": str(paths[0]) + ".cache"} | options
+    return DataConfig(kind="files", files=[str(path) for path in paths], **options)
+
+
+def both_splits(options):
+    return [text for split in ("train", "validation") for text in iter_documents(options, split, 1)]
+
+
+def jaccard(one, other):
+    a, b = set(shingles(normalized(one))), set(shingles(normalized(other)))
+    return len(a & b) / len(a | b)
+
+
+def test_exact_is_the_same_words():
+    finder = Finder("exact", 0.8)
+    texts = ["A b  c", "a B\nc", "a b d", "a b c", "é", "e\u0301", "x"]
+    assert finder.add(texts[:3]) == ["", "exact", ""]
+    assert finder.add(texts[3:]) == ["exact", "", "exact", ""]
+
+
+def test_near_finds_what_overlaps_and_nothing_else():
+    """Documents with 2 words of 300 altered overlap by about 0.93; with 60 altered by about 0.2."""
+    originals = [article(seed) for seed in range(200)]
+    slightly = [changed(text, 2) for text in originals]
+    much = [changed(text, 60) for text in originals]
+    assert min(map(jaccard, originals, slightly)) > 0.92
+    assert max(map(jaccard, originals, much)) < 0.5
+    finder = Finder("near", 0.8)
+    assert finder.add(originals) == [""] * 200
+    assert finder.add(slightly).count("near") >= 198
+    assert finder.add(much) == [""] * 200
+    assert finder.add(originals[:3]) == ["exact"] * 3
+
+
+def test_the_threshold_counts():
+    originals = [article(seed) for seed in range(100)]
+    altered = [changed(text, 12) for text in originals]  # about 0.66
+    strict, loose = Finder("near", 0.85), Finder("near", 0.5)
+    for finder in (strict, loose):
+        finder.add(originals)
+    assert strict.add(altered).count("near") <= 5
+    assert loose.add(altered).count("near") >= 95
+
+
+def test_short_texts_and_other_scripts():
+    finder = Finder("near", 0.8)
+    assert finder.add(["one two", "two one", "", "...", "one two"]) == ["", "", "", "", "exact"]
+    chinese = "天地玄黃宇宙洪荒日月盈昃辰宿列張寒來暑往秋收冬藏" * 3
+    assert finder.add([chinese, chinese[:-1] + "也", "\ud800"]) == ["", "near", ""]
+
+
+@pytest.mark.parametrize("mode", ["exact", "near"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_one_of_each_is_left(tmp_path, mode, parts):
+    originals = [article(seed) for seed in range(40)]
+    repeats = [f"  {text.upper()}" for text in originals[::3]]
+    near = [changed(text, 1) for text in originals[::4]]
+    rows = [*originals, *repeats, *near]
+    for part in range(parts):
+        write(tmp_path / f"{part}.jsonl", rows[part * len(rows) // parts : (part + 1) * len(rows) // parts])
+    found = both_splits(config(tmp_path, dedup=mode, cache_dir=str(tmp_path.with_suffix(".cache"))))
+    assert sorted(found) == sorted(originals + (near if mode == "exact" else []))
+    assert sorted(both_splits(config(tmp_path))) == sorted(rows)
+
+
+def test_the_first_stays_whatever_the_order_of_the_epoch(tmp_path):
+    texts = [article(seed) for seed in range(30)]
+    write(tmp_path / "0.jsonl", texts)
+    write(tmp_path / "1.jsonl", [changed(text, 1) for text in texts])
+    options = config(tmp_path, dedup="near", cache_dir=str(tmp_path) + ".cache")
+    for seed in range(5):
+        found = [t for split in ("train", "validation") for t in iter_documents(options, split, seed)]
+        assert sorted(found) == sorted(texts)
+
+
+def test_across_the_sources_of_a_mixture(tmp_path):
+    texts = [article(seed) for seed in range(30)]
+    a, b = write(tmp_path / "a.jsonl", texts[:20]), write(tmp_path / "b.jsonl", texts[10:])
+    sources = [SourceConfig(kind="files", files=[path]) for path in (a, b)]
+    options = DataConfig(
+        kind="mixture", sources=sources, dedup="exact", val_fraction=0.1, cache_dir=str(tmp_path / "cache")
+    )
+    assert sorted(both_splits(options)) == sorted(texts)
+
+
+def test_training_text_that_repeats_validation_text_is_left_out(tmp_path):
+    texts = [article(seed) for seed in range(30)]
+    copies = [changed(text, 1) for text in texts[:5]]
+    train, val = write(tmp_path / "train.jsonl", texts), write(tmp_path / "val.jsonl", copies)
+    options = config(train, val_files=[val], dedup="near")
+    assert sorted(iter_documents(options, "train", 1)) == sorted(texts[5:])
+    assert sorted(iter_documents(options, "validation", 1)) == sorted(copies)
+
+
+def test_copies_of_held_out_text_are_not_trained_on(tmp_path):
+    """Two texts that differ in case fall on either side of the hash; without duplicates they cannot."""
+    texts = [article(seed, 50) for seed in range(300)]
+    path = write(tmp_path / "a.jsonl", [*texts, *(text.upper() for text in texts)])
+    plain = config(path, val_fraction=0.3)
+    train, validation = (list(iter_documents(plain, split, 1)) for split in ("train", "validation"))
+    assert {normalized(text) for text in train} & {normalized(text) for text in validation}
+    clean = config(path, val_fraction=0.3, dedup="exact")
+    train, validation = (list(iter_documents(clean, split, 1)) for split in ("train", "validation"))
+    assert not {normalized(text) for text in train} & {normalized(text) for text in validation}
+    assert len(train) + len(validation) == 300
+
+
+def test_filters_come_first(tmp_path):
+    text = article(1)
+    path = write(tmp_path / "a.jsonl", [text + " ...!", text, *(article(seed) for seed in range(2, 20))])
+    options = config(path, dedup="near", max_chars=len(text) + 2)
+    assert text in both_splits(options)
+
+
+def test_only_so_many_documents_are_compared(tmp_path, capsys):
+    texts = [article(seed, 20) for seed in range(400)]
+    path = write(tmp_path / "a.jsonl", [*texts, *texts])
+    found = both_splits(config(path, dedup="exact", dedup_max_docs=500))
+    assert len(found) == 700
+    told = capsys.readouterr().out
+    assert told.count("500 documents compared: 100 exact and 0 near duplicates are left out") == 1
+    assert "data.dedup_max_docs" in told
+
+
+def test_the_list_is_made_once_and_again_where_it_is_damaged(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20)] * 2)
+    options = config(path, dedup="exact")
+    first = both_splits(options)
+    assert capsys.readouterr().out.count("documents compared") == 1
+    (listed,) = (tmp_path / "a.jsonl.cache" / "duplicates").glob("*.npz")
+    content = bytearray(listed.read_bytes())
+    content[len(content) // 2] ^= 4
+    listed.write_bytes(content)
+    assert both_splits(options) == first
+    assert capsys.readouterr().out.count("documents compared") == 1
+    assert plan(options, "train")[0].fingerprint != plan(config(path), "train")[0].fingerprint
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_held_out_document_is_trained_on(tmp_path, seed):
+    """Sources that hold out different shares of the same documents, with and without validation files of their own."""
+    rng = random.Random(seed)
+    pool = [article(i, rng.randrange(5, 60)) for i in range(120)]
+    sources = []
+    for number in range(3):
+        rows = rng.choices(pool, k=rng.choice([2, 5, 40, 400]))
+        path = write(tmp_path / f"{number}.jsonl", [*rows, f"own text {number}", f"other text {number}"])
+        val = [write(tmp_path / f"val{number}.jsonl", rng.sample(pool, 4))] if rng.random() < 0.4 else []
+        sources.append(SourceConfig(kind="files", files=[path], val_files=val, weight=rng.random() + 0.1))
+    for dedup in ("none", "exact"):
+        options = DataConfig(
+            kind="mixture",
+            sources=sources,
+            val_fraction=rng.choice([0.01, 0.2]),
+            dedup=dedup,
+            cache_dir=str(tmp_path / "cache"),
+        )
+        train, validation = (set(iter_documents(options, split, seed)) for split in ("train", "validation"))
+        assert validation
+        assert train
+        assert not {hash_place(text) for text in train} & {hash_place(text) for text in validation}
+
+
+def test_a_file_that_was_only_touched_keeps_its_identity(tmp_path, capsys):
+    """The list is made again, as the text might be another; the same list is the same stream, to be resumed."""
+    path = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20)] * 2)
+    before = plan(config(path, dedup="exact"), "train")[0].fingerprint
+    os.utime(path, (1, 1))
+    assert plan(config(path, dedup="exact"), "train")[0].fingerprint == before
+    assert capsys.readouterr().out.count("documents compared") == 2
+    other = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20, 40)] + [article(5, 20)] * 20)
+    assert plan(config(other, dedup="exact"), "train")[0].fingerprint != before

@@ -1,0 +1,183 @@
+"""The Hub's stream, run by the real `datasets` library on a local data set of the same layout."""
+
+import itertools
+import json
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.config import DataConfig, SourceConfig
+from data.errors import UserError
+from data.sources import hub
+from data.sources.corpus import PartStream
+from data.sources.plan import iter_documents, open_documents, plan
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """Four training shards of 50 rows and a validation shard, as a data set repository holds them."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for shard in range(4):
+        rows = [f"Story {shard} {i} " + "word " * (i % 5) for i in range(50)]
+        path = folder / f"train-0000{shard}-of-00004.parquet"
+        pq.write_table(pa.table({"text": rows, "id": range(50)}), path, row_group_size=20)
+    pq.write_table(pa.table({"text": ["v1", "v2"], "id": [1, 2]}), folder / "validation-00000-of-00001.parquet")
+    return folder
+
+
+def take(stream, count=None):
+    found = []
+    while count is None or len(found) < count:
+        try:
+            found.append(next(stream))
+        except StopIteration:
+            break
+    return found
+
+
+def one_pass(source, index, shards):
+    corpus = hub.HubCorpus(source, source.split)
+    return PartStream(corpus, order=lambda count: list(range(count)), shard_index=index, num_shards=shards)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 6])
+def test_every_row_once_whatever_the_number_of_shards(dataset, shards):
+    source = SourceConfig(kind="hub", path=str(dataset))
+    found = []
+    for index in range(shards):
+        part = take(one_pass(source, index, shards))
+        assert part
+        found += part
+    assert len(found) == len(set(found)) == 200
+
+
+@pytest.mark.parametrize(("index", "shards"), [(0, 1), (1, 2), (4, 6)])
+def test_resumes_exactly(dataset, index, shards):
+    source = SourceConfig(kind="hub", path=str(dataset))
+
+    def make():
+        return one_pass(source, index, shards)
+
+    whole = take(make())
+    for cut in (0, 1, 19, 20, 21, 33, len(whole) - 1, len(whole)):
+        stream = make()
+        take(stream, cut)
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = make()
+        stream.load_state_dict(state)
+        assert take(stream) == whole[cut:], cut
+
+
+def test_splits_epochs_and_shuffling(dataset):
+    config = DataConfig(kind="hub", path=str(dataset), val_split="validation", shuffle_buffer=30)
+    assert sorted(iter_documents(config, "validation", 1)) == ["v1", "v2"]
+    assert len(list(iter_documents(config, "train", 1))) == 200  # nothing is held out besides
+    hashed = DataConfig(kind="hub", path=str(dataset), val_fraction=0.2)
+    train, validation = (set(iter_documents(hashed, split, 1)) for split in ("train", "validation"))
+    assert len(train) + len(validation) == 200
+    assert 20 < len(validation) < 60
+
+    def make():
+        return open_documents(plan(config, "train"), seed=2, shuffle_buffer=30, endless=True)
+
+    whole = take(make(), 500)
+    stream = make()
+    take(stream, 460)
+    state = json.loads(json.dumps(stream.state_dict()))
+    assert state["start"]["epoch"] == 2
+    stream = make()
+    stream.load_state_dict(state)
+    assert take(stream, 40) == whole[460:]
+
+
+def test_wikitext_lines_become_articles(tmp_path):
+    articles = [
+        [f" = Title {i} = \n", "", f" Text {i} . \n", f" = = Part {i} = = \n", " More . \n", ""] for i in range(9)
+    ]
+    rows = ["", *itertools.chain(*articles)]
+    folder = tmp_path / "wiki"
+    folder.mkdir()
+    pq.write_table(pa.table({"text": rows}), folder / "train-00000-of-00001.parquet")
+    source = SourceConfig(kind="hub", path=str(folder), rows="wikitext")
+
+    def make(index=0, shards=1):
+        return one_pass(source, index, shards)
+
+    whole = take(make())
+    joined = ["".join(row or " \n" for row in article) for article in articles]
+    assert whole == [" \n" + joined[0], *joined[1:]]
+    assert sorted([*take(make(0, 2)), *take(make(1, 2))]) == sorted(whole)
+    for cut in range(len(whole) + 1):
+        stream = make()
+        take(stream, cut)
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = make()
+        stream.load_state_dict(state)
+        assert take(stream) == whole[cut:]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"split": "trian"}, ["no split 'trian'", "did you mean 'train'", "validation"]),
+        ({"text_field": "body"}, ["no column 'body'", "'text'", "'id'", "data.text_field"]),
+        ({"text_field": "id"}, ["'id'", "not text"]),
+        ({"subset": "20231101.fr"}, ["20231101.fr"]),
+    ],
+)
+def test_wrong_names(dataset, options, words):
+    source = SourceConfig(kind="hub", path=str(dataset), **options)
+    with pytest.raises(UserError) as caught:
+        take(one_pass(source, 0, 1), 1)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def tiny_stories():
+    return DataConfig(kind="hub", path="roneneldan/TinyStories")
+
+
+def test_offline_says_so(tiny_stories, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"TinyStories is on .*HF_HUB_OFFLINE is set.*data=tales.*data\.files="):
+        plan(tiny_stories, "train")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-host.invalid", "http://192.0.2.1"])
+def test_an_unreachable_hub_is_named_within_seconds(tiny_stories, monkeypatch, address):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hub, "TIMEOUT", 2)
+    start = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        plan(tiny_stories, "train")
+    assert time.monotonic() - start < 15
+    for word in (address.split("//")[1], "roneneldan/TinyStories", "data=tales", "data=local"):
+        assert word in str(caught.value)
+
+
+def test_each_epoch_reads_the_shards_in_another_order(dataset):
+    config = DataConfig(kind="hub", path=str(dataset), val_split="validation", shuffle_buffer=0)
+
+    def orders(seed, shard_index=0, num_shards=1):
+        stream = open_documents(
+            plan(config, "train"), seed=seed, shard_index=shard_index, num_shards=num_shards, endless=True
+        )
+        documents = take(stream, 4 * 200 // num_shards)
+        size = len(documents) // 4
+        return [documents[i * size : (i + 1) * size] for i in range(4)]
+
+    epochs = orders(seed=5)
+    assert all(len(set(epoch)) == 200 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert orders(seed=5) == epochs != orders(seed=6)
+    # Two shards have different files in each epoch, between them all.
+    for one, other in zip(orders(5, 0, 2), orders(5, 1, 2), strict=True):
+        assert len({*one, *other}) == 200

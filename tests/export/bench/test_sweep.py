@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.errors import UserError
+from export.bench.config import SweepConfig, nominal_bits, variants
+from export.bench.sweep import main
+from export.config import CalibrationConfig, ExportConfig
+from export.pipeline import export
+from slm.evaluate.evaluate import read_text, shorten
+from slm.evaluate.perplexity import GGUFScorer, bits_per_byte, score_sliding, sliding_plan
+from tests.helpers import tiny_checkpoint as tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run that holds an export of q4_0 and f32 already."""
+    root = tiny.run(tmp_path_factory.mktemp("sweep") / "run")
+    export(ExportConfig(threads=1, run=root, quant=["f32", "q4_0"]))
+    return root
+
+
+def labels(**options) -> list[str]:
+    return [each.label for each in variants(SweepConfig(run=Path("run"), **options))]
+
+
+def test_which_files_are_made():
+    assert labels(quant=["F16", "q8_0", "q4_k", "q4_k_m", "iq2_xxs"]) == [
+        "f32",
+        "f16",
+        "q8_0",
+        "q4_k_m",
+        "q4_k_m without imatrix",
+        "iq2_xxs",  # llama.cpp does not write it without
+    ]
+    assert labels(quant=["q4_0", "f16"], base="f16", plain_below=0) == ["f16", "q4_0"]
+    plain = CalibrationConfig(imatrix=False)
+    assert labels(quant=["q8_0", "q4_0"], calibration=plain) == ["f32", "q8_0 without imatrix", "q4_0 without imatrix"]
+    with pytest.raises(UserError, match="iq3_xxs cannot be made without an importance matrix"):
+        labels(quant=["iq3_xxs"], calibration=plain)
+    assert [nominal_bits(kind) for kind in ("q8_0", "q4_k_m", "q4_0", "q2_k")] == [8.5, 4.5, 4.5, 2.625]
+
+
+def test_the_figures_are_those_of_the_exported_files(run, capsys):
+    """Perplexity and divergence, computed again from what `python -m export` wrote."""
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    words = [f"run={run}", "quant=q4_0,q8_0", "threads=1", "eval.max_tokens=1500", "eval.kl_tokens=700"]
+    assert main([*words, "speed.rounds=2", "speed.decode=8"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads(out.splitlines()[-1])
+    reference, small, plain, large = record["files"]
+    assert [each["type"] for each in record["files"]] == ["f32", "q4_0", "q4_0", "q8_0"]
+    assert [each["imatrix"] for each in record["files"]] == [False, True, False, True]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before, "something was left or changed"
+
+    paths = {kind: next((run / "gguf").glob(f"*-{kind}.gguf")) for kind in ("F32", "Q4_0")}
+    logits = {}
+    for kind, row in (("F32", reference), ("Q4_0", small)):
+        assert row["size_mib"] == pytest.approx(paths[kind].stat().st_size / 2**20, rel=0.01)
+        with GGUFScorer(paths[kind], context=128, n_threads=1) as scorer:
+            content, ids = shorten(scorer, read_text(run / "validation.txt").content.removesuffix("\n"), 1500)
+            score = score_sliding(scorer, ids, 128)
+            stream, windows = sliding_plan(scorer, ids, 128)
+            parts = [part for _, part in scorer.logits(windows, stream)]
+        logits[kind] = np.concatenate(parts)[: record["kl_positions"]].astype(np.float64)
+        assert row["perplexity"] == pytest.approx(score.perplexity, rel=1e-4)
+        assert row["bits_per_byte"] == pytest.approx(bits_per_byte(score.nll, len(content.encode())), rel=1e-4)
+        assert record["text"]["tokens"] == score.tokens
+    assert 600 < record["kl_positions"] <= 700
+    p, q = (each - np.log(np.exp(each).sum(1, keepdims=True)) for each in (logits["F32"], logits["Q4_0"]))
+    assert small["kl"] == pytest.approx((np.exp(p) * (p - q)).sum(1).mean(), rel=1e-3)
+    assert small["same_top"] == pytest.approx((p.argmax(1) == q.argmax(1)).mean(), abs=0.01)
+    assert large["kl"] < small["kl"]
+    assert plain["kl"] != small["kl"], "the importance matrix changed nothing"
+    assert large["bits_per_weight"] > 8 > small["bits_per_weight"]
+    assert record["speed"] == {"prefill": 120, "decode": 8, "rounds": 2, "sequences": 1}
+    assert all(each["prefill_tok_s"] > 0 and each["decode_tok_s"] > 0 for each in record["files"])
+    assert "[4 of 4] q8_0" in out
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("quant=q4km", "did you mean 'q4_k_m'"),
+        ("eval.text=/nowhere.txt", "/nowhere.txt"),
+        ("eval.max_tokens=3", "at least 16"),
+        ("speed.decode=0", "speed.decode must be"),
+        ("qant=q8_0", "did you mean 'quant'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(run, word, told):
+    with pytest.raises(UserError, match=told.replace(".", r"\.")) as error:
+        main([f"run={run}", word])
+    assert "\n" not in str(error.value)

@@ -1,0 +1,78 @@
+"""Faults that a training process is given before it starts, for tests: real memory goes bad, a real limit is set."""
+
+import functools
+import hashlib
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+
+def poison_weights(steps: tuple[int, ...]) -> None:
+    """Before each of these calls of the step a weight is NaN in memory; afterwards it is what it was."""
+    import train.trainer
+
+    true_step, calls = train.trainer.train_step, iter(range(1, 1_000_000))
+
+    @functools.wraps(true_step)
+    def step(model, *rest, **options):
+        if next(calls) not in steps:
+            return true_step(model, *rest, **options)
+        weight = model.model.norm.weight
+        good = weight.detach().clone()
+        with torch.no_grad():
+            weight[0] = float("nan")
+        try:
+            return true_step(model, *rest, **options)
+        finally:
+            with torch.no_grad():
+                weight.copy_(good)
+
+    train.trainer.train_step = step
+
+
+def pass_over_data(counts: dict[int, int]) -> None:
+    """Before each of these calls of the step so many batches are taken and left alone."""
+    import train.trainer
+
+    true_step, calls = train.trainer.train_step, iter(range(1, 1_000_000))
+
+    @functools.wraps(true_step)
+    def step(model, optimizer, batches, **options):
+        for _ in range(counts.get(next(calls), 0)):
+            next(batches)
+        return true_step(model, optimizer, batches, **options)
+
+    train.trainer.train_step = step
+
+
+def log_batches(path: Path) -> None:
+    """Append a hash of every batch that the training takes to ``path``."""
+    import train.trainer
+
+    true_step = train.trainer.train_step
+
+    @functools.wraps(true_step)
+    def step(model, optimizer, batches, **options):
+        def told():
+            for batch in batches:
+                with path.open("a") as file:
+                    file.write(hashlib.sha256(batch.tobytes()).hexdigest() + "\n")
+                yield batch
+
+        return true_step(model, optimizer, told(), **options)
+
+    train.trainer.train_step = step
+
+
+def set_environment(values: dict[str, str]) -> None:
+    """The process has these environment variables."""
+    os.environ.update(values)
+
+
+def limit_memory(bytes_: int) -> None:
+    """The process may take no more address space than ``bytes_`` on top of what it has."""
+    with open("/proc/self/statm") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + bytes_, resource.RLIM_INFINITY))

@@ -1,0 +1,138 @@
+import json
+from dataclasses import fields
+
+import pytest
+
+from serve.api.errors import ApiError
+from serve.api.openai.parsing import parse
+from serve.api.openai.requests import ChatRequest, CompletionRequest
+from serve.engine.messages import ModelInfo
+
+_BLANK = {field.name: 0 for field in fields(ModelInfo)}
+INFO = ModelInfo(**{**_BLANK, "n_vocab": 100})
+
+
+def error(cls, body):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(ApiError) as caught:
+        parse(cls, raw)
+    assert caught.value.status == 400
+    return caught.value.body["error"]
+
+
+def test_defaults_and_nulls():
+    body = parse(CompletionRequest, b'{"prompt": "x", "temperature": null, "stop": null, "user": "me"}')
+    assert (body.temperature, body.max_tokens, body.n, body.stops()) == (1.0, 16, 1, ())
+    sampling = body.sampling(INFO)
+    assert 0 <= sampling.seed < 2**32
+    assert parse(CompletionRequest, b'{"prompt": "x", "stop": "a", "seed": 5}').sampling(INFO).seed == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ["a"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [(1, 2)]),
+        ([[1], [2, 3]], [(1,), (2, 3)]),
+    ],
+)
+def test_shapes_of_prompts(prompt, expected):
+    body = parse(CompletionRequest, json.dumps({"prompt": prompt}).encode())
+    assert body.prompts(INFO) == expected
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], 5, [1, "a"], [-1], [1.5], {"a": 1}, [True]])
+def test_bad_prompts(prompt):
+    assert error(CompletionRequest, {"prompt": prompt})["param"] == "prompt"
+
+
+def test_token_ids_out_of_range():
+    with pytest.raises(ApiError, match="100 is not a token id"):
+        parse(CompletionRequest, b'{"prompt": [99, 100]}').prompts(INFO)
+    for key in ("100", "-1", "x", "", "9" * 30, "²"):
+        body = parse(CompletionRequest, json.dumps({"prompt": "x", "logit_bias": {key: 1}}).encode())
+        with pytest.raises(ApiError, match="logit_bias"):
+            body.sampling(INFO)
+    body = parse(CompletionRequest, b'{"prompt": "x", "logit_bias": {"7": -100, "8": 5}}')
+    assert body.sampling(INFO).logit_bias == ((7, float("-inf")), (8, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_p", 1.1),
+        ("min_p", -1),
+        ("top_k", 1.5),
+        ("n", 0),
+        ("n", 10**30),
+        ("max_tokens", -1),
+        ("presence_penalty", 3),
+        ("repeat_penalty", 0),
+        ("logprobs", 100),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stop", [1]),
+        ("seed", 2**70),
+        ("stream", "yes"),
+        ("stream_options", {"x": 1}),
+        ("logit_bias", {"1": 101}),
+    ],
+)
+def test_bad_values_name_the_parameter(field, value):
+    assert error(CompletionRequest, {"prompt": "x", field: value})["param"].startswith(field)
+
+
+def test_unknown_and_unsupported_parameters():
+    said = error(CompletionRequest, {"prompt": "x", "temprature": 1})
+    assert said["code"] == "unknown_parameter"
+    assert "temperature" in said["message"]
+    assert error(ChatRequest, {"messages": [], "tools": [{}]})["code"] == "unsupported"
+    parse(ChatRequest, b'{"messages": [{"role": "user", "content": "x"}], "tools": [], "store": true}')
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": -Infinity}',
+        b'{"prompt": ' + b"[" * 100_000,
+    ],
+)
+def test_malformed_bodies(raw):
+    assert error(CompletionRequest, raw)["code"] == "invalid_json"
+
+
+def test_messages():
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    body = parse(ChatRequest, json.dumps({"messages": [parts]}).encode())
+    assert body.messages[0].text() == "ab"
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    for bad in ([], [{"role": "boss", "content": "x"}], [{"role": "user"}], [image]):
+        assert error(ChatRequest, {"messages": bad})["param"].startswith("messages")
+
+
+def test_chat_limits_and_logprobs():
+    message = [{"role": "user", "content": "x"}]
+
+    def chat(**more):
+        return parse(ChatRequest, json.dumps({"messages": message, **more}).encode())
+
+    assert chat().limit() is None
+    assert chat(max_tokens=3).limit() == 3
+    assert chat(max_tokens=3, max_completion_tokens=4).limit() == 4
+    assert chat().n_top() is None
+    assert chat(logprobs=True).n_top() == 0
+    assert chat(logprobs=True, top_logprobs=2).n_top() == 2
+    with pytest.raises(ApiError, match="logprobs=true"):
+        chat(top_logprobs=2).n_top()

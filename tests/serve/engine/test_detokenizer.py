@@ -1,0 +1,61 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.engine.detokenizer import TextStream
+
+
+def feed(pieces, stop=()):
+    stream = TextStream(stop)
+    out = []
+    for piece in pieces:
+        out.append(stream.push(piece))
+        if stream.stopped:
+            return out, stream
+    out.append(stream.finish())
+    return out, stream
+
+
+def test_a_character_split_over_tokens_comes_whole():
+    raw = "é🙂".encode()
+    assert feed([raw[i : i + 1] for i in range(len(raw))])[0] == ["", "é", "", "", "", "🙂", ""]
+
+
+def test_invalid_and_cut_off_bytes_are_replaced():
+    assert "".join(feed([b"a\xff", b"b", "é".encode()[:1]])[0]) == "a\ufffdb\ufffd"
+
+
+def test_a_stop_string_across_tokens_never_shows():
+    out, stream = feed([b"Hello EN", b"D of", b" it"], stop=("END",))
+    assert out == ["Hello ", ""]
+    assert stream.stopped
+    assert stream.finish() == ""
+
+
+def test_held_text_comes_out_when_it_is_no_stop():
+    assert feed([b"a\n", b"\nUs", b"able"], stop=("\n\nUser:",))[0] == ["a", "", "\n\nUsable", ""]
+    assert feed([b"maybe EN"], stop=("END",))[0] == ["maybe ", "EN"]
+
+
+def test_the_earliest_of_several_stops_wins():
+    out, _ = feed([b"one two three"], stop=("three", "two"))
+    assert out == ["one "]
+
+
+@given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), max_size=3), st.data())
+def test_any_cut_gives_the_same_text(text, stops, data):
+    raw = text.encode()
+    pieces, at = [], 0
+    while at < len(raw):
+        n = data.draw(st.integers(1, 5))
+        pieces.append(raw[at : at + n])
+        at += n
+    out, stream = feed(pieces, tuple(stops))
+    joined = "".join(out)
+    assert stream.emitted == len(joined)
+    assert text.startswith(joined)
+    assert not any(stop in joined for stop in stops)
+    if not any(stop in text for stop in stops):
+        assert joined == text
+        assert stream.total == len(text)
+    else:
+        assert stream.stopped

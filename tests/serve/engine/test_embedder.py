@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from serve.config import EngineConfig
+from serve.engine.engine import Engine
+from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
+from slm.llama.llamacpp import Batch, Context, Model
+
+LONG = "a red boat in the river " * 20  # several batches
+TEXTS = ("once upon a time", LONG, "x", "the old fox", LONG + "!")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_path):
+    engine = Engine(EngineConfig(model_path=tiny_path, threads=1))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_path):
+    """Text -> the embedding, from one pass over the whole text."""
+    with Model(tiny_path) as model, Context(model, n_ctx=512, n_threads=1, embeddings=True) as context:
+
+        def embed(text):
+            ids = model.tokenize(text, add_special=True, parse_special=False)
+            batch = Batch(512)
+            batch.extend(ids, 0, 0, True, every=True)
+            context.clear()
+            context.decode(batch)
+            mean = context.embeddings_all(len(ids)).astype(np.float64).mean(axis=0)
+            return mean / np.linalg.norm(mean), len(ids)
+
+        yield embed
+
+
+def run(engine, *commands):
+    events = [event for command in commands for event in engine.handle(command)]
+    while engine.busy:
+        events += engine.step()
+    return events
+
+
+def vectors(reply):
+    assert isinstance(reply, Reply), reply
+    return [np.frombuffer(each, "<f4") for each in reply.value.vectors]
+
+
+def test_the_mean_of_the_last_layer_of_length_one(engine, reference):
+    (reply,) = run(engine, Embed(id="a", inputs=TEXTS))
+    n_tokens = 0
+    for text, vector in zip(TEXTS, vectors(reply), strict=True):
+        expected, n = reference(text)
+        n_tokens += n
+        assert vector.shape == (256,)
+        assert abs(np.linalg.norm(vector) - 1) < 1e-5
+        np.testing.assert_allclose(vector, expected, atol=2e-3)
+    assert reply.value.n_tokens == n_tokens
+
+
+def test_it_does_not_matter_what_else_is_asked(engine):
+    alone = [vectors(run(engine, Embed(id="a", inputs=(text,)))[0])[0] for text in TEXTS]
+    generate = Generate(id="g", prompt="hello", sampling=SamplingParams(temperature=0), max_tokens=20)
+    text_alone = "".join(event.text for event in run(engine, generate) if isinstance(event, Delta))
+    many = [Embed(id=str(i), inputs=(text,) * 9) for i, text in enumerate(TEXTS)]
+    events = run(engine, generate, *many)
+    replies = {event.id: event for event in events if isinstance(event, Reply)}
+    for i, expected in enumerate(alone):
+        for vector in vectors(replies[str(i)]):
+            np.testing.assert_allclose(vector, expected, atol=2e-3)
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == text_alone
+
+
+def test_generation_goes_on_between_batches(engine):
+    generate = Generate(id="g", prompt="hello", sampling=SamplingParams(ignore_eos=True), max_tokens=3)
+    for command in (Embed(id="e", inputs=(LONG,) * 8), generate):
+        assert engine.handle(command) == []
+    order = []
+    while engine.busy:
+        order += [event.id for event in engine.step()]
+    assert order[-1] == "e"
+    assert "g" in order
+
+
+def test_a_canceled_request_leaves_nothing(engine):
+    engine.handle(Embed(id="a", inputs=(LONG, LONG)))
+    engine.step()
+    assert engine.busy
+    engine.handle(Cancel(id="a"))
+    assert not engine.busy
+    (reply,) = run(engine, Embed(id="b", inputs=("x",)))
+    assert reply.id == "b"
+
+
+def test_what_cannot_be_embedded(engine):
+    (failure,) = run(engine, Embed(id="a", inputs=((5,) * 513,)))
+    assert (type(failure), failure.code) == (Failure, "context_length_exceeded")
+    (failure,) = run(engine, Embed(id="b", inputs=("",)))
+    assert failure.code == "invalid_request"
+    (failure,) = run(engine, Embed(id="c", inputs=((10**6,),)))
+    assert failure.code == "invalid_request"
+    (reply,) = run(engine, Embed(id="d", inputs=((5,) * 512,)))
+    assert reply.value.n_tokens == 512

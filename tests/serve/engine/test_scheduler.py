@@ -1,0 +1,181 @@
+import random
+
+import pytest
+
+from serve.engine.scheduler import Limits, Scheduler, make_plan
+from serve.engine.sequence import Sequence
+
+LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=1000)
+
+
+def waiting(key, n):
+    return Sequence(id=key, tokens=list(range(n)), n_prompt=n)
+
+
+def generating(key, slot, n_prompt=5, n_more=3):
+    n = n_prompt + n_more
+    return Sequence(id=key, tokens=list(range(n)), n_prompt=n_prompt, n_computed=n - 1, slot=slot)
+
+
+def test_a_prompt_longer_than_the_batch_is_chunked():
+    scheduler = Scheduler(slots=1, limits=LIMITS)
+    scheduler.add(waiting("a", 150))
+    seen = []
+    for _ in range(3):
+        plan = scheduler.plan()
+        (chunk,) = plan.chunks
+        seen.append((chunk.start, len(chunk.tokens), chunk.logits))
+        scheduler.commit(plan)
+    assert seen == [(0, 64, "none"), (64, 64, "none"), (128, 22, "last")]
+
+
+def test_streams_go_on_while_a_long_prompt_is_read():
+    plan = make_plan([generating("a", 0), generating("b", 1)], [waiting("c", 500)], [2, 3], LIMITS)
+    assert plan.admitted == (("c", 2),)
+    a, b, c = plan.chunks
+    assert (a.slot, a.start, a.tokens, a.logits) == (0, 7, (7,), "last")
+    assert b.slot == 1
+    assert (c.slot, c.start, len(c.tokens), c.logits) == (2, 0, 16, "none")
+
+
+def test_running_prompts_go_before_waiting_ones():
+    half = Sequence(id="half", tokens=list(range(100)), n_prompt=100, n_computed=50, slot=0)
+    plan = make_plan([half], [waiting("new", 30)], [1], LIMITS)
+    assert [(c.sequence_id, len(c.tokens), c.logits) for c in plan.chunks] == [
+        ("half", 50, "last"),
+        ("new", 14, "none"),
+    ]
+
+
+def test_no_slot_no_admission():
+    plan = make_plan([generating("a", 0)], [waiting("b", 3)], [], LIMITS)
+    assert plan.admitted == ()
+    assert [c.sequence_id for c in plan.chunks] == ["a"]
+
+
+def test_nobody_overtakes_the_head_of_the_queue_for_cache_room():
+    limits = Limits(batch=64, prefill_chunk=64, kv_tokens=100)
+    queue = [waiting("big", 95), waiting("small", 3)]
+    assert make_plan([generating("a", 0)], queue, [1, 2], limits).admitted == ()
+    # Alone, even what fills the cache is admitted.
+    assert make_plan([], queue, [0, 1], limits).admitted == (("big", 0),)
+
+
+def test_the_plan_is_frozen_and_planning_changes_nothing():
+    running, queue = [generating("a", 0)], [waiting("b", 3)]
+    before = [(s.id, s.n_computed, s.slot, list(s.tokens)) for s in running + queue]
+    plan = make_plan(running, queue, [1], LIMITS)
+    assert [(s.id, s.n_computed, s.slot, list(s.tokens)) for s in running + queue] == before
+    with pytest.raises(AttributeError):
+        plan.chunks = ()
+
+
+def test_scored_prompts_want_every_logit():
+    sequence = waiting("a", 70)
+    sequence.scores_prompt = True
+    (chunk,) = make_plan([], [sequence], [0], LIMITS).chunks
+    assert chunk.logits == "all"
+    sequence.n_computed, sequence.slot = 70, 0
+    sequence.tokens.append(1)
+    (chunk,) = make_plan([sequence], [], [], LIMITS).chunks
+    assert chunk.logits == "last"
+
+
+def test_preemption_takes_the_youngest_and_it_comes_back_first():
+    scheduler = Scheduler(slots=2, limits=LIMITS)
+    for key in "abc":
+        scheduler.add(waiting(key, 4))
+    scheduler.commit(scheduler.plan())
+    victim, slot = scheduler.preempt()
+    assert (victim.id, slot, victim.slot, victim.n_computed) == ("b", 1, None, 0)
+    assert scheduler.preempt() is None  # the last one stays
+    assert scheduler.plan().admitted == (("b", 1),)
+
+
+APART = Limits(batch=512, prefill_chunk=256, kv_tokens=10_000, mixed=False)
+
+
+def shapes(plan):
+    return [(chunk.sequence_id, chunk.start, len(chunk.tokens)) for chunk in plan.chunks]
+
+
+def test_apart_from_the_streams_prompts_come_one_after_the_other():
+    scheduler = Scheduler(slots=4, limits=APART)
+    for key in "abcd":
+        scheduler.add(waiting(key, 115))
+    steps = []
+    for _ in range(6):
+        plan = scheduler.plan()
+        steps.append(shapes(plan))
+        scheduler.commit(plan)
+        for chunk in plan.chunks:
+            sequence = next(each for each in scheduler._running if each.id == chunk.sequence_id)
+            sequence.tokens.append(0)
+    # Those that have begun wait for two more prompts, which is nearly what they may have to wait for.
+    assert steps[:3] == [[("a", 0, 115)], [("b", 0, 115)], [("c", 0, 115)]]
+    assert steps[3] == [("a", 115, 1), ("b", 115, 1), ("c", 115, 1)]
+    assert steps[4] == [("d", 0, 115)]
+    assert steps[5] == [("a", 116, 1), ("b", 116, 1), ("c", 116, 1), ("d", 115, 1)]
+
+
+def test_short_prompts_share_a_batch():
+    queue = [waiting(f"{i}", 30) for i in range(5)]
+    plan = make_plan([generating("a", 0)], queue, [1, 2, 3, 4, 5], APART)
+    assert shapes(plan) == [("0", 0, 30), ("1", 0, 30), ("2", 0, 30)]
+
+
+def test_streams_wait_for_no_more_than_a_chunk_of_a_long_prompt():
+    scheduler = Scheduler(slots=2, limits=APART)
+    stream = generating("a", 0)
+    scheduler._slots.take(0, "a")
+    scheduler._running.append(stream)
+    scheduler.add(waiting("long", 1000))
+    seen = []
+    for _ in range(8):
+        plan = scheduler.plan()
+        seen += [(key, n) for key, _, n in shapes(plan)]
+        scheduler.commit(plan)
+        if plan.chunks[0].sequence_id == "a":
+            stream.tokens.append(0)
+    assert seen == [("long", 256), ("a", 1)] * 3 + [("long", 232), ("a", 1)]
+
+
+def test_streams_go_on_when_nobody_waiting_can_be_admitted():
+    plan = make_plan([generating("a", 0)], [waiting("b", 100)], [], APART)
+    assert shapes(plan) == [("a", 7, 1)]
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_random_traffic_loses_and_doubles_nothing(mixed):
+    rng = random.Random(0)
+    scheduler = Scheduler(slots=3, limits=Limits(batch=32, prefill_chunk=8, kv_tokens=200, mixed=mixed))
+    alive, added, finished = {}, 0, []
+    for _ in range(3000):
+        if rng.random() < 0.1 and added < 100:
+            sequence = waiting(f"s{added}", rng.randint(1, 60))
+            alive[sequence.id] = (sequence, len(sequence.tokens) + rng.randint(1, 20))
+            scheduler.add(sequence)
+            added += 1
+        if rng.random() < 0.02:
+            scheduler.preempt()
+        plan = scheduler.plan()
+        assert sum(len(c.tokens) for c in plan.chunks) <= 32
+        assert len({c.slot for c in plan.chunks}) == len(plan.chunks) <= 3
+        for chunk in plan.chunks:
+            sequence, _ = alive[chunk.sequence_id]
+            assert chunk.start == sequence.n_computed
+            assert list(chunk.tokens) == sequence.tokens[chunk.start : chunk.start + len(chunk.tokens)]
+        scheduler.commit(plan)
+        for chunk in plan.chunks:
+            sequence, goal = alive[chunk.sequence_id]
+            if sequence.n_left == 0:
+                assert chunk.logits == "last"
+                sequence.tokens.append(len(sequence.tokens))
+                if len(sequence.tokens) >= goal:
+                    assert scheduler.remove(sequence.id) == chunk.slot
+                    del alive[sequence.id]
+                    finished.append(sequence.id)
+    assert added == 100
+    assert not alive
+    assert len(set(finished)) == 100
+    assert scheduler.n_running == scheduler.n_waiting == 0

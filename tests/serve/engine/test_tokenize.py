@@ -1,0 +1,56 @@
+import pytest
+
+from serve.config import EngineConfig
+from serve.engine.engine import Engine
+from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams, Tokenize
+from serve.engine.tokenize import tokenize_within
+
+LONG = "the old fox and the little bird " * 100_000
+PLAIN = {"add_special": False, "parse_special": False}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_path):
+    engine = Engine(EngineConfig(model_path=tiny_path, context=256, slots=2, threads=1))
+    yield engine
+    engine.close()
+
+
+def test_only_a_beginning_of_a_text_that_is_too_long_is_read(engine):
+    model = engine._model
+    for text in ("", "hello", "hello " * 5000, "a" * 40_000):
+        whole = model.tokenize(text, **PLAIN)
+        assert tokenize_within(model, text, 1_000_000, **PLAIN) == (whole, True)
+        tokens, complete = tokenize_within(model, text, 100, **PLAIN)
+        assert (len(tokens) > 100) == (len(whole) > 100)
+        assert not complete or tokens == whole
+    tokens, complete = tokenize_within(model, LONG, 256, **PLAIN)
+    assert 256 < len(tokens) < 20_000
+    assert not complete
+
+
+def test_too_long_is_told_at_once_and_by_all(engine):
+    (failure,) = engine.handle(Generate(id="a", prompt=LONG, sampling=SamplingParams()))
+    assert failure.code == "context_length_exceeded"
+    assert "more than" in failure.message
+    (failure,) = engine.handle(Embed(id="b", inputs=("fox", LONG)))
+    assert failure.code == "context_length_exceeded"
+    assert "input 1" in failure.message
+    assert not engine.busy
+
+
+def test_streams_go_on_while_a_long_text_becomes_tokens(engine):
+    expected = engine._model.tokenize(LONG, **PLAIN)
+    engine.handle(Generate(id="stream", prompt="the", max_tokens=200, sampling=SamplingParams(ignore_eos=True)))
+    assert engine.handle(Tokenize(id="long", text=LONG, **PLAIN)) == []
+    assert engine.handle(Tokenize(id="unwanted", text=LONG, **PLAIN)) == []
+    engine.handle(Cancel(id="unwanted"))
+    assert engine.handle(Tokenize(id="short", text="x", **PLAIN)) == [Reply(id="short", value=[ord("x")])]
+    events = []
+    while engine.busy:
+        events += engine.step()
+    kinds = [(event.id, type(event)) for event in events]
+    assert ("long", Reply) in kinds
+    assert kinds.index(("stream", Delta)) < kinds.index(("long", Reply))
+    assert next(event for event in events if event.id == "long").value == expected
+    assert not any(event.id == "unwanted" or isinstance(event, Failure) for event in events)

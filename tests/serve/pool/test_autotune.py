@@ -1,0 +1,87 @@
+import json
+import subprocess
+from dataclasses import asdict, replace
+
+import pytest
+
+from serve.config import ServeConfig, load
+from serve.pool import autotune
+from serve.pool.memory_plan import read_facts
+from slm.machine.hardware import compute_threads, n_threads
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "slm" / "tune"
+
+
+def engine(path, *words):
+    return load(ServeConfig, "serve", [f"model={path}", *words], literal=("model",)).engine(path)
+
+
+def test_measuring_gives_a_choice_that_runs(tiny_path, cache):
+    facts = read_facts(tiny_path)
+    chosen = autotune.tuned_for(tiny_path, facts, "force")
+    assert 1 <= chosen.threads <= n_threads()
+    assert chosen.ubatch <= chosen.batch
+    assert 32 <= chosen.prefill_chunk <= 256
+    (record,) = cache.glob("*.json")
+    assert json.loads(record.read_text()) == asdict(chosen)
+
+
+def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, monkeypatch):
+    monkeypatch.setattr(autotune, "FEWEST_PARAMS", 0)
+    facts = read_facts(tiny_path)
+    first = autotune.tuned_for(tiny_path, facts, "auto")
+    (record,) = cache.glob("*.json")
+    other = replace(first, ubatch=64, prefill_chunk=64)
+    record.write_text(json.dumps(asdict(other)))
+    assert autotune.tuned_for(tiny_path, facts, "auto") == other
+    config = engine(tiny_path)
+    assert (config.ubatch, config.prefill_chunk) == (64, 64)
+    assert autotune.tuned_for(tiny_path, facts, "off") == autotune.untuned()
+    for text in ("{", "{}", '{"threads": 0}', '{"threads": 1, "ubatch": 4096}', '{"threads": "2"}', '{"cores": 2}'):
+        record.write_text(text)
+        assert autotune._read(record) is None
+    assert autotune.tuned_for(tiny_path, facts, "auto").ubatch <= 512
+    assert json.loads(record.read_text()).keys() == asdict(first).keys(), "measured anew"
+
+
+def test_small_models_and_given_values_are_not_measured(tiny_path, cache):
+    small = engine(tiny_path)
+    assert (small.threads, small.batch, small.ubatch) == (compute_threads(), 512, 512)
+    words = ("serve.threads=1", "serve.batch=64", "serve.ubatch=32", "serve.prefill_chunk=16", "serve.slots=3")
+    given = engine(tiny_path, *words, "serve.tune=force")
+    assert (given.threads, given.batch, given.ubatch, given.prefill_chunk, given.slots) == (1, 64, 32, 16, 3)
+    assert not cache.exists()
+    assert engine(tiny_path, "serve.batch=8").slots == 8, "no more slots than a batch has tokens"
+
+
+def test_a_machine_that_cannot_be_measured_is_served_all_the_same(tiny_path, cache, monkeypatch):
+    def fails(*_, **__):
+        raise subprocess.TimeoutExpired("measure", 1)
+
+    monkeypatch.setattr(autotune.subprocess, "run", fails)
+    assert autotune.tuned_for(tiny_path, read_facts(tiny_path), "force") == autotune.untuned()
+
+
+def test_slots_follow_from_memory(tiny_path, monkeypatch):
+    facts = read_facts(tiny_path)
+    per_slot = facts.kv_bytes("f16") * 256
+    for slots, free in ((16, 1 << 40), (3, 8 * 3.5 * per_slot), (1, 0)):
+        monkeypatch.setattr(autotune, "available_bytes", lambda free=free: int(free))
+        assert autotune.slots_for(facts, context=256, kv_type="f16") == slots
+
+
+def test_the_fastest_must_be_clearly_faster(monkeypatch):
+    default, other = autotune.Tuned(threads=2), autotune.Tuned(threads=1)
+    assert autotune._fastest([default, other], lambda choice: 1.0 if choice is default else 0.99) == default
+    assert autotune._fastest([default, other], lambda choice: 1.0 if choice is default else 0.8) == other
+    assert autotune._chunk(1e-4) == 256
+    assert autotune._chunk(0.3 / 64) == 64
+    assert autotune._chunk(1.0) == 32
+    monkeypatch.setattr(autotune, "n_threads", lambda: 16)
+    assert autotune._thread_counts(1) == [16]
+    assert autotune._thread_counts(16) == [15, 8]
+    assert autotune._thread_counts(8) == [16, 7, 4]

@@ -1,0 +1,49 @@
+import shutil
+
+import pytest
+
+from data.errors import UserError
+from serve.pool.model_files import resolve_model
+
+
+@pytest.fixture
+def run(tmp_path, tiny_path):
+    folder = tmp_path / "run" / "gguf"
+    folder.mkdir(parents=True)
+    for name, padding in (("m-F16", 500), ("m-Q8_0", 400), ("m-Q4_K_M", 300), ("m-Q2_K", 100)):
+        (folder / f"{name}.gguf").write_bytes(b"x" * padding)
+    (folder / "imatrix.gguf").write_bytes(b"x")
+    return tmp_path / "run"
+
+
+def test_a_file_is_itself(tiny_path):
+    assert resolve_model(str(tiny_path)) == (tiny_path, None)
+
+
+def test_the_preferred_quantization_of_a_run(run):
+    path, note = resolve_model(str(run))
+    assert path.name == "m-Q4_K_M.gguf"
+    assert "of 4 exported files" in note
+    path.unlink()
+    assert resolve_model(str(run))[0].name == "m-Q8_0.gguf"
+    (run / "gguf" / "m-Q8_0.gguf").unlink()
+    path, note = resolve_model(str(run))
+    assert path.name == "m-Q2_K.gguf"
+    assert "smallest" in note
+
+
+def test_a_model_directory_with_a_gguf_folder(run):
+    (run / "config.json").write_text("{}")
+    assert resolve_model(str(run))[0].name == "m-Q4_K_M.gguf"
+    assert resolve_model(str(run / "gguf"))[0].name == "m-Q4_K_M.gguf"
+
+
+def test_nothing_to_serve(run, tmp_path):
+    with pytest.raises(UserError, match=r"did you mean 'm-Q8_0\.gguf'"):
+        resolve_model(str(run / "gguf" / "m-Q8.gguf"))
+    shutil.rmtree(run / "gguf")
+    (run / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="make export RUN="):
+        resolve_model(str(run))
+    with pytest.raises(UserError, match="does not exist"):
+        resolve_model(str(tmp_path / "nowhere"))

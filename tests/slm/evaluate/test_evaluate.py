@@ -1,0 +1,107 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from data.errors import UserError
+from export.config import ExportConfig
+from export.pipeline import export
+from slm.evaluate.evaluate import ROW_KEYS, main
+from slm.runs import resolve
+from tests.helpers import tiny_checkpoint as tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    root = tiny.run(tmp_path_factory.mktemp("run") / "run")
+    assert export(ExportConfig(threads=1, run=root, quant=["f32", "q4_k_m"]))["published"]
+    (root / "text.txt").write_text(tiny.text(12_000, seed=9), encoding="utf-8")
+    return root
+
+
+def evaluate(run: Path, capsys, *options: str) -> tuple[list[dict], str]:
+    assert main([f"run={run}", f"eval.text={run / 'text.txt'}", "eval.threads=1", *options]) == 0
+    said = capsys.readouterr().out
+    return json.loads(said.splitlines()[-1]), said
+
+
+def test_two_rows_for_the_checkpoint_and_each_model(run, capsys):
+    rows, said = evaluate(run, capsys)
+    assert all(tuple(row) == ROW_KEYS for row in rows)
+    files = ["step-00000010", "run-1.4M-v1.0-F32.gguf", "run-1.4M-v1.0-Q4_K_M.gguf"]
+    assert [(row["file"], row["definition"]) for row in rows] == [
+        (name, definition) for name in files for definition in ("llama.cpp/128", "sliding/128")
+    ]
+    assert [row["engine"] for row in rows] == ["torch"] * 2 + ["llama.cpp"] * 4
+    assert "imatrix" not in said
+    assert "every token scored once" in said
+    for torch_row, gguf_row in zip(rows[:2], rows[2:4], strict=True):
+        # The engines agree within 0.1 % on an f32 file, and count the same tokens.
+        assert gguf_row["perplexity"] == pytest.approx(torch_row["perplexity"], rel=1e-3)
+        assert gguf_row["tokens"] == torch_row["tokens"]
+        assert gguf_row["stderr"] == pytest.approx(torch_row["stderr"], rel=1e-2)
+    chunked, sliding = rows[:2]
+    assert chunked["word_perplexity"] is None
+    assert chunked["bits_per_byte"] is None
+    text = (run / "text.txt").read_text().removesuffix("\n")
+    nll = math.log(sliding["perplexity"]) * sliding["tokens"]
+    assert sliding["bits_per_byte"] == pytest.approx(nll / math.log(2) / len(text.encode()))
+    assert sliding["word_perplexity"] == pytest.approx(math.exp(nll / len(text.split())))
+    assert sliding["tokens"] == len(tiny.tokenizer().encode(text))
+
+
+def test_less_text_and_other_windows(run, capsys):
+    rows, _ = evaluate(
+        run,
+        capsys,
+        "eval.max_tokens=400",
+        "eval.n_ctx=64",
+        "eval.context=32",
+        f"eval.files=[{resolve(run).ggufs()[0]}]",
+    )
+    assert {row["definition"] for row in rows} == {"llama.cpp/64", "sliding/32"}
+    assert len(rows) == 4
+    for row in rows[1::2]:
+        assert 300 < row["tokens"] <= 440
+        assert 1 < row["bits_per_byte"] < 10
+
+
+def test_files_only(run, capsys):
+    rows, _ = evaluate(run, capsys, "eval.checkpoint=false", "eval.max_tokens=400")
+    assert {row["engine"] for row in rows} == {"llama.cpp"}
+
+
+def test_the_canonical_text(run, capsys, shared_data):
+    wiki = shared_data / "wikitext" / "wiki.test.raw"
+    assert main([f"run={run}", f"eval.text={wiki}", "eval.max_tokens=600", "eval.threads=1", "eval.files=[]"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["engine"] for row in rows] == ["torch", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["eval.text=/nowhere.txt"], "no text file /nowhere.txt"),
+        (["eval.text=EMPTY"], "is empty"),
+        (["eval.text=SHORT"], "needs at least 256"),
+        (["eval.n_ctx=2"], "at least 8"),
+        (["eval.ctx=64"], "eval.n_ctx"),
+        (["eval.files=[IMATRIX]"], "not a model"),
+        (["eval.files=[/nowhere.gguf]"], "does not exist"),
+    ],
+)
+def test_mistakes_are_one_line(run, tmp_path, options, message):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "short.txt").write_text("too short")
+    known = {
+        "EMPTY": str(tmp_path / "empty.txt"),
+        "SHORT": str(tmp_path / "short.txt"),
+        "IMATRIX": str(run / "gguf" / "imatrix.gguf"),
+    }
+    for name, path in known.items():
+        options = [option.replace(name, path) for option in options]
+    with pytest.raises(UserError) as caught:
+        main([f"run={run}", f"eval.text={run / 'text.txt'}", "eval.threads=1", *options])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,153 @@
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.errors import UserError
+from slm.evaluate.perplexity import (
+    TorchScorer,
+    Window,
+    bits_per_byte,
+    chunked_windows,
+    nll_of,
+    reduce,
+    score_chunked,
+    score_sliding,
+    sliding_windows,
+    word_perplexity,
+)
+from slm.model.transformer import LanguageModel
+from tests.helpers import tiny_checkpoint as tiny
+
+
+def test_llama_cpps_windows():
+    windows = chunked_windows(1_300, 512, bos=7)
+    assert [(w.start, w.stop, w.first, w.last, w.head) for w in windows] == [
+        (0, 512, 256, 511, 7),
+        (512, 1_024, 256, 511, 7),
+    ]
+    stream = np.arange(1_300, dtype=np.int32)
+    assert len(windows[0].targets(stream)) == 255
+    assert windows[1].targets(stream)[[0, -1]].tolist() == [512 + 257, 1_023]
+    assert windows[1].inputs(stream)[:3].tolist() == [7, 513, 514]
+    assert stream[512] == 512  # the stream itself is not written to
+
+
+def test_llama_cpp_refuses_less_than_two_windows():
+    assert len(chunked_windows(1_024, 512)) == 2
+    with pytest.raises(UserError, match=r"1023 tokens.*at least 1024.*at most 511"):
+        chunked_windows(1_023, 512)
+
+
+@given(st.integers(2, 400), st.integers(2, 70), st.data())
+def test_sliding_windows_score_every_token_once_with_enough_before_it(n_tokens, context, data):
+    stride = data.draw(st.integers(1, context))
+    stream = np.arange(n_tokens)
+    windows = sliding_windows(n_tokens, context, stride)
+    scored = np.concatenate([window.targets(stream) for window in windows])
+    assert scored.tolist() == list(range(1, n_tokens))
+    for window in windows:
+        assert 0 <= window.first < window.last == window.stop - window.start <= context
+        assert window.start == 0 or window.first >= context - stride
+
+
+def test_sliding_windows_of_nothing():
+    assert sliding_windows(0, 8) == sliding_windows(1, 8) == []
+
+
+def test_reduce_is_llama_cpps_formula():
+    nll = np.array([1.0, 2.0, 4.0, 0.5])
+    score = reduce(nll)
+    assert score.perplexity == pytest.approx(math.exp(7.5 / 4))
+    # nll2 = mean of squares - square of mean; sqrt(nll2 / (n - 1)) * ppl
+    spread = (1 + 4 + 16 + 0.25) / 4 - (7.5 / 4) ** 2
+    assert score.stderr == pytest.approx(math.sqrt(spread / 3) * math.exp(7.5 / 4))
+    assert (score.nll, score.tokens) == (7.5, 4)
+    assert math.isnan(reduce(np.array([1.0])).stderr)
+    assert math.isnan(reduce(np.array([1.0, math.nan])).perplexity)
+    assert reduce(np.array([1e9, 1e9])).perplexity == math.inf
+
+
+def test_words_and_bytes():
+    assert word_perplexity(10.0, 5) == pytest.approx(math.exp(2))
+    assert bits_per_byte(8 * math.log(2), 2) == pytest.approx(4)
+    assert math.isnan(bits_per_byte(1.0, 0))
+
+
+def test_nll_of_large_and_small_logits():
+    rng = np.random.default_rng(0)
+    logits_NV = (rng.normal(size=(130, 40)) * 50 + 1_000).astype(np.float32)
+    targets = rng.integers(0, 40, 130)
+    expected = torch.nn.functional.cross_entropy(
+        torch.from_numpy(logits_NV).double(), torch.from_numpy(targets), reduction="none"
+    )
+    np.testing.assert_allclose(nll_of(logits_NV, targets, rows=7), expected.numpy(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def scorer() -> TorchScorer:
+    torch.set_num_threads(1)
+    model = LanguageModel(tiny.config(d_model=32, n_heads=4, head_dim=8, ffn_dim=48, vocab_size=64, seq_len=32)).eval()
+    tiny.randomize(model)
+    return TorchScorer(model, lambda text: [], name="model", bos=None, document_start=0, logits_budget=64 * 5)
+
+
+IDS = np.random.default_rng(1).integers(1, 64, 150, dtype=np.int32)
+
+
+@torch.inference_mode()
+def logprobs(scorer: TorchScorer, ids: np.ndarray) -> torch.Tensor:
+    return scorer.model(torch.from_numpy(ids.astype(np.int64))[None])[0].log_softmax(-1)
+
+
+def test_torch_scorer_by_hand(scorer):
+    window = Window(start=20, stop=50, first=9, last=29)
+    log_p = logprobs(scorer, IDS[20:50])
+    expected = [-log_p[position, IDS[20 + position + 1]].item() for position in range(9, 29)]
+    np.testing.assert_allclose(scorer.nll([window], IDS), expected, rtol=1e-4)
+    ((_, logits),) = scorer.logits([window], IDS)
+    np.testing.assert_allclose(nll_of(logits, window.targets(IDS)), expected, rtol=1e-4)
+
+
+def test_groups_of_windows_change_nothing(scorer):
+    windows = chunked_windows(len(IDS), 30) + sliding_windows(len(IDS), 32)
+    one_by_one = np.concatenate([scorer.nll([window], IDS) for window in windows])
+    seen: list[int] = []
+    np.testing.assert_allclose(scorer.nll(windows, IDS, seen.append), one_by_one, rtol=1e-4, atol=1e-5)
+    assert sum(seen) == sum(window.stop - window.start for window in windows)
+
+
+def test_definitions_by_hand(scorer):
+    """Both, from one token at a time, straight from their definitions."""
+    total, n = 0.0, 0
+    for start in range(0, len(IDS) - 31, 32):
+        log_p = logprobs(scorer, IDS[start : start + 32])
+        for position in range(17, 32):
+            total, n = total - log_p[position - 1, IDS[start + position]].item(), n + 1
+    found = score_chunked(scorer, IDS, 512)  # the model holds only 32
+    assert found.tokens == n
+    assert found.perplexity == pytest.approx(math.exp(total / n), rel=1e-4)
+    assert score_chunked(scorer, IDS, 32, max_chunks=2).tokens == 30
+
+    stream = np.concatenate([[0], IDS])
+    total = 0.0
+    for target in range(1, len(stream)):
+        # Windows start every 16 tokens; the one that scores a token is the first that reaches it.
+        start = max(0, -(-(target - 32) // 16) * 16)
+        log_p = logprobs(scorer, stream[start : min(start + 32, len(stream) - 1)])
+        total -= log_p[target - 1 - start, stream[target]].item()
+    found = score_sliding(scorer, IDS, 512)
+    assert found.tokens == len(IDS)
+    assert found.nll == pytest.approx(total, rel=1e-4)
+
+
+def test_importing_needs_neither_torch_nor_llama_cpp():
+    code = "import sys, slm.evaluate.perplexity\n"
+    code += "print([m for m in ('torch', 'llama_cpp', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,167 @@
+"""The training kernels compute what the model computes: losses, every gradient, masks, recomputation, hooks."""
+
+import pytest
+import torch
+
+from slm import kernels
+from slm.kernels.fused import HEAD_ROWS, Fused, unsupported
+from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
+
+pytestmark = pytest.mark.skipif(kernels.unavailable() is not None, reason=f"kernels: {kernels.unavailable()}")
+
+SHAPES = {
+    "llama": dict(n_heads=4, n_kv_heads=4, head_dim=64, d_model=256),
+    "grouped": dict(n_heads=4, n_kv_heads=2, head_dim=64, d_model=256),
+    "qk-norm": dict(arch="qwen3", n_heads=4, n_kv_heads=1, head_dim=32, d_model=128, tie_embeddings=False),
+    "wide heads": dict(arch="qwen3", n_heads=2, n_kv_heads=2, head_dim=128, d_model=256),
+}
+
+
+def new_model(**changes) -> LanguageModel:
+    values = dict(arch="llama", n_layers=2, ffn_dim=512, vocab_size=320, seq_len=2048, tie_embeddings=True)
+    torch.manual_seed(3)
+    model = LanguageModel(ModelConfig(**(values | SHAPES["llama"] | changes))).train()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms away from one, logits away from flat
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def batch(rows: int, length: int, *, ignored: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(rows * 1000 + length)
+    ids = torch.randint(0, 320, (rows, length), generator=chance)
+    targets = torch.randint(0, 320, (rows, length), generator=chance)
+    if ignored:
+        targets[:, ::3] = -100
+    return ids, targets
+
+
+def gradients(model: LanguageModel) -> dict[str, torch.Tensor]:
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def plain(model: LanguageModel, ids, targets, starts=None, *, bf16: bool = False) -> tuple[float, dict]:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        loss = model.loss(ids, targets, starts)
+    loss.backward()
+    return loss.item(), gradients(model)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None:
+    """Every gradient is at most as far from f32 as that of autocast, give or take a third."""
+    exact, reference = plain(model, ids, targets, starts)
+    rough, autocast = plain(model, ids, targets, starts, bf16=True)
+    loss = fused.loss_and_gradients(ids, targets, starts_BT=starts)
+    assert loss == pytest.approx(exact, abs=max(0.005, 3 * abs(rough - exact)))
+    size = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
+    for name, gradient in gradients(model).items():
+        theirs = (autocast[name] - reference[name]).norm()
+        assert (gradient - reference[name]).norm() < 1.35 * theirs + 1e-5 * size, name
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("length", [1, 33, 96, 257])
+def test_loss_and_gradients_are_the_models(shape, length):
+    model = new_model(**SHAPES[shape])
+    check(model, Fused(model, kernels.load()), *batch(3, length))
+
+
+@pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
+@pytest.mark.parametrize("keep_packed", [True, False])
+def test_recomputing_and_repacking_change_nothing(recompute, keep_packed):
+    model = new_model(**SHAPES["qk-norm"])
+    ids, targets = batch(2, 65)
+    plain_way, thrifty = Fused(model, kernels.load()), None
+    first = plain_way.loss_and_gradients(ids, targets)
+    expected = gradients(model)
+    thrifty = Fused(model, kernels.load(), recompute=recompute, keep_packed=keep_packed)
+    assert thrifty.loss_and_gradients(ids, targets) == first
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_the_head_works_in_chunks_and_skips_what_is_not_scored():
+    model = new_model(n_layers=1)
+    check(model, Fused(model, kernels.load()), *batch(1, HEAD_ROWS + 100, ignored=True))
+
+
+def test_documents_do_not_see_each_other():
+    model = new_model(**SHAPES["grouped"])
+    ids, targets = batch(2, 200)
+    starts = torch.zeros(2, 200, dtype=torch.int32)
+    starts[0, 50:], starts[0, 130:], starts[1, 199:] = 50, 130, 199
+    fused = Fused(model, kernels.load())
+    check(model, fused, ids, targets, starts)
+    # What comes before a document's start has no influence on it.
+    losses = fused.losses(ids, targets, starts_BT=starts)
+    other = ids.clone()
+    other[0, :50] = (other[0, :50] + 7) % 320
+    assert torch.equal(fused.losses(other, targets, starts_BT=starts)[0, 50:], losses[0, 50:])
+    assert not torch.equal(fused.losses(other, targets)[0, 50:], fused.losses(ids, targets)[0, 50:])
+
+
+def test_gradients_add_up_and_scale():
+    model = new_model()
+    fused, (ids, targets) = Fused(model, kernels.load()), batch(2, 40)
+    fused.loss_and_gradients(ids, targets)
+    once = gradients(model)
+    fused.loss_and_gradients(ids, targets, scale=0.25)
+    fused.loss_and_gradients(ids, targets, scale=0.5)
+    for name, gradient in gradients(model).items():
+        assert distance(gradient, 0.75 * once[name]) < 0.004, name
+
+
+def test_threads_do_not_change_a_bit():
+    model = new_model(**SHAPES["grouped"])
+    ids, targets = batch(3, 100)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append((Fused(model, kernels.load()).loss_and_gradients(ids, targets), gradients(model)))
+    finally:
+        torch.set_num_threads(before)
+    for loss, gradient in found[1:]:
+        assert loss == found[0][0]
+        assert all(torch.equal(gradient[name], found[0][1][name]) for name in gradient)
+
+
+def test_losses_are_those_of_training_and_follow_the_weights():
+    model = new_model()
+    fused, (ids, targets) = Fused(model, kernels.load()), batch(4, 64, ignored=True)
+    losses = fused.losses(ids, targets)
+    assert losses.shape == (4, 64)
+    assert (losses[:, ::3] == 0).all()
+    mean = losses.sum().item() / (targets >= 0).sum().item()
+    assert mean == pytest.approx(fused.loss_and_gradients(ids, targets), rel=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    for _ in range(5):
+        optimizer.step()
+        optimizer.zero_grad()
+        fused.loss_and_gradients(ids, targets)
+    assert fused.losses(ids, targets).sum() < 0.9 * losses.sum()
+
+
+def test_hooks_hear_of_every_parameter_once():
+    model = new_model(**SHAPES["qk-norm"])
+    heard = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: heard.append((name, p.grad is not None)))
+    Fused(model, kernels.load()).loss_and_gradients(*batch(2, 32))
+    assert sorted(heard) == sorted((name, True) for name, _ in model.named_parameters())
+    order = [name for name, _ in heard]
+    assert order.index("model.layers.1.mlp.down_proj.weight") < order.index("model.layers.0.mlp.down_proj.weight")
+
+
+def test_models_that_do_not_fit_are_named():
+    assert "head_dim=16" in unsupported(new_model(n_heads=4, n_kv_heads=4, head_dim=16, d_model=64))
+    assert unsupported(new_model()) is None
+    assert "f32" in unsupported(new_model().to(torch.bfloat16))

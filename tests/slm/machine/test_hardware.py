@@ -1,0 +1,37 @@
+"""What a process asks of the machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KEPT = """
+import re, sys
+from slm import hardware
+if not hardware.keep_freed_memory():
+    sys.exit(77)
+blocks = [bytearray(64 << 20) for _ in range(6)]
+held = hardware.rss_bytes()
+del blocks
+assert hardware.rss_bytes() > held - (64 << 20), "freed blocks went back to the kernel"
+heaps = re.findall(r"\\[heap\\]\\n(.*?)VmFlags:([^\\n]*)", open("/proc/self/smaps").read(), re.S)
+assert any("hg" in flags.split() for _, flags in heaps), "no part of the heap asks for huge pages"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_is_kept_and_asks_for_huge_pages() -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        pytest.skip("this kernel has no transparent huge pages")
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip("not glibc")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_benchmark_sets_threads_before_torch_is_there() -> None:
+    """libgomp reads its variables once: `share_cores` inside a contender's process must come before torch."""
+    check = "import sys, train.tools.bench; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,295 @@
+"""A checkpoint appears whole or not at all, and damage is found before use."""
+
+import json
+import os
+import pickle
+import random
+import resource
+import subprocess
+from collections import Counter
+
+import pytest
+import torch
+
+from data.errors import UserError
+from slm.model import checkpoint
+from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
+from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest, resolve
+from train.run.run_dir import newest_good
+
+SHAPE = ModelConfig(vocab_size=64, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
+
+
+def save(directory, check_room=True, **changes):
+    torch.manual_seed(3)
+    model = LanguageModel(SHAPE)
+    arguments = {"tensors": {"moment": torch.arange(4.0)}, "state": {"step": 7}} | changes
+    with pytest.MonkeyPatch.context() as patch:
+        if not check_room:  # so that the writes themselves meet the end of the disk
+            patch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})())
+        checkpoint.save_checkpoint(
+            directory, model, lambda folder: (folder / "tokenizer.json").write_text("{}"), **arguments
+        )
+    return model
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB of its own; without the right to mount one the test is skipped."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "slm-test", folder], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if mounted.returncode:
+        pytest.skip("a tmpfs can only be mounted by root; the test with a file size limit covers a part")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    model = save(tmp_path / "checkpoints" / "step-00000007")
+    folder = tmp_path / "checkpoints" / "step-00000007"
+    checkpoint.verify(folder)
+    loaded = checkpoint.load_model(folder)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name])
+    tensors, state = checkpoint.load_trainer_state(folder)
+    assert state == {"step": 7}
+    assert torch.equal(tensors["moment"], torch.arange(4.0))
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+
+
+def flip(path, chance) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+    path.write_bytes(damaged)
+
+
+def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_used(tmp_path):
+    """In any file of a checkpoint, the manifest too, and before anything of it is used."""
+    old, new = (tmp_path / "checkpoints" / f"step-{step:08d}" for step in (1, 2))
+    save(old, state={"step": 1})
+    save(new, state={"step": 2})
+    chance, hits, told = random.Random(5), Counter(), []
+    files = sorted(new.iterdir())
+    names = {path.name for path in files}
+    assert {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"} <= names
+    assert {"manifest.json", "tokenizer.json"} <= names
+    assert newest_good(tmp_path, told.append).checkpoint == new
+    sizes = [path.stat().st_size for path in files]
+    for number in range(1000):
+        # Half of them anywhere (most in the weights), half in a file drawn first: small files get their share.
+        path = chance.choices(files, sizes)[0] if number % 2 else chance.choice(files)
+        whole = path.read_bytes()
+        flip(path, chance)
+        told.clear()
+        start = newest_good(tmp_path, told.append)
+        assert start.checkpoint == old, (number, path.name)
+        assert start.state == {"step": 1}
+        assert len(told) == 1
+        assert new.name in told[0]
+        assert "trying the one before" in told[0]
+        hits[path.name] += 1
+        path.write_bytes(whole)
+    assert set(hits) == names
+    assert newest_good(tmp_path, told.append).checkpoint == new
+
+
+def test_missing_bytes_are_found(tmp_path):
+    folder = tmp_path / "step-00000001"
+    save(folder)
+    chance = random.Random(6)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        last = len(whole.rstrip()) - 1  # a manifest's line end is not missed
+        for size in (0, last, chance.randrange(last)):
+            path.write_bytes(whole[:size])
+            with pytest.raises(UserError, match=r"does not match its SHA-256|cannot be trusted"):
+                checkpoint.verify(folder)
+        path.write_bytes(whole)
+    checkpoint.verify(folder)
+
+
+def test_a_manifest_that_leaves_a_file_out_is_not_trusted(tmp_path):
+    folder = tmp_path / "step-00000001"
+    save(folder)
+    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
+    del manifest["sha256"]["optimizer.safetensors"]
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"does not list optimizer\.safetensors"):
+        checkpoint.verify(folder)
+
+
+def test_where_all_are_damaged_the_run_does_not_start_anew_by_itself(tmp_path):
+    chance, told = random.Random(7), []
+    for step in (1, 2):
+        save(tmp_path / "checkpoints" / f"step-{step:08d}")
+        flip(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors", chance)
+    with pytest.raises(UserError, match=r"every checkpoint in .* is damaged: start anew with resume=never"):
+        newest_good(tmp_path, told.append)
+    assert len(told) == 2
+
+
+class Malice:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, mark) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return (open, (str(self.mark), "w"))
+
+
+def test_a_pickle_is_refused_under_any_name_and_not_executed(tmp_path):
+    mark = tmp_path / "executed"
+    malice = pickle.dumps(Malice(mark))
+    pickle.loads(malice).close()
+    assert mark.exists()  # it would
+    mark.unlink()
+    torch.save({"weight": Malice(mark)}, tmp_path / "malice.pt")
+    zipped = (tmp_path / "malice.pt").read_bytes()
+
+    folder = tmp_path / "model"
+    save(folder)
+    (folder / "training_state.pt").write_bytes(malice)  # beside the real ones: not looked at
+    (folder / "pytorch_model.bin").write_bytes(malice)
+    checkpoint.load_model(folder)
+    checkpoint.load_trainer_state(folder)
+    for content in (malice, zipped):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            whole = (folder / name).read_bytes()
+            (folder / name).write_bytes(content)
+            with pytest.raises(UserError, match="does not match its SHA-256"):
+                checkpoint.verify(folder)
+            load = checkpoint.load_weights if name == "model.safetensors" else checkpoint.load_trainer_state
+            with pytest.raises(UserError, match="cannot be read"):
+                load(folder)
+            (folder / name).write_bytes(whole)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"pytorch_model\.bin.* pickles are refused"):
+        checkpoint.load_model(folder)
+    assert not mark.exists()
+
+
+def test_a_missing_file_and_a_missing_manifest_are_found(tmp_path):
+    folder = tmp_path / "step-00000001"
+    save(folder)
+    (folder / "optimizer.safetensors").unlink()
+    with pytest.raises(UserError, match=r"optimizer\.safetensors is missing"):
+        checkpoint.verify(folder)
+    (folder / checkpoint.MANIFEST).unlink()
+    with pytest.raises(UserError, match="cannot be trusted"):
+        checkpoint.verify(folder)
+
+
+def test_a_write_that_fails_leaves_the_old_checkpoints_and_no_debris(tmp_path):
+    folder = tmp_path / "checkpoints"
+    save(folder / "step-00000001")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    import signal
+
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # every file stops at 4 KiB, as on a full disk
+    try:
+        with pytest.raises(UserError, match=r"step-00000002 could not be written"):
+            save(folder / "step-00000002")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+    checkpoint.verify(folder / "step-00000001")
+
+
+def test_on_a_full_disk_a_save_is_whole_or_told_whatever_it_stopped_at(small_disk):
+    """A tmpfs with less and less room: every write of a save meets the end of the disk once."""
+    first, second = (small_disk / "checkpoints" / f"step-{step:08d}" for step in (1, 2))
+    save(first)
+    size = sum(path.stat().st_size for path in first.iterdir())
+    ballast, outcomes = small_disk / "ballast", Counter()
+    free = os.statvfs(small_disk)
+    most = size + 12 * free.f_frsize
+    for room in range(most, -1, -free.f_frsize):
+        ballast.unlink(missing_ok=True)
+        spare = os.statvfs(small_disk).f_bavail * free.f_frsize
+        ballast.write_bytes(b"x" * max(0, spare - room))
+        told = ""
+        try:
+            save(second, check_room=False)
+        except UserError as error:
+            told = str(error)
+        if told:
+            assert str(second) in told
+            assert "bytes" in told
+            assert "No space left" in told
+            assert not second.exists()
+            outcomes["told"] += 1
+        else:
+            checkpoint.verify(second)
+            checkpoint.remove(second)
+            outcomes["whole"] += 1
+        assert [path.name for path in first.parent.iterdir()] == [first.name], "debris"
+        checkpoint.verify(first)
+    assert outcomes["whole"] >= 1
+    assert outcomes["told"] > size // free.f_frsize
+
+
+def test_no_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
+    with pytest.raises(UserError, match=r"no room for the checkpoint .* 10 are free"):
+        save(tmp_path / "step-00000002")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_found_by_directory_checkpoint_and_latest(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    for step in (5, 100):
+        save(run / "checkpoints" / f"step-{step:08d}")
+    (run / "checkpoints" / ".step-00000200.77.tmp").mkdir()
+    point_latest(run)
+    assert [path.name for path in list_checkpoints(run)] == ["step-00000005", "step-00000100"]
+    assert resolve(tmp_path / "runs" / "latest").root == run
+    assert resolve(run).checkpoint().name == "step-00000100"
+    assert resolve(run / "checkpoints" / "step-00000005").checkpoint().name == "step-00000005"
+    elsewhere = resolve(run / "checkpoints" / "step-00000100").pinned
+    assert elsewhere.name == "step-00000100"
+    copied = tmp_path / "downloaded"
+    (run / "checkpoints" / "step-00000100").rename(copied)
+    assert resolve(copied).is_hf
+    assert resolve(copied).checkpoint() == copied
+
+
+def test_the_best_is_the_lowest_loss_measured_at_the_checkpoints_own_step(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    assert best_checkpoint(run) is None
+    measured = {10: (10, 3.0), 20: (20, 2.5), 30: (20, 2.5), 40: (40, 2.8), 50: (50, None)}
+    for step, (at, loss) in measured.items():
+        save(run / "checkpoints" / f"step-{step:08d}", state={"validation": {"step": at, "val_loss": loss}})
+    best = best_checkpoint(run)
+    assert best.name == "step-00000020"
+    point_best(run, best)
+    assert os.readlink(run / "best") == "checkpoints/step-00000020"
+    assert resolve(run / "best").checkpoint() == best
+    assert resolve(run / "best").root == run
+    (best / "trainer_state.json").write_text("{")
+    assert best_checkpoint(run).name == "step-00000040"
+
+
+def test_what_a_kill_left_behind_is_swept_and_nothing_else(tmp_path):
+    save(tmp_path / "step-00000001")
+    for name in (".step-00000002.77.tmp", ".step-00000001.old", ".mine", "step-00000003.1"):
+        (tmp_path / name).mkdir()
+    assert sorted(checkpoint.sweep(tmp_path)) == [".step-00000001.old", ".step-00000002.77.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "step-00000001", "step-00000003.1"]
+
+
+def test_a_wrong_run_names_the_near_ones(tmp_path):
+    (tmp_path / "runs" / "stories").mkdir(parents=True)
+    with pytest.raises(UserError, match="did you mean 'stories'"):
+        resolve(tmp_path / "runs" / "storys")
+    with pytest.raises(UserError, match="neither a run"):
+        resolve(tmp_path / "runs" / "stories")
+    with pytest.raises(UserError, match="no run yet"):
+        resolve(tmp_path / "nothing" / "latest")

@@ -1,0 +1,205 @@
+"""The model computes what transformers computes, and a checkpoint goes both ways."""
+
+import pytest
+import torch
+
+from data.errors import UserError
+from slm.model.checkpoint import load_config, load_model, save_model
+from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
+
+SMALL = dict(
+    vocab_size=96, n_layers=2, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, seq_len=64, eos_id=0
+)
+VARIANTS = [
+    pytest.param(
+        dict(arch=arch, n_kv_heads=kv, tie_embeddings=tied), id=f"{arch}-kv{kv}-{'tied' if tied else 'untied'}"
+    )
+    for arch in ("llama", "qwen3")
+    for kv in (1, 2, 4)
+    for tied in (True, False)
+]
+
+
+def random_model(**changes) -> LanguageModel:
+    """A model with no weight near its resting value, so that every term shows in the logits."""
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(**{**SMALL, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def ids(rows: int = 2, length: int = 33) -> torch.Tensor:
+    return torch.randint(0, SMALL["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_transformers_loads_our_checkpoint_and_computes_the_same(changes, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = random_model(**changes)
+    save_model(tmp_path, model)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        difference = (model(ids()) - theirs(ids()).logits).abs().max().item()
+    assert difference < 1e-4
+    assert sum(p.numel() for p in theirs.parameters()) == model.config.n_params
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_directory_saved_by_transformers_loads_here(arch, tied, tmp_path):
+    import transformers
+
+    torch.manual_seed(2)
+    kind = {"llama": "Llama", "qwen3": "Qwen3"}[arch]
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        max_position_embeddings=128,
+        rope_theta=50_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+    )
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    with torch.no_grad():
+        assert (ours(ids()) - theirs(ids()).logits).abs().max().item() < 1e-4
+    assert ours.config.n_params == sum(p.numel() for p in theirs.parameters())
+
+
+def test_llama3_rope_scaling_matches_transformers(tmp_path):
+    import transformers
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        rope_parameters=rope,
+        initializer_range=0.3,
+    )
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    assert ours.config.rope_scaling["factor"] == 8.0
+    long = ids(1, 200)
+    with torch.no_grad():
+        assert (ours(long) - theirs(long).logits).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(arch):
+    model, tokens = random_model(arch=arch), ids(1, 20)
+    with torch.no_grad():
+        whole = model(tokens)
+        cache = model.new_cache()
+        pieces = [model(tokens[:, :7], cache), model(tokens[:, 7:8], cache), model(tokens[:, 8:], cache)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_no_position_sees_a_later_one():
+    model, tokens = random_model(), ids(1, 20)
+    changed = tokens.clone()
+    changed[0, 12:] = (changed[0, 12:] + 1) % SMALL["vocab_size"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens)[:, :12], model(changed)[:, :12], atol=1e-5, rtol=1e-5)
+
+
+def test_gradient_checkpointing_changes_memory_not_gradients():
+    model, tokens = random_model().train(), ids()
+    gradients = []
+    for recompute in (False, True):
+        model.gradient_checkpointing = recompute
+        model.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_the_loss_is_the_mean_over_scored_targets():
+    model, tokens = random_model(), ids()
+    targets = tokens[:, 1:].clone()
+    targets[:, ::2] = -100
+    log_probs = model(tokens[:, :-1]).log_softmax(-1)
+    scored = targets != -100
+    expected = -log_probs[scored].gather(-1, targets[scored][:, None]).mean()
+    torch.testing.assert_close(model.loss(tokens[:, :-1], targets), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(n_kv_heads=3), "does not divide n_heads=4; use one of [1, 2, 4]"),
+        (dict(head_dim=15), "must be even"),
+        (dict(n_layers=0), "must be at least 1"),
+        (dict(arch="llamma"), "not known"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, says):
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**{**SMALL, **change})
+    assert says in str(caught.value)
+
+
+def test_a_width_of_700_is_refused_with_the_nearest_that_work():
+    config = ModelConfig(**{**SMALL, "d_model": 700})
+    with pytest.raises(UserError, match=r"d_model=700 is not a multiple of 256.*use 512 or 768"):
+        config.check_widths()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(architectures=["GPT2LMHeadModel"]), "architecture GPT2LMHeadModel is not supported"),
+        (dict(attention_bias=True), "attention_bias=true"),
+        (dict(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'yarn' is not supported"),
+    ],
+)
+def test_models_that_compute_something_else_are_refused(change, says):
+    with pytest.raises(UserError) as caught:
+        ModelConfig.from_hf({**ModelConfig(**SMALL).to_hf(), **change})
+    assert says in str(caught.value)
+
+
+def test_config_survives_the_trip_through_hugging_face_form():
+    config = ModelConfig(**{**SMALL, "arch": "qwen3", "rope_theta": 1e6, "bos_id": 1})
+    assert ModelConfig.from_hf(config.to_hf()) == config
+
+
+def test_a_pickle_is_refused_and_not_executed(tmp_path):
+    save_model(tmp_path, random_model())
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"x": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="pickles are refused"):
+        load_model(tmp_path)
+
+
+def test_a_truncated_file_and_a_missing_config_are_told(tmp_path):
+    save_model(tmp_path, random_model())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot be read"):
+        load_model(tmp_path)
+    with pytest.raises(UserError, match="not a model directory"):
+        load_config(tmp_path / "nowhere")

@@ -1,0 +1,425 @@
+"""Several processes train one model: the same losses, exact resume, one end for all."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data.config import DataConfig
+from data.errors import UserError
+from data.stream.loader import EndOfTextError
+from slm.runs import list_checkpoints
+from tests.helpers import REPOSITORY
+from tests.helpers.programs import Program
+from train.config import TrainConfig
+from train.distributed import launch
+from train.distributed.gradient_sync import buckets
+from train.distributed.ranks import Ranks
+from train.distributed.shared_state import loader_state, shared_batches
+from train.distributed.zero1 import owners
+
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
+COMMON = (
+    "preset=tiny",
+    "data=local",
+    "data.shuffle_buffer=16",
+    "tokenizer.vocab_size=300",
+    "model.n_layers=2",
+    "model.d_model=256",
+    "model.n_heads=4",
+    "model.n_kv_heads=2",
+    "model.ffn_dim=256",
+    "train.seq_len=32",
+    "train.micro_batch=2",
+    "train.grad_accum=4",
+    "train.max_steps=8",
+    "train.eval_every=4",
+    "train.eval_blocks=6",
+    "train.checkpoint_every=3",
+    "train.keep_last=9",
+    "train.log_every=1",
+    "train.compile=false",
+    "train.precision=f32",
+    "train.threads=1",
+    "train.sample_tokens=2",
+    "optim.warmup_steps=2",
+)
+TWO = "train.workers=1"
+ONE = "train.workers=2"
+"""Two processes with one reader each read what one process with two readers does."""
+
+
+@pytest.fixture
+def words(corpus, tmp_path):
+    """The arguments of a small run under ``tmp_path``."""
+
+    def arguments(name: str, *overrides: str, runs: Path = tmp_path) -> list[str]:
+        return [*COMMON, f"data.files=[{corpus}]", f"runs_dir={runs}/runs", f"name={name}", *overrides]
+
+    return arguments
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen | Program) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=180)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return process.returncode, out, err
+
+
+def run(process: subprocess.Popen | Program) -> tuple[str, str]:
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    return out, err
+
+
+def one(arguments: list[str]) -> Program:
+    return Program("train", arguments, output_of(arguments))
+
+
+def two(arguments: list[str], *options: str) -> Program:
+    return Program("train.distributed.launch", ["nproc=2", *options, *arguments], output_of(arguments))
+
+
+def output_of(arguments: list[str]) -> Path:
+    """The folder of the runs, made where there is none yet."""
+    folder = Path(next(word for word in arguments if word.startswith("runs_dir=")).removeprefix("runs_dir="))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def records(root: Path) -> list[dict]:
+    return [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(root: Path) -> list[float]:
+    return [each["loss"] for each in records(root) if "loss" in each]
+
+
+def same_state(a: Path, b: Path) -> None:
+    """Weights, moments and random states of two checkpoints are equal to the bit."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        left, right = load_file(a / name), load_file(b / name)
+        assert left.keys() == right.keys()
+        for key in left:
+            assert torch.equal(left[key], right[key]), key
+
+
+def wait_for_steps(root: Path, steps: int, process: subprocess.Popen | Program) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (root / "metrics.jsonl").exists() and len(losses(root)) >= steps:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"not at step {steps}: {finish(process)}")
+
+
+def ranks_of(process: subprocess.Popen | Program) -> list[int]:
+    """Process ids of the ranks that a launcher has started."""
+    import psutil
+
+    children = psutil.Process(process.pid).children()
+    return sorted(child.pid for child in children if "train" in child.cmdline() and "spawn_main" not in child.cmdline())
+
+
+@pytest.fixture(scope="module")
+def pair(corpus, tmp_path_factory) -> tuple[Path, str]:
+    """A finished run of two processes, started by plain torchrun, and what it printed."""
+    folder = tmp_path_factory.mktemp("pair")
+    arguments = [*COMMON, f"data.files=[{corpus}]", f"runs_dir={folder}", "name=pair", TWO]
+    out, _ = run(
+        start([*TORCHRUN, "--standalone", "--nproc-per-node=2", f"--log-dir={folder}", "-m", "train", *arguments])
+    )
+    return folder / "pair", out
+
+
+# What is computed.
+
+
+def test_two_processes_compute_what_one_does(pair, words, tmp_path):
+    root, printed = pair
+    run(one(words("one", ONE)))
+    alone = tmp_path / "runs" / "one"
+    assert losses(root) == pytest.approx(losses(alone), rel=1e-4)
+    for ours, theirs in zip(records(root), records(alone), strict=True):
+        assert ours["tokens"] == theirs["tokens"]
+        if "val_loss" in ours:
+            assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-4)
+            assert ours["val_bits_per_byte"] == pytest.approx(theirs["val_bits_per_byte"], rel=1e-4)
+    assert "in each of 2 processes" in printed
+    assert printed.count("parameters, vocabulary") == 1  # one rank speaks
+    assert printed.count("saved") == 3
+
+
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, tmp_path):
+    """Also where its optimizer state is sharded from there on: the checkpoints are the same files."""
+    parts = tmp_path / "runs" / "pair"
+    shutil.copytree(pair[0], parts)
+    for step in (6, 8):
+        shutil.rmtree(parts / "checkpoints" / f"step-{step:08d}")
+    out, _ = run(two(words("pair", TWO, f"train.shard_optimizer={shard}")))
+    assert "step-00000003" in out
+    assert losses(parts) == losses(pair[0])
+    for step in (6, 8):
+        name = f"checkpoints/step-{step:08d}"
+        same_state(parts / name, pair[0] / name)
+
+
+def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words, tmp_path):
+    root = tmp_path / "runs" / "pair"
+    shutil.copytree(pair[0], root)
+    code, _, err = finish(one(words("pair", TWO, "train.max_steps=10")))
+    assert code == 2
+    assert "saved by 2 processes" in err
+    assert "train.reshard=true" in err
+    assert len(err.strip().splitlines()) == 1, err
+    run(one(words("pair", TWO, "train.max_steps=10", "train.reshard=true")))
+    assert len(losses(root)) == 10
+    assert losses(root)[8] < losses(root)[0] - 1  # the weights were kept
+
+
+@pytest.mark.slow
+def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
+    """Layers compiled one by one, bf16 products and bf16 sums over the ranks against plain f32."""
+    changes = ("train.compile=true", "train.precision=bf16", "train.reduce=bf16")
+    run(two(words("compiled", TWO, *changes)))
+    run(one(words("plain", ONE)))
+    runs = tmp_path / "runs"
+    assert losses(runs / "compiled") == pytest.approx(losses(runs / "plain"), rel=0.03)
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize("whom", ["launcher", "rank"])
+def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
+    root = tmp_path / "runs" / "stopped"
+    arguments = words("stopped", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
+    process = two(arguments)
+    wait_for_steps(root, 3, process)
+    os.kill(process.pid if whom == "launcher" else ranks_of(process)[-1], signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 143, out + err
+    assert "Traceback" not in err
+    (saved,) = list_checkpoints(root)
+    assert f"stopped at step {int(saved.name[5:])}" in out
+    assert len(losses(root)) == int(saved.name[5:])
+
+
+def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path, monkeypatch):
+    root, temporary = tmp_path / "runs" / "killed", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = two(words("killed", TWO, "train.max_steps=600", "train.eval_every=600"))
+    wait_for_steps(root, 5, process)
+    os.kill(ranks_of(process)[-1], signal.SIGKILL)
+    wait_for_steps(root, 40, process)  # the records of what is computed again are dropped first
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 143, out + err
+    assert "restart 1: a process of this run had ended" in out
+    assert f"resuming {root} from step-" in out
+    # Schedules of another length have other rates after the warm-up, so only its steps are the pair's.
+    assert losses(root)[:2] == losses(pair[0])[:2]
+    assert len(losses(root)) == int(list_checkpoints(root)[-1].name[5:])
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+def test_a_loss_that_is_not_finite_stops_all_with_one_line(words, tmp_path):
+    code, out, err = finish(two(words("burst", TWO, "optim.lr=1e30", "optim.grad_clip=0")))
+    assert code == 2, out + err
+    assert err.count("stopped before the update") == 1
+    assert "Traceback" not in err
+
+
+def test_mistakes_are_told_once_before_anything_starts(words):
+    code, out, err = finish(two(words("odd", TWO, "train.grad_accum=3")))
+    assert (code, out) == (2, "")
+    assert "train.grad_accum=3 cannot be divided over 2 processes: use train.micro_batch=1 train.grad_accum=6" in err
+    assert len(err.strip().splitlines()) == 1, err
+    code, out, err = finish(two(words("nothing", TWO, "data.files=[/nowhere.txt]"), "restarts=0"))
+    assert code == 2, out + err
+    assert err.count("/nowhere.txt") == 1
+    assert len(err.strip().splitlines()) == 1, err
+
+
+# Two machines: network namespaces, joined by a virtual cable.
+
+
+@pytest.fixture
+def hosts():
+    """Names and addresses of two network namespaces; gone afterwards."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    tag = f"slm{os.getpid()}"
+    names, addresses = (f"{tag}a", f"{tag}b"), ("10.231.7.10", "10.231.7.9")
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "cable0", "netns", names[0], "type", "veth", "peer", "name", "cable1", "netns", names[1])
+        for index, (name, address) in enumerate(zip(names, addresses, strict=True)):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", f"cable{index}")
+            ip("-n", name, "link", "set", f"cable{index}", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+    yield list(zip(names, addresses, strict=True))
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def on(hosts, index: int, arguments: list[str]) -> subprocess.Popen:
+    """The run's command on one of two machines; the first keeps the run."""
+    command = [PYTHON, "-m", "train.distributed.launch", "nnodes=2", f"main={hosts[0][1]}", *arguments]
+    return start(["ip", "netns", "exec", hosts[index][0], *command])
+
+
+def test_two_machines_compute_what_one_does(hosts, pair, words, tmp_path):
+    """The machine named by main= keeps the run, whatever torchrun's order; the other needs none of its files."""
+    folders = (tmp_path / "a", tmp_path / "b")
+    processes = [on(hosts, index, words("pair", TWO, runs=folder)) for index, folder in enumerate(folders)]
+    for process in processes:
+        code, out, err = finish(process)
+        assert code == 0, out + err
+    assert losses(folders[0] / "runs" / "pair") == losses(pair[0])
+    assert not (folders[1] / "runs").exists()
+
+
+def test_a_signal_on_one_machine_stops_both(hosts, words, tmp_path):
+    arguments = words("stopped", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
+    processes = [on(hosts, index, arguments) for index in range(2)]
+    root = tmp_path / "runs" / "stopped"
+    wait_for_steps(root, 3, processes[0])
+    processes[1].send_signal(signal.SIGINT)
+    for process in processes:
+        code, out, err = finish(process)
+        assert code == 130, out + err
+    (saved,) = list_checkpoints(root)
+    assert len(losses(root)) == int(saved.name[5:])
+
+
+# The parts.
+
+
+def parameters(*sizes: int) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+
+
+def test_buckets_hold_every_parameter_once_last_first():
+    given = parameters(1000, 10, 20, 300, 5, 7)
+    groups = buckets(given, most_bytes=1300)
+    assert [[p.numel() for p in group] for group in groups] == [[7, 5, 300, 20], [10], [1000]]
+
+
+def test_the_owners_share_everything_evenly():
+    model = torch.nn.Sequential(*(torch.nn.Linear(n, 16) for n in (100, 40, 30, 20, 10)))
+    shares = owners(model, 2)
+    names = {name for name, _ in model.named_parameters()}
+    assert shares[0] | shares[1] == names
+    assert not shares[0] & shares[1]
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    loads = [sum(sizes[name] for name in share) for share in shares]
+    assert max(loads) < 1.1 * min(loads)
+
+
+def test_a_saved_position_belongs_to_its_process():
+    class Third:
+        rank, size = 2, 3
+
+    state = {"loader": {"n": 0}, "other_loaders": [{"n": 1}, {"n": 2}]}
+    assert loader_state(Third(), state, reshard=False) == {"n": 2}
+    with pytest.raises(UserError, match="saved by 1 processes"):
+        loader_state(Third(), {"loader": {}}, reshard=False)
+
+
+def test_the_text_ends_on_all_before_the_same_step():
+    """The other rank has three batches more, and is not left alone with its step."""
+
+    class Pair(Ranks):
+        size = 2
+
+        def total(self, values):
+            return [value + other for value, other in zip(values, next(others), strict=True)]
+
+    def first_to_end():
+        yield from (np.full((1, 3), n) for n in range(5))
+        raise EndOfTextError("used up")
+
+    data = DataConfig(kind="tales", max_epochs=1)
+    others = iter([[0.0], [0.0], [0.0], [0.0]])
+    batches = shared_batches(Pair(), first_to_end(), data, grad_accum=4)
+    assert [int(next(batches)[0, 0]) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(EndOfTextError):
+        next(batches)
+    others = iter([[0.0], [1.0]])  # and the other way round
+    batches = shared_batches(Pair(), (np.full((1, 3), n) for n in range(99)), data, grad_accum=4)
+    assert [int(next(batches)[0, 0]) for _ in range(2)] == [0, 1]
+    with pytest.raises(EndOfTextError, match="another process"):
+        next(batches)
+
+
+def test_the_launchers_words_are_its_own_and_the_rest_is_trainings():
+    config, rest = launch.parse(["nproc=4", "preset=10m", "restarts=0", "name=x"])
+    assert (config.nproc, config.restarts, rest) == (4, 0, ["preset=10m", "name=x"])
+    assert "--standalone" in launch.torchrun_options(config, "x")
+    with pytest.raises(UserError, match="no other machine reaches it"):
+        launch.main(["nnodes=2", "main=127.0.0.1", "preset=tiny", "train.grad_accum=2"])
+    with pytest.raises(UserError, match="several machines need main=HOST"):
+        launch.parse(["nnodes=2"])
+    with pytest.raises(UserError, match="whole number"):
+        launch.parse(["nproc=two"])
+
+
+def test_several_machines_meet_at_the_named_one():
+    config, _ = launch.parse(["nnodes=2", "main=127.0.0.1:4321"])
+    options = launch.torchrun_options(config, "mine")
+    assert options[options.index("--rdzv-endpoint") + 1] == "127.0.0.1:4321"
+    assert options[options.index("--local-addr") + 1] == "127.0.0.1"
+    assert options[options.index("--rdzv-conf") + 1] == "is_host=true"  # it is this machine
+    assert launch.is_here("127.0.0.1")
+
+
+def test_the_interface_of_an_address_is_found():
+    from train.distributed.ranks import interface_towards
+
+    assert interface_towards("127.0.0.1") in {name for _, name in socket.if_nameindex()}
+    assert interface_towards("no such host.invalid") is None
+
+
+def test_a_step_is_divided_evenly_or_not_at_all():
+    config = TrainConfig(max_steps=1, seq_len=8, micro_batch=12, grad_accum=6)
+    config.check_processes(3)
+    with pytest.raises(UserError, match=r"use train\.micro_batch=6 train\.grad_accum=12 \(the same batch\)"):
+        config.check_processes(4)
+    with pytest.raises(UserError, match=r"use train\.grad_accum=8"):
+        TrainConfig(max_steps=1, seq_len=8, micro_batch=1, grad_accum=6).check_processes(4)

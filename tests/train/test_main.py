@@ -1,0 +1,237 @@
+"""Whole runs: what they leave behind, how they stop, how they go on, what they refuse."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slm.model.checkpoint import verify
+from slm.runs import list_checkpoints
+
+
+def losses(root) -> dict[int, float]:
+    records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records if "loss" in record}
+
+
+def same_state(a, b) -> None:
+    """Weights, moments and random state of two checkpoints are equal to the bit."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        left, right = load_file(a / name), load_file(b / name)
+        assert left.keys() == right.keys()
+        for key in left:
+            assert torch.equal(left[key], right[key]), key
+
+
+@pytest.fixture
+def finished(command, train, tmp_path):
+    """A run of 12 steps, never interrupted."""
+    code, out, err = train(command("name=whole", "train.max_steps=12", "train.eval_every=6"))
+    assert code == 0, err
+    return tmp_path / "runs" / "whole", out
+
+
+def test_a_run_leaves_everything_a_person_needs(finished):
+    root, out = finished
+    (last,) = list_checkpoints(root)
+    assert last.name == "step-00000012"
+    verify(last)
+    for name in ("config.yaml", "metrics.jsonl", "samples.md", "validation.txt", "calibration.txt"):
+        assert (root / name).stat().st_size > 0, name
+    assert (root / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (root.parent / "latest").resolve() == root
+    assert (root / "best").resolve() == last
+    assert sorted(losses(root)) == list(range(1, 13))
+    records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    validations = [record for record in records if "val_loss" in record]
+    assert [record["step"] for record in validations] == [6, 12]
+    assert all(0 < record["val_bits_per_byte"] < 8 for record in validations)
+    assert losses(root)[12] < losses(root)[1]
+    assert f"make export RUN={root}" in out
+    assert "Once upon a time" in (root / "samples.md").read_text()
+
+
+def test_transformers_loads_the_checkpoint_and_its_tokenizer(finished):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from data.tokenizers.tokenizer import load_tokenizer
+    from slm.model.checkpoint import load_model
+
+    (last,) = list_checkpoints(finished[0])
+    tokenizer, text = AutoTokenizer.from_pretrained(last), "the cat sat on a red hill.\n\n  Then 42 dogs"
+    ids = tokenizer.encode(text)
+    assert ids == load_tokenizer(last).encode(text)
+    theirs = AutoModelForCausalLM.from_pretrained(last, dtype=torch.float32).eval()
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        assert (theirs(tokens).logits - load_model(last)(tokens)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(workers, command, train, tmp_path):
+    common = ("train.max_steps=12", "train.checkpoint_every=5", f"train.workers={workers}", "train.grad_accum=2")
+    assert train(command("name=whole", *common))[0] == 0
+    # As if the machine had failed after step 9: only the checkpoint of step 5 is there.
+    assert train(command("name=parts", *common))[0] == 0
+    parts, whole = tmp_path / "runs" / "parts", tmp_path / "runs" / "whole"
+    for step in (10, 12):
+        folder = parts / "checkpoints" / f"step-{step:08d}"
+        folder.rename(parts / f"gone-{step}")
+    code, out, err = train(command("name=parts", *common))
+    assert code == 0, err
+    assert "resuming" in out
+    assert "step-00000005" in out
+    assert losses(parts) == losses(whole)
+    same_state(parts / "checkpoints" / "step-00000012", whole / "checkpoints" / "step-00000012")
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_the_run_goes_on(number, expected, command, launch, train, tmp_path):
+    arguments = command("name=stopped", "train.max_steps=4000", "train.eval_every=4000")
+    root = tmp_path / "runs" / "stopped"
+    process = launch(arguments)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not ((root / "metrics.jsonl").exists() and len(losses(root)) > 5):
+        time.sleep(0.1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == expected, err
+    assert "stopped at step" in out
+    assert "Traceback" not in err
+    (checkpoint,) = list_checkpoints(root)
+    verify(checkpoint)
+    step = int(checkpoint.name[5:])
+    before = losses(root)
+    assert max(before) == step
+    code, out, err = train([*arguments, f"train.max_steps={step + 3}"])
+    assert code == 0, err
+    assert f"resuming {root} from {checkpoint.name}" in out
+    after = losses(root)
+    assert sorted(after) == list(range(1, step + 4))
+    assert {key: value for key, value in after.items() if key <= step} == before
+    assert abs(after[step + 1] - before[step]) < 0.5
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(command, train, tmp_path):
+    common = ("name=damaged", "train.max_steps=6", "train.checkpoint_every=3")
+    assert train(command(*common))[0] == 0
+    weights = tmp_path / "runs" / "damaged" / "checkpoints" / "step-00000006" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    code, out, err = train(command(*common))
+    assert code == 0, err
+    assert "does not match its SHA-256" in out
+    assert "step-00000003" in out
+
+
+def test_a_finished_run_says_so_and_never_loses_files(finished, command, train):
+    root, _ = finished
+    same = command("name=whole", "train.max_steps=12", "train.eval_every=6")
+    code, out, _ = train(same)
+    assert code == 0
+    assert "is finished" in out
+    code, out, err = train([*same, "resume=never", "train.max_steps=1"])
+    assert code == 0, err
+    assert (root.parent / "whole.1" / "checkpoints" / "step-00000012" / "model.safetensors").exists()
+    code, out, err = train([*same, "train.max_steps=14"])
+    assert code == 0, err
+    assert "step-00000001" in out
+
+
+def test_other_settings_are_refused_field_by_field(finished, command, train):
+    same = command("name=whole", "train.max_steps=20", "train.eval_every=6")
+    code, _, err = train([*same, "model.n_layers=2", "train.seq_len=16", "optim.lr=1e-4"])
+    assert code == 2
+    assert "model.n_layers was 1, now 2" in err
+    assert "train.seq_len was 32, now 16" in err
+    assert "optim" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_two_runs_in_one_directory_the_second_is_refused(command, launch, train, tmp_path):
+    arguments = command("name=busy", "train.max_steps=4000")
+    launch(arguments)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (tmp_path / "runs" / "busy" / "metrics.jsonl").exists():
+        time.sleep(0.1)
+    code, _, err = train(arguments)
+    assert code == 2
+    assert "another process is training" in err
+
+
+def test_time_bounds_a_run_and_its_schedule(command, train, tmp_path):
+    code, _, err = train(command("name=timed", "train.max_steps=100000", "train.max_minutes=0.05"))
+    assert code == 0, err
+    records = [json.loads(line) for line in (tmp_path / "runs" / "timed" / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["lr"] for record in records if "lr" in record]
+    assert 5 < len(rates) < 100000
+    assert rates[-1] < 0.3 * max(rates)
+
+
+def test_training_goes_on_from_a_downloaded_model(command, train, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    assert train(command("name=teacher", "train.max_steps=2"))[0] == 0
+    tokenizer = tmp_path / "runs" / "teacher" / "tokenizer"
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=96,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    LlamaForCausalLM(config).save_pretrained(tokenizer)
+    code, _, err = train(command("name=tuned", "train.max_steps=3", f"init_from={tokenizer}"))
+    assert code == 0, err
+    saved = json.loads((tmp_path / "runs" / "tuned" / "checkpoints" / "step-00000003" / "config.json").read_text())
+    assert (saved["hidden_size"], saved["max_position_embeddings"]) == (96, 64)
+    code, _, err = train(command("name=long", "train.seq_len=128", f"init_from={tokenizer}"))
+    assert code == 2
+    assert "longer than the context" in err
+
+
+def test_wandb_without_an_account_logs_offline_and_blocks_nothing(command, train, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no credentials of the person who runs the tests
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    pytest.importorskip("wandb")
+    code, out, err = train(
+        command("name=logged", "train.max_steps=3", "logger=wandb"), unset=("WANDB_MODE", "WANDB_API_KEY")
+    )
+    assert code == 0, err
+    assert "no account is set up here" in out
+    root = tmp_path / "runs" / "logged"
+    assert list((root / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(losses(root)) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["train.max_stps=5"], "there is no option 'train.max_stps'; did you mean 'train.max_steps'"),
+        (["model.d_model=700"], "use 512 or 768"),
+        (["preset=125"], "there is no preset '125'; did you mean '125m'"),
+        (["data.files=[/nowhere/at/all.txt]"], "/nowhere/at/all.txt"),
+        (["name=a/b"], "cannot name a run"),
+        (["resume=step-9"], "nor a checkpoint directory"),
+        (["init_from=/nowhere"], "/nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(overrides, says, command, train):
+    code, _, err = train(command(*overrides))
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1, err
+
+
+def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    code, _, err = train(command(f"data.files=[{tmp_path / 'empty.txt'}]"))
+    assert code == 2
+    assert "empty.txt" in err
+    assert len(err.strip().splitlines()) == 1, err

@@ -1,0 +1,204 @@
+"""``python -m train.distributed.launch``: one training run in several processes, on this machine or on several.
+
+Starts torchrun's agent with the options that fit this program and passes everything else on to ``python -m train``:
+
+    python -m train.distributed.launch nproc=2 preset=10m name=mine
+    python -m train.distributed.launch nnodes=2 main=192.168.1.10:29400 preset=125m name=mine   (on both machines)
+
+What it adds to ``torchrun -m train``: mistakes are told in one line before anything starts, a stopped run exits with
+the code a single process would have (130 after Ctrl-C, 143 after SIGTERM, 2 for a mistake) on every machine,
+processes that are asked to stop get the time to save, and the machine named by ``main`` is the one that keeps the run.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.errors import UserError
+from slm import cli
+from slm.configuration import build, load_config
+from slm.machine.hardware import share_cores
+from train.distributed.stop_file import EXIT_FILE, MAIN_HOST, stop_file
+
+DEFAULT_PORT = 29400
+SAVING_SECONDS = 60
+"""How long processes may take to save after a second signal, before they are killed."""
+
+
+@dataclass(kw_only=True)
+class LaunchConfig:
+    """How many processes, where, and how often they are started over."""
+
+    nproc: int = 1
+    """Processes on this machine."""
+    nnodes: int = 1
+    """Machines, each of which starts this command with the same options."""
+    main: str = ""
+    """With several machines: ``host`` or ``host:port`` of the one that keeps the run's directory."""
+    restarts: int = 3
+    """How often processes that died are started over, from the last checkpoint."""
+
+    def __post_init__(self) -> None:
+        for name in ("nproc", "nnodes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.restarts < 0:
+            raise UserError(f"restarts must not be negative, not {self.restarts}")
+        if self.nnodes > 1 and not self.main:
+            raise UserError("several machines need main=HOST: the address of the one that keeps the run's directory")
+
+
+def main(argv: list[str]) -> int:
+    """Check what can be checked, start the processes, wait. Returns the run's exit code."""
+    launch, overrides = parse(argv)
+    name = _check(launch, overrides)
+    if launch.nnodes > 1 and (own := own_address(_address(launch)[0])).startswith("127."):
+        raise UserError(f"main={launch.main} is {own} here, where no other machine reaches it: give its address there")
+    share_cores()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # until a rank knows its cores; torchrun warns where it is not set
+    # A rank that is killed cannot clean up: what ranks and torchrun put aside lies in here, too.
+    with tempfile.TemporaryDirectory(prefix="slm-launch-", ignore_cleanup_errors=True) as folder:
+        exit_file = Path(folder) / "exit"
+        os.environ[EXIT_FILE] = str(exit_file)
+        os.environ[MAIN_HOST] = "1" if launch.nnodes == 1 or is_here(_address(launch)[0]) else "0"
+        return _run([*torchrun_options(launch, name), "--log-dir", folder], overrides, exit_file)
+
+
+def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:
+    """The launcher's own ``key=value`` words, and the rest, which is training's."""
+    own, rest = {}, []
+    for word in argv:
+        key, sign, value = word.partition("=")
+        if not sign or key not in LaunchConfig.__dataclass_fields__:
+            rest.append(word)
+        elif key == "main":
+            own[key] = value
+        elif value.isdigit():
+            own[key] = int(value)
+        else:
+            raise UserError(f"{key} must be a whole number, not {value!r}")
+    return build(LaunchConfig, own), rest
+
+
+def _check(launch: LaunchConfig, overrides: list[str]) -> str:
+    """Say what can be said before a process is started. Returns the run's name."""
+    from train.config import RunConfig
+
+    resolved = load_config("train", overrides)
+    if resolved["train"]["micro_batch"] == "auto":
+        raise UserError("train.micro_batch=auto measures for one process alone: give several a number")
+    config = build(RunConfig, resolved)
+    config.train.check_processes(launch.nproc * launch.nnodes)
+    return config.name or config.preset
+
+
+def torchrun_options(launch: LaunchConfig, name: str) -> list[str]:
+    """torchrun's command line for ``launch`` of the run ``name``, without the program."""
+    options = ["--nproc-per-node", str(launch.nproc), "--max-restarts", str(launch.restarts)]
+    options += ["--shutdown-timeout", str(SAVING_SECONDS), "--signals-to-handle", "SIGHUP,SIGQUIT"]
+    if launch.nnodes == 1:
+        return [*options, "--standalone"]
+    host, port = _address(launch)
+    # Left alone, torchrun compares host names with the main machine's, which need not match.
+    is_host = "true" if is_here(host) else "false"
+    return [
+        *options,
+        *("--nnodes", str(launch.nnodes), "--rdzv-backend", "c10d", "--rdzv-id", f"slm-{name}"),
+        *("--rdzv-endpoint", f"{host}:{port}", "--local-addr", own_address(host)),
+        *("--rdzv-conf", f"is_host={is_host}"),
+    ]
+
+
+def _address(launch: LaunchConfig) -> tuple[str, int]:
+    host, _, port = launch.main.partition(":")
+    if port and not port.isdigit():
+        raise UserError(f"main={launch.main} must be HOST or HOST:PORT")
+    return host, int(port or DEFAULT_PORT)
+
+
+def own_address(host: str) -> str:
+    """This machine's address as the machine ``host`` sees it. UserError where there is no way there."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise UserError(f"there is no way to main={host} from here ({error.strerror}): check the address") from None
+
+
+def is_here(host: str) -> bool:
+    """Whether ``host`` names this machine."""
+    try:
+        return own_address(host) in {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+
+
+def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
+    # torchrun's reports of signals, dead processes and hosts without names: ours are shorter.
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import psutil
+    import torch.distributed as dist
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    stopped: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        """Ask the processes to stop and go on waiting for them: they save, and agree with other machines' on when."""
+        children = psutil.Process().children()
+        if stopped or not children:
+            raise SignalException("stopped", sigval=signal.Signals(number))
+        stopped.append(number)
+        stop_file(exit_file).write_text(str(128 + number))  # for one that has only just been started
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        torchrun.run(torchrun.parse_args([*options, "-m", "train", *overrides]))
+    except SignalException as error:
+        return _told(exit_file) or 128 + int(error.sigval)
+    except ChildFailedError as error:
+        told = _told(exit_file)
+        if told:
+            return told
+        rank, failure = error.get_first_failure()
+        how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+        print(
+            f"error: process {rank} ended with {how}, after as many restarts as were allowed; the same command goes on "
+            "from the last checkpoint",
+            file=sys.stderr,
+        )
+        return 1
+    except (RendezvousError, dist.DistError) as error:
+        print(f"error: the machines did not meet ({' '.join(str(error).split())[:300]})", file=sys.stderr)
+        return 1
+    return _told(exit_file)
+
+
+def _told(exit_file: Path) -> int:
+    """The code that the ranks have left, or that of a stop they were too early for."""
+    for file in (exit_file, stop_file(exit_file)):
+        try:
+            return int(file.read_text())
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,1 @@
+"""A run's directory and what is written to it: checkpoints, metrics, event log."""

@@ -1,0 +1,142 @@
+"""Checkpoints written beside the training: one at a time, the newest and the best kept."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from data.errors import UserError
+from slm.model import checkpoint
+from slm.model.config import ModelConfig
+from slm.model.snapshot import Snapshot
+from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest
+from train.memory import available_bytes
+
+WRITER_NICENESS = 5
+"""How far the writing thread steps back from training's threads."""
+SPARE_BYTES = 256 << 20
+"""Memory that a copy of the state must leave free; where it would not, the update waits for the writing instead."""
+
+
+class Saver:
+    """Writes a run's checkpoints in a thread of its own (``background=False``: in the caller's).
+
+    ``before_update`` must be called before weights or moments change. What the thread could not do is raised by the
+    next call of ``check``, ``save`` or ``wait``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: ModelConfig,
+        save_tokenizer: Callable[[Path], None],
+        *,
+        keep_last: int,
+        background: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._root, self._config, self._save_tokenizer = root, config, save_tokenizer
+        self._keep_last, self._background, self._say = keep_last, background, say
+        self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None
+        self._error: BaseException | None = None
+        self._news: list[str] = []
+        self.stalled_s = 0.0
+        """Seconds for which the last save has held up the training."""
+        self.length_s = 0.0
+        """Seconds from the beginning of the last save that was written to its end."""
+
+    def save(self, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
+        """Begin to write the checkpoint of ``step``; wait for the one before where that is not written yet."""
+        if self.busy:
+            self._say(f"step {step:,}: waiting for the checkpoint before, which is still being written")
+        self.wait()
+        path = self._root / "checkpoints" / f"step-{step:08d}"
+        if path.exists():
+            return  # saved by this process, or resumed from, hence verified: the state of a step does not change
+        began = perf_counter()
+        self._snapshot = snapshot
+        if self._background:
+            self._thread = threading.Thread(target=self._write, args=(path, step, snapshot, state), name="checkpoint")
+            self._thread.start()
+            self.stalled_s = perf_counter() - began
+        else:
+            self._write(path, step, snapshot, state)
+            self.stalled_s = perf_counter() - began
+            self.check()
+
+    def before_update(self) -> None:
+        """Weights and moments are about to change: copy what the writer has not read of them yet."""
+        if self._snapshot is None:
+            return
+        began = perf_counter()
+        unread = self._snapshot.unread()
+        if unread and available_bytes() < unread + SPARE_BYTES:
+            self._say(f"too little memory for a copy of the state ({unread:,} bytes): waiting for the checkpoint")
+            self._snapshot.wait_read()
+        self._snapshot.detach()
+        self._snapshot = None
+        self.stalled_s += perf_counter() - began
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def shares(self) -> bool:
+        """Whether a checkpoint in the making still reads the training's own tensors."""
+        return self._snapshot is not None
+
+    def check(self) -> None:
+        """Tell what the writer has to tell; raise what went wrong there."""
+        while self._news:
+            self._say(self._news.pop(0))
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._snapshot = None
+        self.check()
+
+    def close(self) -> None:
+        """Wait for what is being written; what went wrong there is told, not raised."""
+        try:
+            self.wait()
+        except UserError as error:
+            self._say(f"warning: {error}")
+
+    def _write(self, path: Path, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
+        began = perf_counter()
+        if self._background and sys.platform == "linux":  # elsewhere it would be the whole process
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+        try:
+            checkpoint.write_checkpoint(path, self._config, snapshot, self._save_tokenizer, state=state)
+            point_latest(self._root)
+            self._retain()
+            self.length_s = perf_counter() - began
+            self._news.append(f"step {step:,}: saved {path} ({self.length_s:.1f} s)")
+        except BaseException as error:
+            self._error = error
+        finally:
+            snapshot.release()
+
+    def _retain(self) -> None:
+        """Remove all but the newest ``keep_last`` checkpoints and the one with the lowest validation loss."""
+        try:
+            best = best_checkpoint(self._root)
+            if best is not None:
+                point_best(self._root, best)
+            for old in list_checkpoints(self._root)[: -self._keep_last]:
+                if old != best:
+                    checkpoint.remove(old)
+        except OSError as error:
+            raise UserError(f"old checkpoints in {self._root / 'checkpoints'} cannot be removed: {error}") from error

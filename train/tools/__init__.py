@@ -1,0 +1,1 @@
+"""Commands around a training run: benchmark, plan, data statistics."""
