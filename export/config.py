@@ -1,4 +1,4 @@
-"""What `python -m export` can be told; configs/export.yaml holds the defaults."""
+"""What ``python -m export`` can be told; configs/export.yaml holds the defaults."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,7 @@ class ExportConfig:
     run: Path
     """A run, one of its checkpoints, or a Hugging Face model directory."""
     quant: list[str] = field(default_factory=lambda: ["q4_k_m"])
-    """Types to write, any case; aliases and repetitions are resolved by :meth:`types`."""
+    """Types to write, any case; aliases and repetitions are resolved by :meth:``types``."""
     base: Literal["f32", "f16", "bf16"] = "f32"
     """What quantized types are made from."""
     out: Path | None = None

@@ -1,4 +1,4 @@
-"""`python -m serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]`"""
+"""``python -m serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]``"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """Serves until told to stop. Raises `UserError` for what the caller can mend."""
+    """Serves until told to stop. Raises ``UserError`` for what the caller can mend."""
     # Engines of several models see an environment of their own (`share_cores`).
     if not any(word.startswith("serve.models") for word in words):
         preload()

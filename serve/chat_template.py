@@ -22,7 +22,7 @@ FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Ends a reply of the plain template, whose turns have no token of their own."""
 
 _MAX_SIZE = 1_000_000
-"""Of what `*` and `**` make in a template: characters, items or bits."""
+"""Of what ``*`` and ``**`` make in a template: characters, items or bits."""
 
 _FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
@@ -34,8 +34,8 @@ class ChatTemplateError(Exception):
 class ChatPrompt:
     """Renders messages for one model.
 
-    `own` tells whether the model brought a template. Without one the plain form is used, which a base model can
-    at least continue: `System: ...`, `User: ...` and `Assistant: ...` paragraphs.
+    ``own`` tells whether the model brought a template. Without one the plain form is used, which a base model can
+    at least continue: ``System: ...``, ``User: ...`` and ``Assistant: ...`` paragraphs.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -56,7 +56,7 @@ class ChatPrompt:
         return () if self.own else FALLBACK_STOP
 
     def render(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
-        """The prompt, and whether BOS is still to be put before it. Messages have `role` and `content`."""
+        """The prompt, and whether BOS is still to be put before it. Messages have ``role`` and ``content``."""
         if not self.own:
             return _plain(messages), True
         try:
@@ -86,7 +86,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """The value of `left operator right`."""
+        """The value of ``left operator right``."""
         if operator == "**":
             # As many bits as the base has, as often as the exponent says.
             size = left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0

@@ -18,11 +18,11 @@ KvType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 def load(cls: type[Config], config_name: str, words: list[str], *, literal: tuple[str, ...]) -> Config:
-    """The configuration from command-line words. The `literal` options are taken as they are, or as lists where the
-    file has one: paths and prompts are no text for Hydra's grammar (and `model` is the name of a configuration group
+    """The configuration from command-line words. The ``literal`` options are taken as they are, or as lists where the
+    file has one: paths and prompts are no text for Hydra's grammar (and ``model`` is the name of a configuration group
     of another stage).
 
-    Raises `UserError`, also when no model is named.
+    Raises ``UserError``, also when no model is named.
     """
     taken = {}
     for word in words:
@@ -43,7 +43,7 @@ def load(cls: type[Config], config_name: str, words: list[str], *, literal: tupl
 
 
 def _items(text: str) -> list[str]:
-    """`[a,'b']` or `a,b` as a list of texts."""
+    """``[a,'b']`` or ``a,b`` as a list of texts."""
     items = (item.strip() for item in text.strip().removeprefix("[").removesuffix("]").split(","))
     return [item[1:-1] if item[:1] in ("'", '"') and item[-1:] == item[:1] else item for item in items if item]
 
@@ -54,7 +54,7 @@ class EngineConfig:
 
     model_path: Path
     context: int = 0
-    """Most tokens of one sequence; 0: the training context, at most `DEFAULT_CONTEXT`."""
+    """Most tokens of one sequence; 0: the training context, at most ``DEFAULT_CONTEXT``."""
     slots: int = 4
     """Sequences computed at the same time."""
     kv_tokens: int = 0
@@ -75,15 +75,15 @@ class EngineConfig:
     """Most prompt tokens of one step while other sequences are generating."""
     prefix_cache: bool = True
     """Whether a slot keeps what it has computed for a later prompt that begins alike (by 16 tokens or more). The
-    rest is then computed in batches of another shape, whose rounding may differ (see `kv_tokens`)."""
+    rest is then computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
     exact: bool = False
     """Every sequence is computed by itself within a step, and prompts are cut in the same places whatever else is
     computed: the same request gives the same bits in company as alone. Dearer where many run at once."""
     kv_type: KvType = "f16"
-    """How the cache stores numbers. "f32" with `flash_attn=False` makes the order of requests nearly invisible for
+    """How the cache stores numbers. "f32" with ``flash_attn=False`` makes the order of requests nearly invisible for
     an f32 model (differences of 1e-6 in the logits instead of 1e-2), at twice the memory."""
     flash_attn: bool | None = None
-    """None: llama.cpp's choice. It rounds to half precision, whatever `kv_type` says."""
+    """None: llama.cpp's choice. It rounds to half precision, whatever ``kv_type`` says."""
     speculate: Speculate = "none"
     """How the next tokens are guessed, to be checked several in a step: "lookup" what followed the newest tokens
     when they stood in the text before, "draft" what a smaller model says. The text is the sampler's own in any case."""
@@ -132,11 +132,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The `serve` group of configs/serve.yaml (see the comments there)."""
+    """The ``serve`` group of configs/serve.yaml (see the comments there)."""
 
     name: str | None = None
     models: list[str] = field(default_factory=list)
-    """More models, each a path or `NAME=PATH`, loaded when they are asked for."""
+    """More models, each a path or ``NAME=PATH``, loaded when they are asked for."""
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""
     context: int = 0
@@ -201,7 +201,7 @@ class ServeConfig:
     """configs/serve.yaml."""
 
     model: str | None = None
-    """None: the first of `serve.models`."""
+    """None: the first of ``serve.models``."""
     host: str = "127.0.0.1"
     port: int = 8080
     serve: ServerOptions = field(default_factory=ServerOptions)

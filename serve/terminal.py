@@ -1,4 +1,4 @@
-"""`python -m serve.terminal model=PATH [prompt='Once upon a time' ...]`: a model in the terminal, no HTTP.
+"""``python -m serve.terminal model=PATH [prompt='Once upon a time' ...]``: a model in the terminal, no HTTP.
 
 The engine runs in this process. A model with a chat template is talked to; one without continues text.
 """
@@ -77,9 +77,9 @@ class Talk:
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def say(self, text: str, show) -> Reply:
-        """Sends a message (or, for a base model, text to continue); `show` gets the reply's text as it comes.
+        """Sends a message (or, for a base model, text to continue); ``show`` gets the reply's text as it comes.
 
-        Ctrl-C ends the reply early. Raises `UserError` when the text does not fit the context.
+        Ctrl-C ends the reply early. Raises ``UserError`` when the text does not fit the context.
         """
         from serve.chat_template import ChatTemplateError
 
@@ -222,7 +222,7 @@ def _converse(talk: Talk) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Talks until the person leaves. Raises `UserError` for what they can mend."""
+    """Talks until the person leaves. Raises ``UserError`` for what they can mend."""
     config = load(TerminalConfig, "terminal", words, literal=("model", "prompt", "system"))
     for stream in (sys.stdin, sys.stdout):
         # A pipe in a C locale is ASCII; a model's text is not.

@@ -1,7 +1,7 @@
 """From the command line to typed configuration: Hydra composes, dataclasses check.
 
 Every stage has one YAML file under ``configs/`` (and groups beside it) and one keyword-only dataclass. Hydra
-merges the file with the overrides a person typed; :func:`build` turns the result into the dataclass and refuses
+merges the file with the overrides a person typed; :func:``build`` turns the result into the dataclass and refuses
 what it does not know. Every mistake is one line with the nearest right name.
 """
 

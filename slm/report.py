@@ -82,7 +82,7 @@ def atomic_write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def atomic_write_json(path: str | Path, record: Any) -> None:
-    """``record`` as indented strict JSON, written as :func:`atomic_write_text` does."""
+    """``record`` as indented strict JSON, written as :func:``atomic_write_text`` does."""
     text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, indent=2)
     atomic_write_text(path, text + "\n")
 

@@ -1,7 +1,7 @@
 """Run directories: ``runs/<name>/`` with its configuration, metrics, checkpoints and exported files.
 
 A command's ``run=`` may name a run directory, one of its checkpoints, or a Hugging Face model directory from
-elsewhere; :func:`resolve` tells which and answers where things are.
+elsewhere; :func:``resolve`` tells which and answers where things are.
 """
 
 import json

@@ -28,7 +28,7 @@ def state_tensors(model: LanguageModel, optimizer: torch.optim.AdamW) -> dict[st
 
 
 def load_state_tensors(model: LanguageModel, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
-    """Put back what :func:`state_tensors` gave; a parameter without entries has not been stepped yet."""
+    """Put back what :func:``state_tensors`` gave; a parameter without entries has not been stepped yet."""
     for name, parameter in model.named_parameters():
         keys = ("step", "exp_avg", "exp_avg_sq")
         found = {key: tensors[f"{name}.{key}"].clone() for key in keys if f"{name}.{key}" in tensors}

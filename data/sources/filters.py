@@ -10,7 +10,7 @@ import numpy as np
 from data.config import SourceConfig
 
 REASONS = ("min_chars", "max_chars", "min_letters", "script")
-"""What :func:`make_filter` may answer: the name of the option that leaves a document out."""
+"""What :func:``make_filter`` may answer: the name of the option that leaves a document out."""
 
 _SPACE, _OTHER, _LETTER = 0, 1, 2  # a class of characters; scripts follow from _LETTER on
 

@@ -32,7 +32,7 @@ class Loader:
 
     Sources are read again, epoch after epoch, and training has no end unless each source has its ``max_epochs``:
     then EndOfTextError follows the last whole batch. The validation split ends, the last batch with fewer rows where
-    they do not come out even (:func:`validation_blocks` is simpler).
+    they do not come out even (:func:``validation_blocks`` is simpler).
 
     ``workers`` processes tokenize and pack ahead (0: in this process, nothing ahead); their blocks are taken in
     turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the

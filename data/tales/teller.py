@@ -3,7 +3,7 @@
 A story has a hero with a character and a home, a friend or a relative, a problem, a resolution that follows from
 it, some dialogue, and often a moral: 120 to 220 simple words. Who is "she" and what was lost stays the same all
 through a story; that, with the syntax, is what a small model can learn here. There are far too many stories to
-remember (:meth:`Teller.ways`).
+remember (:meth:``Teller.ways``).
 """
 
 import random

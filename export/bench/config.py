@@ -1,4 +1,4 @@
-"""What `python -m export.bench` can be told, and which files that means; configs/bench_quant.yaml has the defaults."""
+"""What ``python -m export.bench`` can be told, and which files that means; defaults: configs/bench_quant.yaml."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,7 +4,7 @@ llama.cpp does not read a tokenizer's own split rules: it has a list of them by 
 (``tokenizer.ggml.pre``). A wrong name changes token ids silently. Two ways lead to the name:
 
 1. the fingerprint of a published vocabulary: llama.cpp's converter hashes the ids of one fixed string
-   (`get_vocab_base_pre` in its conversion/base.py; the string and the hashes below are that interface);
+   (``get_vocab_base_pre`` in its conversion/base.py; the string and the hashes below are that interface);
 2. the structure of the pre-tokenizer: what a tokenizer trained here has, whatever its vocabulary.
 
 Whatever name comes out, export compares token ids afterwards and refuses the file where they differ.

@@ -65,7 +65,7 @@ class Record:
 
 
 def record_of(scope: Scope) -> Record:
-    """The record of a request that `AccessLog` has let through."""
+    """The record of a request that ``AccessLog`` has let through."""
     return scope[_KEY]
 
 

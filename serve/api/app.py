@@ -25,7 +25,7 @@ from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFa
 
 
 def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
-    """The application over a started pool of models, which it closes when it ends. Raises `UserError` when the
+    """The application over a started pool of models, which it closes when it ends. Raises ``UserError`` when the
     access log cannot be opened."""
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
 
 def no_such_model(model: str, models: list[str]) -> ApiError:
-    """404 that names the nearest; `model` is any text."""
+    """404 that names the nearest; ``model`` is any text."""
     hint = nearest(model[:100], models) if len(models) > 1 else ""
     there = ", ".join(repr(each) for each in models[:20])
     message = f"There is no model {model[:100]!r} here; {hint + ' ' if hint else ''}this server has {there}."
@@ -62,7 +62,7 @@ def not_loaded(message: str) -> ApiError:
 
 
 def request_failed(error: RequestFailedError, *, param: str = "prompt") -> ApiError:
-    """What the engine said of a request; `param` is the field that it takes its tokens from."""
+    """What the engine said of a request; ``param`` is the field that it takes its tokens from."""
     if error.code == "context_length_exceeded":
         return ApiError(400, str(error), param=param, code=error.code)
     if error.code == "invalid_request":

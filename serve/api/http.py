@@ -21,7 +21,7 @@ _LINGER_S = 5.0
 
 
 class RequireKey:
-    """ASGI middleware: 401 unless the bearer token is one of the keys, or `is_open` says yes to the path. Which key
+    """ASGI middleware: 401 unless the bearer token is one of the keys, or ``is_open`` says yes to the path. Which key
     it was stands in the request's record; 0 is none."""
 
     def __init__(self, app: ASGIApp, *, keys: list[str], is_open: Callable[[str], bool]) -> None:
@@ -48,7 +48,7 @@ class RequireKey:
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The body, or `ApiError` 413 when it is longer, 408 when it comes too slowly."""
+    """The body, or ``ApiError`` 413 when it is longer, 408 when it comes too slowly."""
     too_long = ApiError(
         413, f"The body is longer than {max_bytes} bytes.", code="body_too_large", headers={"Connection": "close"}
     )
@@ -89,7 +89,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def unless_disconnected(receive: Receive, work: Any) -> Any:
-    """Awaits `work`; when the client leaves first, cancels it and raises `ClientDisconnect`."""
+    """Awaits ``work``; when the client leaves first, cancels it and raises ``ClientDisconnect``."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(disconnected(receive))
     try:
@@ -104,9 +104,9 @@ async def unless_disconnected(receive: Receive, work: Any) -> Any:
 
 
 class EventStream(Response):
-    """Server-sent events. `events` gives bodies; `on_end` is called in any case, however the stream ends.
+    """Server-sent events. ``events`` gives bodies; ``on_end`` is called in any case, however the stream ends.
 
-    A reader that takes nothing for `write_timeout_s` is given up.
+    A reader that takes nothing for ``write_timeout_s`` is given up.
     """
 
     media_type = "text/event-stream"

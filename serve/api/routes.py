@@ -63,7 +63,7 @@ class Routes:
         self._pool, self._options, self._keyed = pool, options, keyed
 
     def routes(self) -> list[Route]:
-        """All of them; `serve.api.openai.openapi` describes them."""
+        """All of them; ``serve.api.openai.openapi`` describes them."""
         return [
             Route("/health", self.health),
             Route("/metrics", self.metrics),

@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
 
 
 async def listen(pool: Pool, options: ServerOptions, keys: list[str], listener: socket.socket) -> None:
-    """Answers requests with a started pool, which is closed at the end. Raises `UserError` when the access log cannot
+    """Answers requests with a started pool, which is closed at the end. Raises ``UserError`` when the access log cannot
     be opened."""
     config = uvicorn.Config(
         make_app(pool, options, keys=keys),

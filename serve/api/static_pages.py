@@ -1,4 +1,4 @@
-"""The web pages at `/` and `/docs`: static files of the package, nothing from elsewhere, nothing secret."""
+"""The web pages at ``/`` and ``/docs``: static files of the package, nothing from elsewhere, nothing secret."""
 
 from __future__ import annotations
 

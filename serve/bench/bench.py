@@ -1,8 +1,8 @@
-"""`python -m serve.bench model=PATH`: what our server makes of this machine, beside others and llama.cpp's own limit.
+"""``python -m serve.bench model=PATH``: what our server makes of this machine, beside others and llama.cpp's own limit.
 
 The limit is the time that llama.cpp itself needs for the same tokens: prompts at its prefill rate, replies at its
 decode rate for as many sequences as there are clients, and nothing for HTTP, sampling, text or scheduling. With
-`bench.repeats` it is measured in turn with the servers, like these: machines drift.
+``bench.repeats`` it is measured in turn with the servers, like these: machines drift.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BenchOptions:
     text: str | None = None
     seed: int = 1
     options: list[str] = field(default_factory=list)
-    """Of our server: the command's words that begin with `serve.`."""
+    """Of our server: the command's words that begin with ``serve.``."""
     repeat_options: list[str] = field(default_factory=list)
     llama_server: str | None = None
     llama_cpp_server: str | None = None
@@ -112,15 +112,15 @@ class Case:
     """One measurement of a server."""
 
     key: str
-    """`plain`, `open`, `prefix` or `repeat`."""
+    """``plain``, ``open``, ``prefix`` or ``repeat``."""
     n: float
-    """Clients, or for `open` the part of the limit."""
+    """Clients, or for ``open`` the part of the limit."""
     bodies: list[list[dict[str, Any]]]
     arrivals: list[float] | None = None
 
 
 def main(words: list[str]) -> int:
-    """Measures and prints a table and one line of JSON. Raises `UserError` for what the caller can mend."""
+    """Measures and prints a table and one line of JSON. Raises ``UserError`` for what the caller can mend."""
     # Ended from outside, it still ends the servers that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     own = [word for word in words if word.startswith("serve.")]
@@ -252,7 +252,7 @@ def _cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], mean_tok
 
 
 def _groups(contender: Contender, cases: list[Case], options: BenchOptions) -> list[tuple[Contender, list[Case]]]:
-    """Starts of a server: `repeat` gets one of its own where it has options of its own."""
+    """Starts of a server: ``repeat`` gets one of its own where it has options of its own."""
     if contender.name != "ours" or not options.repeat_options:
         return [(contender, cases)]
     groups = [(contender, [each for each in cases if each.key != "repeat"])]

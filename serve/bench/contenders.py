@@ -1,4 +1,4 @@
-"""The servers that `serve.bench` measures: how each is started, and when it is ready."""
+"""The servers that ``serve.bench`` measures: how each is started, and when it is ready."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOT_CONTEXT = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A server by its command line; `{model}` and `{port}` are filled in."""
+    """A server by its command line; ``{model}`` and ``{port}`` are filled in."""
 
     name: str
     command: tuple[str, ...]
@@ -37,7 +37,7 @@ class Contender:
 
 
 def ours(options: list[str]) -> Contender:
-    """`python -m serve`, with its defaults but for `options` and a queue that nobody is turned away from."""
+    """``python -m serve``, with its defaults but for ``options`` and a queue that nobody is turned away from."""
     command = (sys.executable, "-m", "serve", "model={model}", "port={port}", "serve.queue=1024", *options)
     return Contender(name="ours", command=command)
 
@@ -63,7 +63,7 @@ def llama_cpp_server(python: str, *, interrupt: bool) -> Contender:
 def find_tool(name: str, given: str | None, beside: str | None = None) -> str | None:
     """The path of a llama.cpp tool: as given, in the folder of another, or in PATH; None where it is not.
 
-    Raises `UserError` for a given path that does not exist.
+    Raises ``UserError`` for a given path that does not exist.
     """
     if given == "off":
         return None
@@ -77,7 +77,7 @@ def find_tool(name: str, given: str | None, beside: str | None = None) -> str | 
 
 
 def has_llama_cpp_server(python: str) -> bool:
-    """Whether that interpreter can start `llama_cpp.server` (its extra dependencies are optional)."""
+    """Whether that interpreter can start ``llama_cpp.server`` (its extra dependencies are optional)."""
     probe = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     modules = ("llama_cpp", "uvicorn", "fastapi", "sse_starlette", "starlette_context", "pydantic_settings")
     return subprocess.run([python, "-c", probe, *modules], capture_output=True).returncode == 0
@@ -103,7 +103,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(contender: Contender, model: Path, *, timeout_s: float = 120) -> Iterator[Running]:
-    """Starts it on a free port, waits until it is ready, and ends it. Raises `UserError` with its log's last line."""
+    """Starts it on a free port, waits until it is ready, and ends it. Raises ``UserError`` with its log's last line."""
     port = free_port()
     words = [word.format(model=model, port=port) if "{" in word else word for word in contender.command]
     with tempfile.TemporaryFile() as log:

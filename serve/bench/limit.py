@@ -1,6 +1,6 @@
 """What llama.cpp itself can do with a model on this machine: prompt and decode rates of a batch, without a server.
 
-Measured through the same library that the engine uses, in a process of its own (`python -m serve.bench.limit`
+Measured through the same library that the engine uses, in a process of its own (``python -m serve.bench.limit``
 reads what to measure as JSON from stdin), and by llama.cpp's own tools where they are there.
 """
 
@@ -26,7 +26,7 @@ BATCH, UBATCH = 2048, 512
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Tokens per second of `batch` sequences together."""
+    """Tokens per second of ``batch`` sequences together."""
 
     batch: int
     prefill: float
@@ -53,7 +53,7 @@ def measure(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: 
 
 
 def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
-    """The rates at each batch size: all prompts, then `new_tokens` steps of one token for each."""
+    """The rates at each batch size: all prompts, then ``new_tokens`` steps of one token for each."""
     from slm.llama.llamacpp import Batch, Context, Model
 
     rng = np.random.default_rng(0)

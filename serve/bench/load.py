@@ -1,6 +1,6 @@
 """A load generator that costs next to nothing: plain sockets, one thread, no parsing while the clock runs.
 
-`python -m serve.bench.load` reads a `Load` as JSON from stdin and writes what came of it to stdout. It is a process
+``python -m serve.bench.load`` reads a ``Load`` as JSON from stdin and writes what came of it to stdout. It is a process
 of its own so that neither the servers nor the clients share an interpreter with anything else.
 """
 
@@ -24,7 +24,7 @@ _READ = 1 << 16
 
 @dataclass(kw_only=True)
 class Load:
-    """What to send. `clients` hold the bodies that each sends one after the other (closed loop); with `arrivals`
+    """What to send. ``clients`` hold the bodies that each sends one after the other (closed loop); with ``arrivals``
     there is one client whose i-th request goes out at that second, whatever became of those before (open loop)."""
 
     port: int

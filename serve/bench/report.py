@@ -1,4 +1,4 @@
-"""The tables of `serve.bench`."""
+"""The tables of ``serve.bench``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ class TextStream:
 
     A character split over tokens waits for its last byte; invalid bytes become U+FFFD. Text that could be the
     beginning of a stop string is held back until that is decided; a stop string and what follows it never come
-    out. `emitted` counts the characters handed out, `total` those decoded.
+    out. ``emitted`` counts the characters handed out, ``total`` those decoded.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:

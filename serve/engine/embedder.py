@@ -48,11 +48,11 @@ class Embedder:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """Whether ``step`` has something to do."""
         return bool(self._queue)
 
     def add(self, command: Embed) -> list[Event]:
-        """Queues the inputs of a request, or says why not. Raises `LlamaError` for a bad token id."""
+        """Queues the inputs of a request, or says why not. Raises ``LlamaError`` for a bad token id."""
         inputs: list[list[int]] = []
         for i, given in enumerate(command.inputs):
             tokens, whole = self._tokens(given)

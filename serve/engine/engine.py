@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """Whether ``step`` has something to do."""
         return bool(self._work) or self._embedder.busy or self._tokenizer.busy
 
     @property
@@ -115,7 +115,7 @@ class Engine:
     # -- commands ------------------------------------------------------------------------------------------
 
     def handle(self, command: Command) -> list[Event]:
-        """Carries a command out; generation only begins here and goes on in `step`."""
+        """Carries a command out; generation only begins here and goes on in ``step``."""
         try:
             match command:
                 case Generate():

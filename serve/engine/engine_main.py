@@ -17,7 +17,7 @@ from serve.engine.messages import Ready, Shutdown, StartFailed
 
 _STATS_EVERY_S = 0.25
 PROCESS_NAME = "slm-engine"
-"""What `ps` and `top` show."""
+"""What ``ps`` and ``top`` show."""
 _PR_SET_NAME = 15
 
 

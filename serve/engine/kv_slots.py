@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SlotTable:
-    """`n` slots. A free one may still hold the tokens of its last sequence, for one that begins alike."""
+    """``n`` slots. A free one may still hold the tokens of its last sequence, for one that begins alike."""
 
     def __init__(self, n: int) -> None:
         self._holder: list[str | None] = [None] * n
@@ -29,7 +29,7 @@ class SlotTable:
         self._kept[slot] = ()
 
     def release(self, slot: int, sequence_id: str, tokens: tuple[int, ...] = ()) -> None:
-        """Takes it back from the sequence that holds it; `tokens` stay in it."""
+        """Takes it back from the sequence that holds it; ``tokens`` stay in it."""
         assert self._holder[slot] == sequence_id, f"slot {slot} is not {sequence_id}'s"
         self._clock += 1
         self._holder[slot] = None

@@ -54,12 +54,12 @@ class Generate:
     from_cache: bool = True
     """Whether what is cached of the prompt may be used. Without, the numbers do not depend on what came before."""
     echo: bool = False
-    """Give the prompt back as text, with its log-probabilities where `top_logprobs` is set."""
+    """Give the prompt back as text, with its log-probabilities where ``top_logprobs`` is set."""
     speculate: bool = True
     """Whether guesses at its tokens may be checked, where the engine makes any. The text is the same."""
     deadline_s: float | None = None
     """Seconds from when the engine takes it, waiting for a slot included. After them a sequence that has made a token
-    ends with what there is and `finish` "length"; one that has made none fails with "deadline_exceeded"."""
+    ends with what there is and ``finish`` "length"; one that has made none fails with "deadline_exceeded"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Prompted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
-    """More text of a sequence; the last one has `finish`."""
+    """More text of a sequence; the last one has ``finish``."""
 
     id: str
     text: str
@@ -179,7 +179,7 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The sequence or question `id` ended without a result."""
+    """The sequence or question ``id`` ended without a result."""
 
     id: str
     code: FailureCode

@@ -20,7 +20,7 @@ _MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
 
 
 class Runner:
-    """A model, its KV cache and one batch. Raises `UserError` or `LlamaError` when the file cannot be served."""
+    """A model, its KV cache and one batch. Raises ``UserError`` or ``LlamaError`` when the file cannot be served."""
 
     def __init__(self, config: EngineConfig) -> None:
         started = time.perf_counter()
@@ -81,7 +81,7 @@ class Runner:
     def run(self, plan: Plan) -> list[int]:
         """Computes the batch; returns, per chunk, the batch index of its last token.
 
-        Raises `KvCacheFull` when the cache has no room, and then nothing has changed.
+        Raises ``KvCacheFull`` when the cache has no room, and then nothing has changed.
         """
         for (_, slot), n_kept, source in zip(plan.admitted, plan.kept, plan.sources, strict=True):
             if source is not None:
@@ -100,7 +100,7 @@ class Runner:
         return [last[chunk.slot] for chunk in plan.chunks]
 
     def step_cost(self) -> StepCost:
-        """See `measure_cost`."""
+        """See ``measure_cost``."""
         return measure_cost(self._context, self._batch)
 
     def logits(self, index: int) -> np.ndarray:
@@ -112,7 +112,7 @@ class Runner:
         return sampler.sample(self._context, index)
 
     def cut(self, slot: int, n: int) -> bool:
-        """Cuts a slot back to its first `n` positions; whether it then holds exactly those. Not so where llama.cpp
+        """Cuts a slot back to its first ``n`` positions; whether it then holds exactly those. Not so where llama.cpp
         keeps a window of them, or a state instead of cells."""
         return self._context.seq_rm(slot, n) and self._context.seq_pos_range(slot) == (0, n - 1)
 
@@ -131,7 +131,7 @@ class Runner:
 
 
 def measure_cost(context: Context, batch: Batch) -> StepCost:
-    """How long passes of different sizes take; forgets what is cached. Raises `UserError` for a model whose tokens
+    """How long passes of different sizes take; forgets what is cached. Raises ``UserError`` for a model whose tokens
     cannot be taken back."""
     if not context.model.keeps_cells:
         raise UserError(f"the cache of {context.model.path} cannot take back tokens; use serve.speculate=none")

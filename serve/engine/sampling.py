@@ -16,7 +16,7 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     min-p, temperature, draw.
 
     The frequency and presence penalties count the reply. The repeat penalty also counts the prompt, within its
-    window; where it is on, the three share that window. Raises `LlamaError` for values out of range.
+    window; where it is on, the three share that window. Raises ``LlamaError`` for values out of range.
     """
     chain = Sampler(model)
     try:

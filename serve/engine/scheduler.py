@@ -1,6 +1,6 @@
 """Which tokens of which sequences go into the next batch. Pure Python over plain data: no model, no clock.
 
-`make_plan` decides and changes nothing; `Scheduler` keeps the queues and applies decisions. With one cache for all,
+``make_plan`` decides and changes nothing; ``Scheduler`` keeps the queues and applies decisions. With one cache for all,
 a batch mixes one token of every generating sequence with chunks of prompts. With a cache per slot, llama.cpp would
 compute such a batch in two passes: a batch is then either the next tokens of all that generate or a piece of a
 prompt. Either way a long prompt does not stall the streams for long.
@@ -91,9 +91,9 @@ def make_plan(
     guesses: Mapping[str, Seq[int]] | None = None,
     since: int = 0,
 ) -> Plan:
-    """The next batch; `running` and `waiting` are in order of arrival, `free_slots` in order of preference;
-    `left`: the tokens that free slots still hold; `guesses`: tokens to check, by generating sequence; `since`: prompt
-    tokens computed since the generating sequences got their last tokens.
+    """The next batch; ``running`` and ``waiting`` are in order of arrival, ``free_slots`` in order of preference;
+    ``left``: the tokens that free slots still hold; ``guesses``: tokens to check, by generating sequence; ``since``:
+    prompt tokens computed since the generating sequences got their last tokens.
 
     Every generating sequence gets its token, and its guesses. What is left of the batch goes to prompts in order of
     arrival, those that run first; a waiting sequence is admitted when a slot is free and its tokens fit the cache
@@ -101,7 +101,7 @@ def make_plan(
     is being computed for another waits until that can be copied, with a slot and room in the cache kept for it.
 
     Where batches are not mixed, prompts come first, one after the other, so that each gets its first token early;
-    the generating sequences get theirs when the prompts have had their `prefill_chunk`, or there are none.
+    the generating sequences get theirs when the prompts have had their ``prefill_chunk``, or there are none.
     """
     generating = [sequence for sequence in running if sequence.generating]
     tokens = tuple(
@@ -131,7 +131,7 @@ def _prompts(
     *,
     enough: int,
 ) -> Plan:
-    """Pieces of prompts, at most `room` tokens; none is added to `enough` of them."""
+    """Pieces of prompts, at most ``room`` tokens; none is added to ``enough`` of them."""
     chunks: list[Chunk] = []
     admitted: list[tuple[str, int]] = []
     kept: list[int] = []
@@ -188,12 +188,12 @@ def _choose(
     computing: Seq[Sequence],
     limits: Limits,
 ) -> tuple[int, int, int | None, int]:
-    """The slot for a sequence that may share `tokens`; how many of them it has then; the slot to copy them from, if
+    """The slot for a sequence that may share ``tokens``; how many of them it has then; the slot to copy them from, if
     they are not there; and how many could be copied when what is being computed is.
 
     A common beginning counts by its length, unless it is a small part of what the slot holds: that is another's
     long conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
-    `GAP_COST`). Of equals, the first is taken.
+    ``GAP_COST``). Of equals, the first is taken.
     """
     common = {slot: _whole(_common(tokens, left.get(slot, ())), limits) for slot in slots}
 
@@ -226,7 +226,7 @@ def _choose(
 
 
 def _whole(n: int, limits: Limits) -> int:
-    """`n` tokens, or those of them that are in whole chunks."""
+    """``n`` tokens, or those of them that are in whole chunks."""
     return n - n % limits.aligned if limits.aligned else n
 
 
@@ -306,7 +306,7 @@ class Scheduler:
         return [sequence for sequence in self._running if sequence.generating]
 
     def plan(self, guesses: Mapping[str, Seq[int]] | None = None) -> Plan:
-        """The next batch; admissions are carried out. No chunks means nothing to do. `guesses`: see `make_plan`."""
+        """The next batch; admissions are carried out. No chunks means nothing to do. ``guesses``: see ``make_plan``."""
         free = self._slots.free() if self._waiting else []
         left = {slot: self._slots.kept(slot) for slot in free} if self._waiting else {}
         plan = make_plan(self._running, self._waiting, free, self._limits, left, guesses, self._since)
@@ -366,7 +366,7 @@ class Scheduler:
 
     def remove(self, sequence_id: str) -> int | None:
         """Forgets a sequence; returns the slot that it held. With a prefix cache, the slot counts as holding what
-        was computed; without, or when that is not so (`forget`), the caller must free the cells."""
+        was computed; without, or when that is not so (``forget``), the caller must free the cells."""
         for sequence in self._running:
             if sequence.id == sequence_id:
                 self._running.remove(sequence)

@@ -16,8 +16,8 @@ _SHORT = 16_384
 def tokenize_within(
     model: Model, text: str, limit: int, *, add_special: bool, parse_special: bool
 ) -> tuple[list[int], bool]:
-    """The tokens of a text and True; for a text that has more than `limit`, perhaps only those of a beginning that has
-    more than `limit` by itself, and False."""
+    """The tokens of a text and True; for a text that has more than ``limit``, perhaps only those of a beginning that
+    has more than ``limit`` by itself, and False."""
     size = max(_CHARACTERS * limit, _SHORT)
     while size < len(text):
         tokens = model.tokenize(text[:size], add_special=add_special, parse_special=parse_special)
@@ -39,11 +39,11 @@ class SlowTokenizer:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to wait for."""
+        """Whether ``step`` has something to wait for."""
         return bool(self._asked)
 
     def add(self, question: Tokenize) -> list[Event]:
-        """The answer to a short question; a long one's comes from `step`. Raises `LlamaError`."""
+        """The answer to a short question; a long one's comes from ``step``. Raises ``LlamaError``."""
 
         def work() -> list[int]:
             return self._model.tokenize(
@@ -64,7 +64,7 @@ class SlowTokenizer:
             asked.cancel()
 
     def step(self, *, patient: bool) -> list[Event]:
-        """Answers that are there; `patient`: waits a moment where there is none."""
+        """Answers that are there; ``patient``: waits a moment where there is none."""
         if patient:
             wait(self._asked.values(), timeout=0.02, return_when=FIRST_COMPLETED)
         events: list[Event] = []

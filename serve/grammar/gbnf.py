@@ -30,7 +30,7 @@ from serve.grammar.tree import (
 
 
 def check(text: str) -> str:
-    """The grammar in canonical form. Raises `GrammarError` for what is malformed, endless, too deep or too big."""
+    """The grammar in canonical form. Raises ``GrammarError`` for what is malformed, endless, too deep or too big."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
         raise GrammarError(f"the grammar is longer than {MAX_BYTES} bytes")
     rules = _Parser(text).grammar()

@@ -19,7 +19,7 @@ MAX_DEPTH = 32
 """Levels of schemas within schemas, references not counted."""
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_COMPARISONS = 50_000
-"""Most pairs of values or schemas that are compared for `oneOf`: a fraction of a second."""
+"""Most pairs of values or schemas that are compared for ``oneOf``: a fraction of a second."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OF_TYPE = {
@@ -59,7 +59,7 @@ def json_object_grammar() -> str:
 
 
 def schema_grammar(schema: Any) -> str:
-    """The grammar of a JSON Schema. Raises `GrammarError` that names what is not supported, and where."""
+    """The grammar of a JSON Schema. Raises ``GrammarError`` that names what is not supported, and where."""
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except RecursionError:
@@ -77,7 +77,7 @@ def schema_grammar(schema: Any) -> str:
 
 
 class _Converter:
-    """Rules as they are found; a schema behind a `$ref` becomes one rule, so that it may refer to itself."""
+    """Rules as they are found; a schema behind a ``$ref`` becomes one rule, so that it may refer to itself."""
 
     def __init__(self, document: Any) -> None:
         self._document = document
@@ -87,7 +87,7 @@ class _Converter:
         self._to_visit: list[tuple[str, Any]] = []
         """Schemas behind references, by pointer. One after the other: a chain of them is no recursion."""
         self._to_compare: list[tuple[str, list[Any]]] = []
-        """The schemas of a `oneOf`, and where it is. Compared last, when all that they name is known to be valid."""
+        """The schemas of a ``oneOf``, and where it is. Compared last, when all that they name is known to be valid."""
         self._n_compared = 0
 
     def convert(self) -> str:
@@ -114,7 +114,7 @@ class _Converter:
         return name
 
     def visit(self, schema: Any, where: str, depth: int) -> str:
-        """The name of the rule for a schema at JSON pointer `where`."""
+        """The name of the rule for a schema at JSON pointer ``where``."""
         if depth > MAX_DEPTH:
             raise GrammarError(f"{_at(where)} is more than {MAX_DEPTH} levels deep")
         if schema is True or schema == {}:

@@ -8,7 +8,7 @@ from serve.grammar.tree import MAX_BRANCHES, MAX_ELEMENTS, Chars, Choice, Gramma
 
 
 def check_rules(rules: dict[str, Choice]) -> None:
-    """Raises `GrammarError` for rules that would hang or exhaust the process."""
+    """Raises ``GrammarError`` for rules that would hang or exhaust the process."""
     _Checker(rules).check()
 
 

@@ -58,14 +58,14 @@ def untuned() -> Tuned:
 
 
 def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
-    """How many caches of one context fit into the memory that is meant for them: 1 to `MOST_SLOTS`."""
+    """How many caches of one context fit into the memory that is meant for them: 1 to ``MOST_SLOTS``."""
     room = min(_SLOT_MEMORY, available_bytes() // _SLOT_PART)
     return max(1, min(MOST_SLOTS, int(room // max(1, facts.kv_bytes(kv_type) * context))))
 
 
 def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: int = 0) -> Tuned:
     """The cached choice for a model file here; measures it where there is none, which takes some seconds and a line
-    on the terminal. Falls back to `untuned` when that is not possible."""
+    on the terminal. Falls back to ``untuned`` when that is not possible."""
     if mode == "off" or (mode == "auto" and facts.n_params < FEWEST_PARAMS):
         return untuned()
     record = _cache_file(path, n_gpu_layers)
@@ -122,7 +122,7 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
     with Model(path, n_gpu_layers=n_gpu_layers) as model:
 
         def timed(choice: Tuned, n_prompt: int, n_steps: int, width: int) -> tuple[float, float]:
-            """Seconds per prompt token, and per step of `width` sequences."""
+            """Seconds per prompt token, and per step of ``width`` sequences."""
             n_prompt = min(n_prompt, model.n_ctx_train - 1)
             with Context(
                 model,

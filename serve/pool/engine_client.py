@@ -2,7 +2,7 @@
 
 Lives on the server's asyncio loop. Two threads per process move messages, so that neither a long prompt on its
 way in nor a step of the engine can block the loop. When the process dies, what was in flight fails, and a new
-process is started; while there is none, `ready` is False.
+process is started; while there is none, ``ready`` is False.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Supervisor:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> ModelInfo:
-        """Starts the first engine and waits for it. Raises `UserError` when it cannot serve the model."""
+        """Starts the first engine and waits for it. Raises ``UserError`` when it cannot serve the model."""
         self._loop = asyncio.get_running_loop()
         self.info = await self._spawn()
         self.totals.loads += 1
@@ -208,7 +208,7 @@ class Supervisor:
         return f"s{next(self._ids)}"
 
     def submit(self, requests: Sequence[Generate]) -> Ticket:
-        """Hands the sequences to the engine, all or none. Raises `QueueFullError` or `EngineDownError`."""
+        """Hands the sequences to the engine, all or none. Raises ``QueueFullError`` or ``EngineDownError``."""
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")
         if len(self._tickets) + len(requests) > self._max_in_flight:
@@ -228,7 +228,7 @@ class Supervisor:
             self._process.send(Cancel(id=sequence_id))
 
     async def ask(self, question: Question) -> Answer:
-        """The engine's answer. Raises `QueueFullError`, `EngineDownError` or `RequestFailedError`. Canceled, it
+        """The engine's answer. Raises ``QueueFullError``, ``EngineDownError`` or ``RequestFailedError``. Canceled, it
         cancels the engine's work."""
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")

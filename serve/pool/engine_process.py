@@ -1,6 +1,6 @@
 """One life of the engine process, and the two threads that carry messages to it and from it.
 
-Engines are forked from a process that has their libraries imported (`preload`), or started from nothing.
+Engines are forked from a process that has their libraries imported (``preload``), or started from nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def preload() -> None:
 
 
 class EngineProcess:
-    """A started process. `on_events` and `on_end` are called with it from another thread, the latter once."""
+    """A started process. ``on_events`` and ``on_end`` are called with it from another thread, the latter once."""
 
     def __init__(
         self,

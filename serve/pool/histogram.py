@@ -9,7 +9,7 @@ BETWEEN_S = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class Histogram:
-    """`bounds`: upper ends of the buckets in seconds, ascending; what is above all of them is counted, too."""
+    """``bounds``: upper ends of the buckets in seconds, ascending; what is above all of them is counted, too."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds

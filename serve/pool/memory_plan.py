@@ -33,7 +33,7 @@ class ModelFacts:
     file_bytes: int
 
     def context(self, wanted: int) -> int:
-        """Most tokens of one sequence; `wanted`: as configured, 0 for the default."""
+        """Most tokens of one sequence; ``wanted``: as configured, 0 for the default."""
         return wanted or min(self.n_ctx_train, DEFAULT_CONTEXT)
 
     def kv_bytes(self, kv_type: KvType) -> float:
@@ -42,7 +42,7 @@ class ModelFacts:
 
 
 def read_facts(path: Path) -> ModelFacts:
-    """From the header alone. Raises `UserError` for a missing or damaged file."""
+    """From the header alone. Raises ``UserError`` for a missing or damaged file."""
     header = read_header(path)
     architecture = str(header.metadata.get("general.architecture", "?"))
 
@@ -121,12 +121,12 @@ def available_bytes() -> int:
 
 
 def budget_bytes(gigabytes: float) -> int:
-    """`serve.memory_budget_gb` in bytes (GiB); 0: four fifths of what is free now."""
+    """``serve.memory_budget_gb`` in bytes (GiB); 0: four fifths of what is free now."""
     return round(gigabytes * 2**30) if gigabytes else available_bytes() * 4 // 5
 
 
 def check_fits(name: str, need: int, budget: int) -> None:
-    """Raises `UserError` when a model can never be loaded."""
+    """Raises ``UserError`` when a model can never be loaded."""
     if need > budget:
         raise UserError(
             f"{name} needs about {need / 2**30:.2f} GiB and the models together may have {budget / 2**30:.2f}; "

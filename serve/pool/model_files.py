@@ -1,4 +1,4 @@
-"""Which GGUF files `model=` and `serve.models=` mean."""
+"""Which GGUF files ``model=`` and ``serve.models=`` mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     """The GGUF file for a .gguf path, a run directory or a model directory with a gguf/ folder, and a line
     that says which was picked out of several (None where there was no choice).
 
-    Raises `UserError` with what to do where there is none.
+    Raises ``UserError`` with what to do where there is none.
     """
     path = Path(model).expanduser()
     if path.is_file():
@@ -49,10 +49,10 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
 
 
 def named_models(model: str | None, name: str | None, models: list[str]) -> tuple[dict[str, Path], list[str]]:
-    """Files by name, the default first: `model` (called `name`), then those of `models`, each a path or
-    `NAME=PATH`; and a line for each that was picked out of several.
+    """Files by name, the default first: ``model`` (called ``name``), then those of ``models``, each a path or
+    ``NAME=PATH``; and a line for each that was picked out of several.
 
-    Raises `UserError` for a path that names no model, a bad name, or one that two models would have.
+    Raises ``UserError`` for a path that names no model, a bad name, or one that two models would have.
     """
     if name and not model:
         raise UserError(f"serve.name is the name of model=; give it in the list: serve.models=[{name}=PATH]")

@@ -76,7 +76,7 @@ class Served:
         return "ready" if self.loaded.supervisor.ready else "restarting"
 
     def facts(self) -> ModelFacts:
-        """Of the file as it is now. Raises `UserError` when it is gone or damaged."""
+        """Of the file as it is now. Raises ``UserError`` when it is gone or damaged."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -87,13 +87,13 @@ class Served:
         return self._facts[1]
 
     def needed(self) -> int:
-        """Bytes of memory that it takes, by estimate. Raises `UserError` like `facts`."""
+        """Bytes of memory that it takes, by estimate. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
         return needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
 
 
 def model_card(served: Served) -> dict[str, Any]:
-    """An entry of /v1/models. `meta` is what the file says; null when it cannot be read any more."""
+    """An entry of /v1/models. ``meta`` is what the file says; null when it cannot be read any more."""
     try:
         facts = served.facts()
     except UserError:
@@ -121,7 +121,7 @@ def model_card(served: Served) -> dict[str, Any]:
 
 
 class Lease:
-    """The right to use a loaded model until `release`."""
+    """The right to use a loaded model until ``release``."""
 
     def __init__(self, pool: Pool, served: Served) -> None:
         assert served.loaded is not None
@@ -166,7 +166,7 @@ class Pool:
         return sum(each.loaded.n_bytes for each in self.models.values() if each.loaded is not None)
 
     async def start(self) -> ModelInfo:
-        """Loads the first model. Raises `UserError` when it cannot be served, or another never could."""
+        """Loads the first model. Raises ``UserError`` when it cannot be served, or another never could."""
         if self.budget is not None:
             for each in self.models.values():
                 check_fits(each.name, each.needed(), self.budget)
@@ -180,7 +180,7 @@ class Pool:
         return Lease(self, served) if served.loaded is not None and not served.leaving else None
 
     async def lease(self, name: str) -> Lease:
-        """Waits until the model is loaded. Raises `ModelNotLoadedError`, or `QueueFullError` when too many wait."""
+        """Waits until the model is loaded. Raises ``ModelNotLoadedError``, or ``QueueFullError`` when too many wait."""
         served = self.models[name]
         while (lease := self.ready(name)) is None:
             if served.failed is not None and time.monotonic() - served.failed[0] < _RETRY_S:

@@ -25,7 +25,7 @@ class RequestFailedError(Exception):
 
 
 class Ticket:
-    """A request's sequences on their way: their events as they come. `cancel` it when leaving early."""
+    """A request's sequences on their way: their events as they come. ``cancel`` it when leaving early."""
 
     def __init__(self, sequence_ids: list[str], cancel: Callable[[str], None]) -> None:
         self._cancel = cancel
@@ -50,7 +50,7 @@ class Ticket:
     async def next_events(self) -> list[tuple[int, Prompted | Delta]]:
         """All events that are there, at least one, each with the index of its sequence.
 
-        Raises `RequestFailedError` when a sequence failed; the others then are of no use.
+        Raises ``RequestFailedError`` when a sequence failed; the others then are of no use.
         """
         events = [await self._events.get()]
         while not self._events.empty():

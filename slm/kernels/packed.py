@@ -13,7 +13,7 @@ Direction = Literal["forward", "backward"]
 class Packed:
     """Linear layers stacked along their outputs: bf16 for x W^T (forward) and for dy W (backward).
 
-    With ``keep`` a layout is made once and stays until :meth:`forget`; otherwise every use makes it again, in memory
+    With ``keep`` a layout is made once and stays until :meth:``forget``; otherwise every use makes it again, in memory
     that all such stacks share.
     """
 

@@ -4,7 +4,7 @@ llama.cpp aborts the process on some damaged files, and a header that claims an 
 makes naive readers allocate or loop without end. So every count, length and offset is compared with the
 file's own length here, in plain Python, before any native code opens the file.
 
-Source: the format's description in ggml's `docs/gguf.md`. Not promised: that the values make sense for a
+Source: the format's description in ggml's ``docs/gguf.md``. Not promised: that the values make sense for a
 model (llama.cpp checks those), nor big-endian files.
 """
 
@@ -78,7 +78,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     """ggml order: the row length (innermost dimension) first."""
     type: str
-    """Lower-case ggml type, a key of `GGML_TYPES`."""
+    """Lower-case ggml type, a key of ``GGML_TYPES``."""
     offset: int
     """Bytes from the start of the data section."""
     n_bytes: int
@@ -90,7 +90,7 @@ class GgufHeader:
 
     version: int
     metadata: dict[str, Any]
-    """Scalars and strings as they are; an array as its length (`int`) under `KEY[]`."""
+    """Scalars and strings as they are; an array as its length (``int``) under ``KEY[]``."""
     tensors: list[GgufTensor]
     data_offset: int
     """Bytes from the file's start to its data section."""
@@ -171,7 +171,7 @@ class _Reader:
 def read_header(path: str | Path) -> GgufHeader:
     """Reads and checks the header of a GGUF file.
 
-    Raises `UserError` (one line) when the file is missing, is no GGUF, or claims more than its length holds.
+    Raises ``UserError`` (one line) when the file is missing, is no GGUF, or claims more than its length holds.
     """
     path = Path(path)
     if path.is_dir():

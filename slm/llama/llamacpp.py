@@ -1,10 +1,10 @@
 """The one door to llama.cpp: model, context, batch, quantize (slm/llama_sampler.py has the sampler chain).
 
 Thin wrappers over llama-cpp-python's low-level ctypes. Their point is what they refuse: an id out of range,
-a batch over `n_batch` or a null pointer aborts the whole process inside llama.cpp, where Python cannot catch
+a batch over ``n_batch`` or a null pointer aborts the whole process inside llama.cpp, where Python cannot catch
 it, so everything is checked here first. No torch; numpy arrays go out, plain ints and bytes go in.
 
-llama.cpp's log is captured, not printed; `SLM_LLAMA_LOG=1` prints it to stderr.
+llama.cpp's log is captured, not printed; ``SLM_LLAMA_LOG=1`` prints it to stderr.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ C.llama_backend_init()
 
 
 def clear_log() -> None:
-    """Forgets llama.cpp's lines, so that `last_error` speaks of what comes."""
+    """Forgets llama.cpp's lines, so that ``last_error`` speaks of what comes."""
     _log.clear()
 
 
@@ -88,7 +88,7 @@ def utf8(text: str) -> bytes:
 
 
 def utf8_rest(pending: bytes, piece: bytes) -> bytes | None:
-    """The beginning of a character that is left over at the end of `pending + piece`; None where that is no UTF-8."""
+    """The beginning of a character that is left over at the end of ``pending + piece``; None where that is no UTF-8."""
     decoder = _Utf8Decoder()
     try:
         decoder.decode(pending + piece)
@@ -105,8 +105,8 @@ def utf8_rest(pending: bytes, piece: bytes) -> bytes | None:
 class Model:
     """A GGUF file's weights and vocabulary (memory-mapped: two processes share the pages).
 
-    Raises `UserError` for a missing or damaged file, `LlamaError` where llama.cpp refuses a well-formed one.
-    Close it after every `Context` and `Sampler` made from it.
+    Raises ``UserError`` for a missing or damaged file, ``LlamaError`` where llama.cpp refuses a well-formed one.
+    Close it after every ``Context`` and ``Sampler`` made from it.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Model:
         """Whether a cache keeps keys and values of every position, so that it can be cut back to any of them: not so
         where there is a state instead, or a sliding window."""
         self.bos: int = C.llama_vocab_bos(self._vocab)
-        """-1 where there is none; the same for `eos`."""
+        """-1 where there is none; the same for ``eos``."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab)
 
@@ -148,13 +148,13 @@ class Model:
         return self._model
 
     def check_token(self, token: int) -> int:
-        """Raises `LlamaError` unless `token` is an id of the vocabulary."""
+        """Raises ``LlamaError`` unless ``token`` is an id of the vocabulary."""
         if not 0 <= token < self.n_vocab:
             raise LlamaError(f"token id {token} is outside the vocabulary (0 to {self.n_vocab - 1})")
         return token
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`. `add_special` adds BOS where the file asks for it. `parse_special` reads text
+        """Token ids of ``text``. ``add_special`` adds BOS where the file asks for it. ``parse_special`` reads text
         that spells a special token as that token: right for a rendered chat template, wrong for a user's text.
         """
         self._open()
@@ -171,7 +171,7 @@ class Model:
         raise LlamaError(f"llama.cpp cannot tokenize a text of {len(raw)} bytes")
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
-        """UTF-8 bytes of a token (maybe half a character); b"" for control tokens unless `special`."""
+        """UTF-8 bytes of a token (maybe half a character); b"" for control tokens unless ``special``."""
         self._open()
         self.check_token(token)
         size = 64
@@ -250,7 +250,7 @@ class Model:
 
 
 class Batch:
-    """Up to `capacity` tokens, each with its position, its sequence and whether its logits are wanted."""
+    """Up to ``capacity`` tokens, each with its position, its sequence and whether its logits are wanted."""
 
     def __init__(self, capacity: int, n_seq_max: int = 1) -> None:
         assert capacity > 0
@@ -270,11 +270,11 @@ class Batch:
         self._n = 0
 
     def add(self, token: int, pos: int, seq_id: int, logits: bool) -> int:
-        """Appends one token; returns its index, which `Context.logits` takes."""
+        """Appends one token; returns its index, which ``Context.logits`` takes."""
         return self.extend((token,), pos, seq_id, logits)
 
     def extend(self, tokens: Sequence[int], pos: int, seq_id: int, logits: bool, *, every: bool = False) -> int:
-        """Appends consecutive tokens from position `pos` on; logits of the last one (or of `every` one).
+        """Appends consecutive tokens from position ``pos`` on; logits of the last one (or of ``every`` one).
 
         Returns the index of the last token.
         """
@@ -316,11 +316,11 @@ class Batch:
 class Context:
     """A KV cache and the compute buffers of a model. Not thread-safe.
 
-    `n_ctx`: tokens the cache holds, of all sequences together when `kv_unified`, else split evenly;
-    llama.cpp rounds it up to a multiple of 256 (read `.n_ctx`). `n_batch`/`n_ubatch`: most tokens of one
-    `decode` call and of one pass through the graph. `flash_attn`: None leaves the choice to llama.cpp.
-    `kv_type`: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
-    `embeddings`: `decode` also keeps the last layer's output of every token (see `embeddings_all`).
+    ``n_ctx``: tokens the cache holds, of all sequences together when ``kv_unified``, else split evenly;
+    llama.cpp rounds it up to a multiple of 256 (read ``.n_ctx``). ``n_batch``/``n_ubatch``: most tokens of one
+    ``decode`` call and of one pass through the graph. ``flash_attn``: None leaves the choice to llama.cpp.
+    ``kv_type``: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
+    ``embeddings``: ``decode`` also keeps the last layer's output of every token (see ``embeddings_all``).
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class Context:
     def decode(self, batch: Batch) -> None:
         """Runs the batch; its tokens are then in the cache.
 
-        Raises `KvCacheFull` when the cache has no room (nothing changed), `LlamaError` for all else.
+        Raises ``KvCacheFull`` when the cache has no room (nothing changed), ``LlamaError`` for all else.
         """
         assert self._ctx, "the context is closed"
         n = len(batch)
@@ -402,8 +402,8 @@ class Context:
         self._wanted = batch._logits[:n].tobytes()
 
     def row(self, i: int) -> np.ndarray:
-        """float32 [n_vocab]: a view of the logits of the last batch's `i`-th entry, which must have asked; the next
-        `decode` overwrites it."""
+        """float32 [n_vocab]: a view of the logits of the last batch's ``i``-th entry, which must have asked; the next
+        ``decode`` overwrites it."""
         address, number = self._locate(i)
         shape = (address, self._number[-1])
         if self._view is None or self._view[0] != shape:
@@ -417,7 +417,7 @@ class Context:
         return address + 4 * number * self.model.n_vocab
 
     def _locate(self, i: int) -> tuple[int, int]:
-        """The address of all rows, and which of them is the `i`-th entry's."""
+        """The address of all rows, and which of them is the ``i``-th entry's."""
         assert 0 <= i < len(self._wanted), f"entry {i} of a batch of {len(self._wanted)}"
         assert self._wanted[i], f"entry {i} did not ask for logits"
         if self._address is None:
@@ -431,18 +431,18 @@ class Context:
         return self._address, self._number[i] - 1
 
     def logits(self, i: int) -> np.ndarray:
-        """float32 [n_vocab]: a copy of the logits of the last batch's `i`-th entry, which must have asked."""
+        """float32 [n_vocab]: a copy of the logits of the last batch's ``i``-th entry, which must have asked."""
         return self.row(i).copy()
 
     def likeliest(self, i: int) -> int:
-        """The token with the highest logit of the last batch's `i`-th entry, which must have asked (of equals, the
+        """The token with the highest logit of the last batch's ``i``-th entry, which must have asked (of equals, the
         first)."""
         return int(self.row(i).argmax())
 
     def logits_all(self, n: int, *, copy: bool = True) -> np.ndarray:
-        """float32 [n, n_vocab]: logits of the last batch, whose `n` entries must all have asked for them.
+        """float32 [n, n_vocab]: logits of the last batch, whose ``n`` entries must all have asked for them.
 
-        `copy=False` gives a view that the next `decode` overwrites.
+        ``copy=False`` gives a view that the next ``decode`` overwrites.
         """
         assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
         assert all(self._wanted), "some entries of the batch did not ask for logits"
@@ -453,8 +453,8 @@ class Context:
         return view.copy() if copy else view
 
     def embeddings_all(self, n: int) -> np.ndarray:
-        """float32 [n, n_embd]: the normed output of the last layer for each of the last batch's `n` entries, a
-        copy. The context must have been made with `embeddings`, and every entry must have asked for logits."""
+        """float32 [n, n_embd]: the normed output of the last layer for each of the last batch's ``n`` entries, a
+        copy. The context must have been made with ``embeddings``, and every entry must have asked for logits."""
         assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
         assert all(self._wanted), "some entries of the batch did not ask for logits"
         rows = C.llama_get_embeddings(self._ctx)
@@ -468,7 +468,7 @@ class Context:
         return C.llama_memory_seq_rm(self._memory, seq_id, p0, p1)
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
-        """Makes `dst` share the cells of `src` for positions p0 <= p < p1 (no copy in a unified cache)."""
+        """Makes ``dst`` share the cells of ``src`` for positions p0 <= p < p1 (no copy in a unified cache)."""
         self._check_seq(src)
         self._check_seq(dst)
         C.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
@@ -495,7 +495,7 @@ class Context:
         C.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:
-        """Frees the cache. Safe to call twice; call it before the model's `close`."""
+        """Frees the cache. Safe to call twice; call it before the model's ``close``."""
         if self._ctx:
             C.llama_free(self._ctx)
             self._ctx = None
@@ -538,12 +538,12 @@ def quantize(
     n_threads: int | None = None,
     allow_requantize: bool = False,
 ) -> list[str]:
-    """Quantizes a GGUF file into another with `llama_model_quantize`; returns llama.cpp's log lines.
+    """Quantizes a GGUF file into another with ``llama_model_quantize``; returns llama.cpp's log lines.
 
-    `imatrix`: tensor name -> float32 [row length], the importance of each input column. `tensor_types`:
-    regular expression over tensor names -> ggml type. `pure`: every matrix gets the same type, no mixture.
-    Raises `UserError` for an unknown type or equal paths, `LlamaError` with llama.cpp's reason when it
-    fails; a partial `dst` is then removed. Not atomic: callers write to a temporary name and rename.
+    ``imatrix``: tensor name -> float32 [row length], the importance of each input column. ``tensor_types``:
+    regular expression over tensor names -> ggml type. ``pure``: every matrix gets the same type, no mixture.
+    Raises ``UserError`` for an unknown type or equal paths, ``LlamaError`` with llama.cpp's reason when it
+    fails; a partial ``dst`` is then removed. Not atomic: callers write to a temporary name and rename.
     """
     from slm.machine.hardware import n_threads as default_threads
 

@@ -17,7 +17,7 @@ _GROUPS = 224
 
 
 def top(row_V: np.ndarray, k: int) -> np.ndarray:
-    """Ids, ascending, of the `k` highest entries, and of some more: most often a few, with many equal entries many."""
+    """Ids, ascending, of the ``k`` highest entries, and of some more: most often a few, with many equal ones many."""
     n = len(row_V)
     if k >= n:
         return np.arange(n)
@@ -31,8 +31,8 @@ def top(row_V: np.ndarray, k: int) -> np.ndarray:
 
 
 def nucleus(row_V: np.ndarray, highest: float, p: float, *, most: int = 256) -> np.ndarray | None:
-    """Ids, highest first, of the fewest tokens that have the probability `p` together; None when that takes more
-    than `most`. `highest`: the row's maximum."""
+    """Ids, highest first, of the fewest tokens that have the probability ``p`` together; None when that takes more
+    than ``most``. ``highest``: the row's maximum."""
     ids = top(row_V, most)
     total = np.exp(row_V - highest).sum(dtype=np.float64)
     ids = ids[np.argsort(-row_V[ids], kind="stable")][:most]
@@ -54,5 +54,5 @@ def groups(row_V: np.ndarray, highest: float, temperature: float) -> np.ndarray:
 
 
 def members(group: int, n: int) -> np.ndarray:
-    """Ids of a group's tokens in a vocabulary of `n`."""
+    """Ids of a group's tokens in a vocabulary of ``n``."""
     return np.arange(group, n, _GROUPS)

@@ -33,7 +33,7 @@ class GrammarDeadEndError(LlamaError):
 
 
 class Sampler:
-    """A sampler chain; links apply in the order they are added, and the last must be `greedy` or `dist`.
+    """A sampler chain; links apply in the order they are added, and the last must be ``greedy`` or ``dist``.
 
     A grammar applies before all of them, whenever it is added.
     """
@@ -79,7 +79,7 @@ class Sampler:
         return self
 
     def penalties(self, *, last_n: int, repeat: float, frequency: float, presence: float) -> Sampler:
-        """Over the last `last_n` tokens. repeat 1, frequency 0 and presence 0 do nothing."""
+        """Over the last ``last_n`` tokens. repeat 1, frequency 0 and presence 0 do nothing."""
         _number(repeat, "repeat_penalty", low=1e-3, high=100)
         _number(frequency, "frequency_penalty", low=-100, high=100)
         _number(presence, "presence_penalty", low=-100, high=100)
@@ -108,7 +108,7 @@ class Sampler:
         return self._add(C.llama_sampler_init_temp(t), "temperature", t)
 
     def grammar(self, gbnf: str, root: str = "root") -> Sampler:
-        """Constrains to a GBNF grammar. Raises `LlamaError` for one that is malformed, too long or too deep
+        """Constrains to a GBNF grammar. Raises ``LlamaError`` for one that is malformed, too long or too deep
         (llama.cpp's parser recurses: deep nesting overflows its stack). Not checked here: endless left recursion
         and branching, which hang llama.cpp (serve/gbnf.py checks a stranger's grammar)."""
         assert self._chain, "the sampler is closed"
@@ -138,7 +138,7 @@ class Sampler:
         return self._ends()
 
     def dist(self, seed: int) -> Sampler:
-        """Draws from what is left; `seed` below 2^32 - 1 (that value means "any" to llama.cpp)."""
+        """Draws from what is left; ``seed`` below 2^32 - 1 (that value means "any" to llama.cpp)."""
         assert 0 <= seed < 2**32 - 1
         self._add(C.llama_sampler_init_dist(seed), "dist")
         return self._ends()
@@ -150,7 +150,7 @@ class Sampler:
         return self
 
     def sample(self, context: Context, i: int) -> int:
-        """Picks a token from the logits of the last batch's `i`-th entry and lets the chain remember it."""
+        """Picks a token from the logits of the last batch's ``i``-th entry and lets the chain remember it."""
         assert self._chain
         assert self._picks, "the chain does not end in greedy or dist"
         # NaN logits make llama.cpp's sampler abort the process.

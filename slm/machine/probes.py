@@ -27,7 +27,7 @@ ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
 
 def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Of :data:`INSTRUCTION_SETS`, those that this processor has."""
+    """Of :data:``INSTRUCTION_SETS``, those that this processor has."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -38,7 +38,7 @@ def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def allocator(maps: Path = Path("/proc/self/maps")) -> str:
-    """The allocator loaded into this process: one of :data:`ALLOCATORS`, ``glibc`` or ``other``."""
+    """The allocator loaded into this process: one of :data:``ALLOCATORS``, ``glibc`` or ``other``."""
     try:
         text = maps.read_text()
     except OSError:

@@ -92,7 +92,7 @@ def usable_cpus() -> set[int]:
 def divide(cores: Sequence[Core], parts: int) -> list[tuple[Core, ...]]:
     """``cores`` in ``parts`` runs of neighbours that do not overlap, as even as they come.
 
-    A part keeps to one NUMA node where the numbers allow it, since neighbours of a :class:`Topology` share theirs.
+    A part keeps to one NUMA node where the numbers allow it, since neighbours of a :class:``Topology`` share theirs.
     With fewer cores than parts the later parts get a core that another has too: there is nothing better to give.
     """
     assert parts >= 1

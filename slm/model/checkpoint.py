@@ -145,7 +145,7 @@ def save_checkpoint(
     tensors: dict[str, Tensor],
     state: dict[str, Any],
 ) -> None:
-    """Write a whole checkpoint: :func:`write_checkpoint` of what ``model`` and ``tensors`` hold."""
+    """Write a whole checkpoint: :func:``write_checkpoint`` of what ``model`` and ``tensors`` hold."""
     write_checkpoint(directory, model.config, take_snapshot(model, tensors), save_tokenizer, state=state)
 
 

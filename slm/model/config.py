@@ -15,7 +15,7 @@ class ModelConfig:
     """A decoder-only transformer of the Llama family (RMSNorm, RoPE, SwiGLU, grouped-query attention).
 
     ``arch="qwen3"`` adds an RMSNorm over each head's queries and keys. Widths may be any multiple of the head
-    layout: :meth:`check_widths` is what refuses new models that K-quants cannot hold.
+    layout: :meth:``check_widths`` is what refuses new models that K-quants cannot hold.
     """
 
     arch: Literal["llama", "qwen3"] = "llama"
@@ -109,7 +109,7 @@ class ModelConfig:
     def flops_per_token(self, seq_len: int | None = None) -> int:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.
 
-        N is :attr:`n_matmul_params`. Attention is 2 products of T/2 visible keys on average, forward once and
+        N is :attr:``n_matmul_params``. Attention is 2 products of T/2 visible keys on average, forward once and
         backward twice: 6 n_layers T n_heads head_dim. Recomputation is not counted.
         """
         seq_len = seq_len or self.seq_len

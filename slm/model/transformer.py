@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
         self.blockwise = False
-        """Train with :func:`causal_attention` instead of torch's kernel: faster where it is compiled."""
+        """Train with :func:``causal_attention`` instead of torch's kernel: faster where it is compiled."""
         self.qk_norm = config.arch == "qwen3"
         if self.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)

@@ -47,7 +47,7 @@ def small_disk(folder: Path, megabytes: int):
 
 
 def fill(disk: Path, leave: int) -> None:
-    """Takes all room but `leave` bytes, at once."""
+    """Takes all room but ``leave`` bytes, at once."""
     with open(disk / "filler", "wb") as file:
         while True:
             facts = os.statvfs(disk)

@@ -56,7 +56,7 @@ class WebSocket:
         self._socket.sendall(b"\x81" + size + mask + masked)
 
     def receive(self, timeout_s: float) -> str:
-        """The next whole message; `TimeoutError` when none comes."""
+        """The next whole message; ``TimeoutError`` when none comes."""
         self._socket.settimeout(timeout_s)
         message = b""
         while True:

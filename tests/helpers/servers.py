@@ -1,4 +1,4 @@
-"""Real servers for tests: `python -m serve` on a free port."""
+"""Real servers for tests: ``python -m serve`` on a free port."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ class Server:
 def running_server(
     log: Path, model: Path, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
 ):
-    """A real `python -m serve` on a free port. `prefix`: a command that goes over to the one that follows it."""
+    """A real ``python -m serve`` on a free port. ``prefix``: a command that goes over to the one that follows it."""
     # Every step makes a chunk of its own: a tiny model would be done before the second is due.
     always = ("port=0", "serve.threads=1", "serve.stream_ms=0")
     command = [*prefix, sys.executable, "-m", "serve", f"model={model}", *always, *words]

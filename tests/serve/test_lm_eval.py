@@ -1,6 +1,6 @@
 """EleutherAI's lm-evaluation-harness against the server: log-likelihoods equal to those of the file itself.
 
-Where `lm_eval` is installed (`pip install "lm-eval[api]"`) it runs; the requests that it makes are replayed anyway.
+Where ``lm_eval`` is installed (``pip install "lm-eval[api]"``) it runs; the requests that it makes are replayed anyway.
 """
 
 import importlib.util
@@ -83,7 +83,7 @@ def test_the_requests_of_local_completions(server, direct):
 
 
 def gguf_scores(url):
-    """What the harness's `gguf` model asks and reads."""
+    """What the harness's ``gguf`` model asks and reads."""
     for context, continuation in PAIRS:
         body = {"prompt": context + continuation, "logprobs": 10, "temperature": 0.0, "max_tokens": 1, "echo": True}
         logprobs = httpx.post(url + "/v1/completions", json=body, timeout=60).json()["choices"][0]["logprobs"]

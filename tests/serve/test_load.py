@@ -48,7 +48,7 @@ async def complete(client, url, asked, *, stream, leave_after=None):
 
 
 async def load(url, watch):
-    """`watch(done)` is called after every request."""
+    """``watch(done)`` is called after every request."""
     rng = random.Random(0)
     words = ["hello", "x", "the boat", "why", LOOP]
     prompts = [(f"{rng.choice(PREFIXES)}{rng.choice(words)} {i % 40}", rng.choice(LENGTHS)) for i in range(60)]

@@ -1,4 +1,4 @@
-"""The official `openai` package against the server: synchronous and asynchronous, streamed and whole."""
+"""The official ``openai`` package against the server: synchronous and asynchronous, streamed and whole."""
 
 import asyncio
 import math
@@ -35,7 +35,7 @@ def client(chatty):
 
 
 def with_async(server, work):
-    """Runs `work(client)` with the asynchronous client."""
+    """Runs ``work(client)`` with the asynchronous client."""
 
     async def run():
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0) as client:

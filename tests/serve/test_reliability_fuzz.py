@@ -81,7 +81,7 @@ def checked(cls, raw: bytes) -> None:
 @LIMITS
 @given(cls=st.sampled_from(KINDS), body=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5))
 def test_any_body_is_read_or_refused(cls, body):
-    """List, 14 and 15: whatever a body holds, it is a checked request or an `ApiError` 400 in words, at once."""
+    """List, 14 and 15: whatever a body holds, it is a checked request or an ``ApiError`` 400 in words, at once."""
     began = time.perf_counter()
     refusal = refused(lambda: checked(cls, json.dumps(body).encode()))
     assert time.perf_counter() - began < 5
@@ -94,7 +94,7 @@ def test_any_body_is_read_or_refused(cls, body):
 @LIMITS
 @given(raw=st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_refused_in_words(raw):
-    """List, 14: bytes that are no JSON object are `invalid_json`, and nothing else happens."""
+    """List, 14: bytes that are no JSON object are ``invalid_json``, and nothing else happens."""
     refusal = refused(lambda: parse(TokenizeRequest, raw))
     assert refusal is not None
     assert refusal.status == 400

@@ -245,7 +245,7 @@ def test_the_engine_has_not_noticed(server):
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", GENERATION)
 def test_a_prompt_over_the_context_is_a_400_also_when_streaming(server, path, stream):
-    """List, 16: 400 `context_length_exceeded` before any event of a stream."""
+    """List, 16: 400 ``context_length_exceeded`` before any event of a stream."""
     long = "the old fox " * 2000
     changes = {
         "/v1/completions": {"prompt": long},

@@ -31,7 +31,7 @@ def need_gb(path, n=1.0, **more):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory, tiny_path, chat_path, slow_path, start_server):
-    """tiny is the default; `chat` and `slow` come when asked for. There is room for two."""
+    """tiny is the default; ``chat`` and ``slow`` come when asked for. There is room for two."""
     budget = need_gb(slow_path, 1.05) + need_gb(chat_path)
     log = tmp_path_factory.mktemp("log") / "server.log"
     words = [f"serve.models=[chat={chat_path},'slow={slow_path}']", f"serve.memory_budget_gb={budget}"]

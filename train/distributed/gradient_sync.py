@@ -2,7 +2,7 @@
 
 Parameters are put into buckets in the order in which the backward pass finishes them. In the last micro-batch a
 bucket whose gradients are all there is sent off at once (gloo, in threads of its own), while autograd goes on with
-the layers below. What is left after the backward pass is waited for in :meth:`GradientExchange.finish`, together
+the layers below. What is left after the backward pass is waited for in :meth:``GradientExchange.finish``, together
 with a few numbers on which the ranks must agree.
 
 This is what torch's DistributedDataParallel does; it is not used since it wants to wrap ``forward``, while training

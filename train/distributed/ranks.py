@@ -1,7 +1,7 @@
 """Several processes that train one model: who they are, how they meet, what they tell each other.
 
 ``torchrun`` (or ``python -m train.distributed.launch``, which calls it) starts the processes and restarts them; they
-talk over gloo. :class:`Ranks` is the seam the rest of training sees: the single process has one that does nothing.
+talk over gloo. :class:``Ranks`` is the seam the rest of training sees: the single process has one that does nothing.
 
 Rank 0 alone reads and writes the run's directory. What the others need of it comes from rank 0, so that machines
 without a common disk can train together.
@@ -45,7 +45,7 @@ class ToldElsewhereError(Exception):
 
 
 class Ranks:
-    """The processes of this run. This class is the single process; :class:`Group` is several."""
+    """The processes of this run. This class is the single process; :class:``Group`` is several."""
 
     rank, size = 0, 1
     threads = 0
@@ -140,7 +140,7 @@ class Group(Ranks):
 
 
 def join(*, pin: bool) -> Ranks:
-    """Meet the other processes that torchrun started; :data:`ALONE` where it started none.
+    """Meet the other processes that torchrun started; :data:``ALONE`` where it started none.
 
     With ``pin`` this process keeps to cores of its own: the local ranks divide the usable ones. Call it before
     torch has started threads, since these inherit the cores.

@@ -25,7 +25,7 @@ RNG = "rng.torch"
 
 
 def shared_start(ranks: Ranks, find: Callable[[], Start]) -> Start:
-    """Where the run begins. Rank 0 looks; the others get what is said in JSON, and the tensors in :func:`restore`."""
+    """Where the run begins. Rank 0 looks; the others get what is said in JSON, and the tensors in :func:``restore``."""
     found: list[Start] = []
 
     def look() -> tuple[Path | None, dict[str, Any]]:

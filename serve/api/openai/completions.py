@@ -31,7 +31,7 @@ class Answer:
     named_events = False
     """Whether the events of a stream carry their type as a name."""
     ends_in_done = True
-    """Whether a stream that succeeds ends in `[DONE]`."""
+    """Whether a stream that succeeds ends in ``[DONE]``."""
     prefix: str
     whole: str
     part: str
@@ -89,11 +89,11 @@ class Answer:
         return {**self._head(self.part), "choices": [], "usage": self.usage()}
 
     def chunks(self, index: int, event: Prompted | Delta) -> list[dict[str, Any]]:
-        """The chunks of a stream that an event makes; `take` must have had it before."""
+        """The chunks of a stream that an event makes; ``take`` must have had it before."""
         raise NotImplementedError
 
     def failure_chunk(self, error: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk of a stream that fails; `error` is the body of an error."""
+        """The last chunk of a stream that fails; ``error`` is the body of an error."""
         return error
 
     def _head(self, kind: str) -> dict[str, Any]:

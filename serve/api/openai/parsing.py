@@ -68,7 +68,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse(cls: type[Body], raw: bytes) -> Body:
-    """A validated body from JSON bytes; every mistake is an `ApiError` 400 that names the parameter."""
+    """A validated body from JSON bytes; every mistake is an ``ApiError`` 400 that names the parameter."""
     # A body of a million lists would be searched for cycles, which it cannot have, again and again.
     collects = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
 """Request bodies, validated strictly before anything else sees them, and their way into engine commands.
 
-The fields are OpenAI's; `top_k`, `min_p`, `typical_p`, `repeat_penalty`, `repeat_last_n` and `ignore_eos` are
-llama.cpp's names for what OpenAI lacks. Fields that would not change the text are accepted and ignored; those
+The fields are OpenAI's; ``top_k``, ``min_p``, ``typical_p``, ``repeat_penalty``, ``repeat_last_n`` and ``ignore_eos``
+are llama.cpp's names for what OpenAI lacks. Fields that would not change the text are accepted and ignored; those
 that would, and are not supported, are refused by name, never silently dropped.
 """
 
@@ -127,7 +127,7 @@ class _Generation(Routed):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def constraint(self) -> str | None:
-        """The grammar that the text must fit, checked; raises `ApiError` for one that cannot be kept to. Takes a
+        """The grammar that the text must fit, checked; raises ``ApiError`` for one that cannot be kept to. Takes a
         while for a big schema."""
         if self.grammar is not None and isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
             raise ApiError(400, "grammar and response_format exclude each other.", param="grammar")
@@ -149,7 +149,7 @@ class _Generation(Routed):
         return text
 
     def sampling(self, info: ModelInfo, grammar: str | None = None) -> SamplingParams:
-        """Sampling of the first choice; raises `ApiError` for a bias on what is no token."""
+        """Sampling of the first choice; raises ``ApiError`` for a bias on what is no token."""
         bias = []
         for key, value in self.logit_bias.items():
             if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= info.n_vocab:
@@ -198,7 +198,7 @@ class CompletionRequest(_Generation):
     echo: bool = Field(False, description="the prompt, too, with its log-probabilities where they are asked for")
 
     def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
-        """One entry per prompt; raises `ApiError` for an id outside the vocabulary."""
+        """One entry per prompt; raises ``ApiError`` for an id outside the vocabulary."""
         return _texts_or_tokens(self.prompt, info, "prompt")
 
 
@@ -231,7 +231,7 @@ class ChatRequest(_Generation):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     def n_top(self) -> int | None:
-        """`top_logprobs` as the engine takes it; raises `ApiError` when it is given without `logprobs`."""
+        """``top_logprobs`` as the engine takes it; raises ``ApiError`` when it is given without ``logprobs``."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true.", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -250,7 +250,7 @@ class EmbeddingRequest(Routed):
     dimensions: int | None = Field(None, ge=1, description="only the model's own width")
 
     def inputs(self, info: ModelInfo) -> tuple[str | tuple[int, ...], ...]:
-        """One entry per input; raises `ApiError` for an id outside the vocabulary or another width."""
+        """One entry per input; raises ``ApiError`` for an id outside the vocabulary or another width."""
         if self.dimensions not in (None, info.n_embd):
             message = f"dimensions: this model's embeddings have {info.n_embd}; they cannot be shortened."
             raise ApiError(400, message, param="dimensions", code="invalid_value")
@@ -270,7 +270,7 @@ class TokenizeRequest(Routed):
     add_special_tokens: bool = Field(True, description="with prompt: what add_special is with content")
 
     def text(self) -> tuple[str, bool, bool]:
-        """The text, whether BOS comes first, and whether special tokens are read. Raises `ApiError`."""
+        """The text, whether BOS comes first, and whether special tokens are read. Raises ``ApiError``."""
         if self.content is not None and self.prompt is None:
             return self.content, self.add_special, self.parse_special
         if self.prompt is not None and self.content is None:
@@ -299,7 +299,7 @@ def _texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tupl
 
 
 def check_tokens(tokens: tuple[int, ...], info: ModelInfo, param: str) -> None:
-    """Raises `ApiError` for an id outside the vocabulary."""
+    """Raises ``ApiError`` for an id outside the vocabulary."""
     worst = max(tokens, default=0)
     if worst >= info.n_vocab:
         raise ApiError(400, f"{param}: {worst} is not a token id of this model (0 to {info.n_vocab - 1}).", param=param)

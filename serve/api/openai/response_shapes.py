@@ -60,7 +60,7 @@ class CompletionChoice(_Said):
 
 
 class Completion(_Said):
-    """An answer, or an event of a stream; the last event is `[DONE]`."""
+    """An answer, or an event of a stream; the last event is ``[DONE]``."""
 
     id: str
     object: Literal["text_completion"]
@@ -120,7 +120,7 @@ class ChatChunkChoice(_Said):
 
 
 class ChatCompletionChunk(_Said):
-    """An event of a stream; the last event is `[DONE]`."""
+    """An event of a stream; the last event is ``[DONE]``."""
 
     id: str
     object: Literal["chat.completion.chunk"]

@@ -1,7 +1,7 @@
 """/v1/responses without a memory: OpenAI's newer form of a chat, every request with all that was said.
 
 The request is turned into a chat request; the answer is one message. Nothing is stored, so
-`previous_response_id` and the like are refused.
+``previous_response_id`` and the like are refused.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ _GRACE_S = 2.0
 
 
 def end_in_time(ticket: Ticket, ends_at: float | None) -> asyncio.TimerHandle | None:
-    """Fails the ticket some time after `ends_at` (the loop's clock), whatever the engine does. To be cancelled."""
+    """Fails the ticket some time after ``ends_at`` (the loop's clock), whatever the engine does. To be cancelled."""
     if ends_at is None:
         return None
     return asyncio.get_running_loop().call_at(ends_at + _GRACE_S, ticket.expire)
 
 
 async def collect(ticket: Ticket, answer: Answer, record: Record) -> None:
-    """Takes all events. Raises `RequestFailedError`."""
+    """Takes all events. Raises ``RequestFailedError``."""
     while not ticket.done:
         for index, event in await ticket.next_events():
             record.see(event)

@@ -15,7 +15,7 @@ from serve.engine.spec_decode.planner import LENGTHS, Acceptance, Candidate, Loo
 from slm.llama.llamacpp import Batch, Context, LlamaError, Model
 
 _MATCH = 8
-"""The class of `Acceptance` that a draft's guesses are counted in."""
+"""The class of ``Acceptance`` that a draft's guesses are counted in."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Held:
 class Draft:
     """Guesses are what the draft model finds likeliest. Its slots are those of the model that it guesses for.
 
-    Raises `UserError` where the two models do not have the same vocabulary.
+    Raises ``UserError`` where the two models do not have the same vocabulary.
     """
 
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
@@ -69,7 +69,7 @@ class Draft:
         self._acceptance: dict[str, Acceptance] = {}
 
     def propose(self, sequences: Seq[Sequence], most: Mapping[str, int], room: int) -> dict[str, tuple[int, ...]]:
-        """As `Lookup.propose`. A sequence whose text the draft has not read yet gets no guesses until it has, a
+        """As ``Lookup.propose``. A sequence whose text the draft has not read yet gets no guesses until it has, a
         part in each step."""
         candidates, by_slot = [], {}
         for sequence in sequences:
@@ -157,7 +157,7 @@ class Draft:
 
 
 def check_vocabulary(draft: Model, target: Model, path: Path) -> None:
-    """Raises `UserError` unless both models mean the same by every token id."""
+    """Raises ``UserError`` unless both models mean the same by every token id."""
     if draft.n_vocab != target.n_vocab:
         raise UserError(
             f"serve.draft_model={path} has {draft.n_vocab} tokens and the model has {target.n_vocab}; "
@@ -172,7 +172,7 @@ def check_vocabulary(draft: Model, target: Model, path: Path) -> None:
 
 
 def make_speculator(config: EngineConfig, runner: Runner) -> Lookup | Draft | None:
-    """What makes the guesses that the configuration asks for; forgets what the runner has cached. Raises `UserError`
+    """What makes the guesses that the configuration asks for; forgets what the runner has cached. Raises ``UserError``
     where the model or its draft cannot serve for that."""
     if config.speculate == "none":
         return None

@@ -2,7 +2,7 @@
 
 A step checks guesses by computing them beside the newest token: each row's logits then belong to the token that the
 sequence's own sampler picks there, for as long as the picks are the guesses. A row more makes a step longer, so
-guesses are checked only where they are expected to make more tokens per second (`Planner`).
+guesses are checked only where they are expected to make more tokens per second (``Planner``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NgramIndex:
         self._done = 1
 
     def guess(self, n: int) -> tuple[tuple[int, ...], int]:
-        """The `n` tokens that followed the last time, and how many tokens before them were the same (at most 16).
+        """The ``n`` tokens that followed the last time, and how many tokens before them were the same (at most 16).
         Empty where the newest tokens have not been seen before. What ends in the present goes round: the tokens of
         a loop are guessed on and on."""
         tokens, after = self._tokens, self._next
@@ -95,7 +95,7 @@ class Acceptance:
         self.misses[i] += 0.01 * (misses - self.misses[i])
 
     def learn(self, match: int, n_checked: int, n_right: int) -> None:
-        """Of `n_checked` guesses the first `n_right` were right. What was learned before counts a little less."""
+        """Of ``n_checked`` guesses the first ``n_right`` were right. What was learned before counts a little less."""
         i = self._class(match)
         self.hits[i] = 0.8 * self.hits[i] + n_right + 0.02
         self.misses[i] = 0.8 * self.misses[i] + (n_right < n_checked) + 0.02
@@ -128,7 +128,7 @@ class Candidate:
     """How many guesses there can be."""
 
     def expected(self, n: int) -> float:
-        """Guesses of `n` that will turn out right, on average."""
+        """Guesses of ``n`` that will turn out right, on average."""
         n = min(n, self.most)
         return float(n) if self.rate >= 1 else self.rate * (1 - self.rate**n) / (1 - self.rate)
 
@@ -136,9 +136,9 @@ class Candidate:
 class Planner:
     """How many guesses to check, of which sequences.
 
-    `cost`: of a pass of the model. `shared`: one cache for all. With a cache per slot, llama.cpp computes together
+    ``cost``: of a pass of the model. ``shared``: one cache for all. With a cache per slot, llama.cpp computes together
     only as many tokens of sequences that follow each other as the shortest of them has, and the rest in passes of
-    their own. `guess_cost(sequences, n)`: seconds to come by `n` guesses for each. `always`: so many for every
+    their own. ``guess_cost(sequences, n)``: seconds to come by ``n`` guesses for each. ``always``: so many for every
     sequence, whatever they cost; 0: as many as pay.
     """
 
@@ -153,7 +153,7 @@ class Planner:
         self._cost, self._shared, self._guess_cost, self._always = cost, shared, guess_cost, always
 
     def choose(self, slots: Seq[int], candidates: Seq[Candidate], room: int) -> dict[int, int]:
-        """Slot -> how many guesses. `slots`: all that generate; `room`: most rows of the batch."""
+        """Slot -> how many guesses. ``slots``: all that generate; ``room``: most rows of the batch."""
         if not candidates or not slots:
             return {}
         if self._always:
@@ -181,7 +181,7 @@ class Planner:
 
 
 def passes(lengths: Mapping[int, int], *, shared: bool) -> list[int]:
-    """Rows of each pass in which llama.cpp computes a batch of `lengths` tokens by slot."""
+    """Rows of each pass in which llama.cpp computes a batch of ``lengths`` tokens by slot."""
     if shared:
         return [sum(lengths.values())]
     left = sorted(lengths.items())
@@ -208,8 +208,8 @@ class Lookup:
         self._matches: dict[str, int] = {}
 
     def propose(self, sequences: Seq[Sequence], most: Mapping[str, int], room: int) -> dict[str, tuple[int, ...]]:
-        """Guesses by sequence id, for sequences that generate. `most`: how many each may get at most; those without
-        an entry get none. `room`: most rows of the batch."""
+        """Guesses by sequence id, for sequences that generate. ``most``: how many each may get at most; those without
+        an entry get none. ``room``: most rows of the batch."""
         found: dict[int, tuple[str, tuple[int, ...]]] = {}
         candidates = []
         for sequence in sequences:

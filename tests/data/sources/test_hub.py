@@ -1,4 +1,4 @@
-"""The Hub's stream, run by the real `datasets` library on a local data set of the same layout."""
+"""The Hub's stream, run by the real ``datasets`` library on a local data set of the same layout."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""A flaky Hub, by real sockets and the real `datasets`: every document once and in order, and a position that holds."""
+"""A flaky Hub, by real sockets and the real ``datasets``: every document once, in order; a position that holds."""
 
 import json
 import os

@@ -143,7 +143,7 @@ def test_auto_is_for_slow_sources(corpus, tokenizer, tmp_path):
 
 
 def test_no_room_for_a_cache(corpus, tokenizer, tmp_path, monkeypatch, capfd):
-    """`auto` goes on without, wherever that happens; `true` was asked for and says what to do."""
+    """``auto`` goes on without, wherever that happens; ``true`` was asked for and says what to do."""
     expected = take(loader(corpus, tokenizer, tmp_path / "x", cache=False), 100)
     free = shutil.disk_usage(tmp_path).free
     monkeypatch.setattr(storage, "RESERVE", free + (1 << 30))

@@ -1,4 +1,4 @@
-"""tiktoken in place of `tokenizers`: the same ids, and only where that is certain."""
+"""tiktoken in place of ``tokenizers``: the same ids, and only where that is certain."""
 
 import json
 import random

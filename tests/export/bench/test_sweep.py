@@ -44,7 +44,7 @@ def test_which_files_are_made():
 
 
 def test_the_figures_are_those_of_the_exported_files(run, capsys):
-    """Perplexity and divergence, computed again from what `python -m export` wrote."""
+    """Perplexity and divergence, computed again from what ``python -m export`` wrote."""
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     words = [f"run={run}", "quant=q4_0,q8_0", "threads=1", "eval.max_tokens=1500", "eval.kl_tokens=700"]
     assert main([*words, "speed.rounds=2", "speed.decode=8"]) == 0
