@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data.errors import UserError
-from serve.config import EngineConfig, TerminalConfig, load
+from serve.config import TerminalConfig, load
+from serve.engine.config import EngineConfig
 from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, Prompted, SamplingParams
 from serve.pool.model_files import resolve_model
 from slm.cli import run

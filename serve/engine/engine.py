@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.detokenizer import TextStream
 from serve.engine.embedder import Embedder
 from serve.engine.messages import (

@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 
 from data.errors import UserError
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.delta_buffer import Outbox
 from serve.engine.messages import Ready, Shutdown, StartFailed
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from data.errors import UserError
-from serve.config import DEFAULT_CONTEXT, EngineConfig
+from serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from serve.engine.messages import ModelInfo
 from serve.engine.scheduler import MIN_COPIED, MIN_KEPT, Plan
 from serve.engine.spec_decode.planner import StepCost

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, Literal
 
 from data.storage import cache_home
-from serve.config import KvType
+from serve.engine.config import KvType
 from serve.pool.memory_plan import ModelFacts, available_bytes
 from slm.machine.hardware import compute_threads, n_threads
 from slm.report import atomic_write_json, cpu_name

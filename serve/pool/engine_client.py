@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from data.errors import UserError
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.messages import (
     Answer,
     Cancel,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine_main import run_process
 from serve.engine.messages import Command, Event, Shutdown
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from serve.config import DEFAULT_CONTEXT, EngineConfig, KvType
+from serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
 from slm.llama.gguf_check import GgufHeader, read_header
 
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}

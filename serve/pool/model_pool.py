@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from data.errors import UserError
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.messages import ModelInfo
 from serve.pool.counters import Totals
 from serve.pool.engine_client import Supervisor

@@ -167,7 +167,7 @@ KINDS = [flip, byte, number, counts, cut, remove, insert, *[value] * 8, *[tensor
 def load(path: str) -> None:
     """What the engine process does with a file, to the first tokens and embedding. Ends the process."""
     from data.errors import UserError
-    from serve.config import EngineConfig
+    from serve.engine.config import EngineConfig
     from serve.engine.engine import Engine
     from serve.engine.messages import Embed, Generate, SamplingParams
     from slm.llama.llamacpp import LlamaError

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from data.errors import UserError
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
 from slm.llama.llamacpp import quantize

@@ -24,7 +24,7 @@ from serve.api.openai.requests import (
     TokenizeRequest,
 )
 from serve.api.openai.responses import ResponsesRequest
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams
 from serve.grammar.gbnf import check

@@ -6,7 +6,8 @@ import pytest
 
 from serve.api.routes import Routes
 from serve.api.static_pages import is_page, page_routes
-from serve.config import EngineConfig, ServerOptions
+from serve.config import ServerOptions
+from serve.engine.config import EngineConfig
 from serve.pool.model_pool import Pool, Served
 
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from data.errors import UserError
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine_main import PROCESS_NAME
 from serve.pool.memory_plan import available_bytes, budget_bytes, fewer_slots, needed_bytes, read_facts
 from serve.pool.model_files import named_models
@@ -95,7 +95,7 @@ def test_the_estimate_covers_what_an_engine_takes(slow_path):
     code = (
         "import sys, psutil\n"
         "from pathlib import Path\n"
-        "from serve.config import EngineConfig\n"
+        "from serve.engine.config import EngineConfig\n"
         "from serve.engine.engine import Engine\n"
         "from serve.engine.messages import Embed, Generate\n"
         "e = Engine(EngineConfig(model_path=Path(sys.argv[1]), threads=1, slots=4, context=2048))\n"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
 from serve.engine.scheduler import Limits, Scheduler, make_plan

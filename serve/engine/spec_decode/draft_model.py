@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.errors import UserError
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.model_runner import Runner, measure_cost
 from serve.engine.sequence import Sequence
 from serve.engine.spec_decode.planner import LENGTHS, Acceptance, Candidate, Lookup, Planner

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
 from slm.llama.llamacpp import Batch, Context, Model

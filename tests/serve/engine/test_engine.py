@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Detokenize, Failure, Generate, Prompted, SamplingParams, Tokenize
 from slm.llama.llamacpp import Batch, Context, Model

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.model_runner import Runner
 from serve.engine.scheduler import Chunk, Plan
 

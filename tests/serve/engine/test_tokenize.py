@@ -1,6 +1,6 @@
 import pytest
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams, Tokenize
 from serve.engine.tokenize import tokenize_within

@@ -3,7 +3,8 @@
 import pytest
 
 from data.errors import UserError
-from serve.config import EngineConfig, ServeConfig, ServerOptions
+from serve.config import ServeConfig, ServerOptions
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Delta, Failure, Generate, SamplingParams
 from tests.helpers import tiny_gguf

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serve.config import EngineConfig
+from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
 from serve.engine.sequence import Sequence
