@@ -195,11 +195,11 @@ class Routes:
     ) -> Response:
         record, receive = use.record, use.request.receive
         record.submitted, record.stream = time.perf_counter(), streams
-        ticket = use.lease.supervisor.submit(requests)
-        backstop = end_in_time(ticket, use.ends_at)
+        request_stream = use.lease.engine.submit(requests)
+        backstop = end_in_time(request_stream, use.ends_at)
 
         def end() -> None:
-            ticket.cancel()
+            request_stream.cancel()
             record.count(answer)
             use.lease.release()
             if backstop is not None:
@@ -207,13 +207,13 @@ class Routes:
 
         try:
             if not streams:
-                await unless_disconnected(receive, collect(ticket, answer, record))
+                await unless_disconnected(receive, collect(request_stream, answer, record))
                 return Json(answer.body())
             # The status line waits for the first event, so that a refused prompt is a 400 and no stream.
-            first = await unless_disconnected(receive, ticket.next_events())
+            first = await unless_disconnected(receive, request_stream.next_events())
             use.streams = True
             return EventStream(
-                stream(ticket, answer, first, record, include_usage),
+                stream(request_stream, answer, first, record, include_usage),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
             )
@@ -226,7 +226,7 @@ class Routes:
     async def embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingRequest)
         async with self._using(request, body) as use:
-            question = Embed(id=use.lease.supervisor.next_id(), inputs=body.inputs(use.lease.info))
+            question = Embed(id=use.lease.engine.next_id(), inputs=body.inputs(use.lease.info))
             try:
                 answer = await self._ask(use, question)
             except RequestFailedError as error:
@@ -240,7 +240,7 @@ class Routes:
         text, add_special, parse_special = body.text()
         async with self._using(request, body) as use:
             question = Tokenize(
-                id=use.lease.supervisor.next_id(), text=text, add_special=add_special, parse_special=parse_special
+                id=use.lease.engine.next_id(), text=text, add_special=add_special, parse_special=parse_special
             )
             tokens = await self._ask(use, question)
             return Json({"tokens": tokens, "count": len(tokens), "max_model_len": use.lease.info.context})
@@ -250,7 +250,7 @@ class Routes:
         async with self._using(request, body) as use:
             tokens = tuple(body.tokens)
             check_tokens(tokens, use.lease.info, "tokens")
-            question = Detokenize(id=use.lease.supervisor.next_id(), tokens=tokens)
+            question = Detokenize(id=use.lease.engine.next_id(), tokens=tokens)
             text = await self._ask(use, question)
             return Json({"content": text, "prompt": text})
 
@@ -271,7 +271,7 @@ class Routes:
     async def _ask(self, use: _Use, question: Question) -> Any:
         try:
             async with asyncio.timeout_at(use.ends_at):
-                return await unless_disconnected(use.request.receive, use.lease.supervisor.ask(question))
+                return await unless_disconnected(use.request.receive, use.lease.engine.ask(question))
         except TimeoutError:
             raise out_of_time("The request's time is over, and there is no answer yet.") from None
 
@@ -330,7 +330,7 @@ def _choice(use: _Use, base: Generate, prompt: str | tuple[int, ...], i: int) ->
     left = use.seconds_left
     return dataclasses.replace(
         base,
-        id=use.lease.supervisor.next_id(),
+        id=use.lease.engine.next_id(),
         prompt=prompt,
         sampling=sampling,
         deadline_s=None if left is None else max(left, 0.0),

@@ -7,53 +7,53 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from serve.engine.messages import Delta
-from serve.pool.histogram import BETWEEN_S, LATENCY_S, Histogram
+from serve.pool.histogram import INTER_TOKEN_S, LATENCY_S, Histogram
+
+
+@dataclass(slots=True)
+class SequenceTimes:
+    """When a sequence was submitted and when its newest text came, in seconds of ``time.perf_counter``."""
+
+    submitted: float
+    newest_text: float | None = None
+    """None before the first."""
+    n_tokens: int = 0
+    """Tokens generated up to then."""
 
 
 @dataclass
-class Totals:
-    """Over all lives of the engine, and all times that the model was loaded."""
+class Counters:
+    """They outlive the engine: restarts of it, and unloading and loading the model, do not reset them."""
 
     loads: int = 0
     restarts: int = 0
     """Engines started in place of one that died."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens that were in the prefix cache."""
     completion_tokens: int = 0
     drafted_tokens: int = 0
-    """Guesses at next tokens that were checked, of finished sequences."""
+    """Draft tokens that were verified, of finished sequences."""
     accepted_tokens: int = 0
-    """Of these, those that were right."""
+    """Of these, those that were accepted."""
     embedding_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     """Sequences by how they ended."""
     preempted: int = 0
-    """By engines that have ended."""
+    """Preemptions by engines that have ended."""
     ttft: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
-    itl: Histogram = field(default_factory=lambda: Histogram(BETWEEN_S))
+    itl: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
     e2e: Histogram = field(default_factory=lambda: Histogram(LATENCY_S))
 
-
-@dataclass(slots=True)
-class Clock:
-    """When things happened to a sequence."""
-
-    submitted: float
-    last: float | None = None
-    """Its newest text; None before the first."""
-    n_tokens: int = 0
-    """Until then."""
-
-
-def observe(totals: Totals, clock: Clock, event: Delta) -> None:
-    """Counts the times of more text of a sequence."""
-    now = time.perf_counter()
-    n = event.completion_tokens - clock.n_tokens
-    if clock.last is None:
-        if n:
-            totals.ttft.observe(now - clock.submitted)
-    elif n > 0:
-        totals.itl.observe((now - clock.last) / n, n)
-    clock.last, clock.n_tokens = now, event.completion_tokens
-    if event.finish:
-        totals.e2e.observe(now - clock.submitted)
+    def observe(self, times: SequenceTimes, event: Delta) -> None:
+        """Counts the latencies of a sequence's new text, and moves ``times`` on to it."""
+        now = time.perf_counter()
+        n_new = event.completion_tokens - times.n_tokens
+        if times.newest_text is None:
+            if n_new:
+                self.ttft.observe(now - times.submitted)
+        elif n_new > 0:
+            self.itl.observe((now - times.newest_text) / n_new, n_new)
+        times.newest_text, times.n_tokens = now, event.completion_tokens
+        if event.finish:
+            self.e2e.observe(now - times.submitted)

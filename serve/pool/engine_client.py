@@ -32,21 +32,23 @@ from serve.engine.messages import (
     StartFailed,
     Stats,
 )
-from serve.pool.counters import Clock, Totals, observe
+from serve.pool.counters import Counters, SequenceTimes
 from serve.pool.engine_process import EngineProcess
-from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, Ticket
+from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, RequestStream
 
 _MAX_BACKOFF_S = 5.0
 
 
-class Supervisor:
+class EngineClient:
     """Starts, feeds and restarts the engine. All methods belong to the event loop's thread."""
 
-    def __init__(self, config: EngineConfig, *, max_waiting: int, totals: Totals | None = None, name: str = "") -> None:
+    def __init__(
+        self, config: EngineConfig, *, max_waiting: int, counters: Counters | None = None, name: str = ""
+    ) -> None:
         self._config = config
         self._called = f" of {name}" if name else ""
         self._max_in_flight = config.slots + max_waiting
-        self._tickets: dict[str, Ticket] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._questions: dict[str, asyncio.Future[Answer]] = {}
         self._ids = itertools.count()
         self._process: EngineProcess | None = None
@@ -54,8 +56,8 @@ class Supervisor:
         self._started: asyncio.Future[ModelInfo] | None = None
         self._restart_task: asyncio.Task[None] | None = None
         self._backoff_s = 0.0
-        self._clocks: dict[str, Clock] = {}
-        self.totals = totals if totals is not None else Totals()
+        self._times: dict[str, SequenceTimes] = {}
+        self.counters = counters if counters is not None else Counters()
         self.stats = Stats()
         self.ready = False
         self.info: ModelInfo | None = None
@@ -66,7 +68,7 @@ class Supervisor:
         """Starts the first engine and waits for it. Raises ``UserError`` when it cannot serve the model."""
         self._loop = asyncio.get_running_loop()
         self.info = await self._spawn()
-        self.totals.loads += 1
+        self.counters.loads += 1
         return self.info
 
     def _spawn(self) -> asyncio.Future[ModelInfo]:
@@ -106,7 +108,7 @@ class Supervisor:
             while not self._closing:
                 await asyncio.sleep(self._backoff_s)
                 self._backoff_s = min(max(2 * self._backoff_s, 0.5), _MAX_BACKOFF_S)
-                self.totals.restarts += 1
+                self.counters.restarts += 1
                 began = time.perf_counter()
                 try:
                     self.info = await self._spawn()
@@ -122,15 +124,15 @@ class Supervisor:
             self._restart_task = None
 
     def _keep_stats(self) -> None:
-        self.totals.preempted += self.stats.preempted
+        self.counters.preempted += self.stats.preempted
         self.stats = Stats()
 
     def _fail_all(self, code: str, message: str) -> None:
-        for sequence_id, ticket in self._tickets.items():
-            ticket.put(Failure(id=sequence_id, code=code, message=message))
-            self.totals.finished[code] += 1
-        self._tickets.clear()
-        self._clocks.clear()
+        for sequence_id, stream in self._streams.items():
+            stream.put(Failure(id=sequence_id, code=code, message=message))
+            self.counters.finished[code] += 1
+        self._streams.clear()
+        self._times.clear()
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineDownError(message))
@@ -177,54 +179,54 @@ class Supervisor:
                     self._deliver(key, event)
 
     def _deliver(self, key: str, event: Prompted | Delta | Failure) -> None:
-        ticket = self._tickets.get(key)
-        if ticket is None:
+        stream = self._streams.get(key)
+        if stream is None:
             return  # canceled while the event was on its way
         if isinstance(event, Delta):
-            observe(self.totals, self._clocks[event.id], event)
+            self.counters.observe(self._times[event.id], event)
         if isinstance(event, Prompted):
-            self.totals.prompt_tokens += event.prompt_tokens
-            self.totals.cached_tokens += event.cached_tokens
+            self.counters.prompt_tokens += event.prompt_tokens
+            self.counters.cached_tokens += event.cached_tokens
         elif isinstance(event, Failure) or event.finish:
-            del self._tickets[key]
-            self._clocks.pop(key, None)
+            del self._streams[key]
+            self._times.pop(key, None)
             reason = event.code if isinstance(event, Failure) else event.finish
-            self.totals.finished[reason] += 1
+            self.counters.finished[reason] += 1
             if isinstance(event, Delta):
-                self.totals.completion_tokens += event.completion_tokens
-                self.totals.drafted_tokens += event.drafted_tokens
-                self.totals.accepted_tokens += event.accepted_tokens
-        ticket.put(event)
+                self.counters.completion_tokens += event.completion_tokens
+                self.counters.drafted_tokens += event.drafted_tokens
+                self.counters.accepted_tokens += event.accepted_tokens
+        stream.put(event)
 
     # -- requests ------------------------------------------------------------------------------------------
 
     @property
     def n_in_flight(self) -> int:
         """Sequences that run or wait."""
-        return len(self._tickets)
+        return len(self._streams)
 
     def next_id(self) -> str:
         """A new sequence id."""
         return f"s{next(self._ids)}"
 
-    def submit(self, requests: Sequence[Generate]) -> Ticket:
+    def submit(self, requests: Sequence[Generate]) -> RequestStream:
         """Hands the sequences to the engine, all or none. Raises ``QueueFullError`` or ``EngineDownError``."""
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")
-        if len(self._tickets) + len(requests) > self._max_in_flight:
-            raise QueueFullError(f"{len(self._tickets)} requests are running or waiting; try again later.")
-        ticket = Ticket([request.id for request in requests], self.cancel)
+        if len(self._streams) + len(requests) > self._max_in_flight:
+            raise QueueFullError(f"{len(self._streams)} requests are running or waiting; try again later.")
+        stream = RequestStream([request.id for request in requests], self.cancel)
         for request in requests:
-            self._tickets[request.id] = ticket
-            self._clocks[request.id] = Clock(time.perf_counter())
+            self._streams[request.id] = stream
+            self._times[request.id] = SequenceTimes(time.perf_counter())
             self._process.send(request)
-        return ticket
+        return stream
 
     def cancel(self, sequence_id: str) -> None:
         """Frees the slot of an unfinished sequence within a step of the engine."""
-        if self._tickets.pop(sequence_id, None) is not None and self._process is not None:
-            self._clocks.pop(sequence_id, None)
-            self.totals.finished["canceled"] += 1
+        if self._streams.pop(sequence_id, None) is not None and self._process is not None:
+            self._times.pop(sequence_id, None)
+            self.counters.finished["canceled"] += 1
             self._process.send(Cancel(id=sequence_id))
 
     async def ask(self, question: Question) -> Answer:
@@ -242,5 +244,5 @@ class Supervisor:
             if self._questions.pop(question.id, None) is not None and self._process is not None:
                 self._process.send(Cancel(id=question.id))
         if isinstance(answer, Embeddings):
-            self.totals.embedding_tokens += answer.n_tokens
+            self.counters.embedding_tokens += answer.n_tokens
         return answer

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from data.errors import UserError
 from serve.engine.config import EngineConfig
 from serve.engine.messages import ModelInfo
-from serve.pool.counters import Totals
-from serve.pool.engine_client import Supervisor
+from serve.pool.counters import Counters
+from serve.pool.engine_client import EngineClient
 from serve.pool.memory_plan import ModelFacts, check_fits, needed_bytes, read_facts
 from serve.pool.request_stream import QueueFullError
 
@@ -38,7 +38,7 @@ class ModelNotLoadedError(Exception):
 class Loaded:
     """What a loaded model consists of."""
 
-    supervisor: Supervisor
+    engine: EngineClient
     info: ModelInfo
     chat: ChatPrompt
     n_bytes: int
@@ -51,7 +51,7 @@ class Served:
     def __init__(self, name: str, config: EngineConfig) -> None:
         self.name, self.config = name, config
         self.created = int(time.time())
-        self.totals = Totals()
+        self.counters = Counters()
         self.loaded: Loaded | None = None
         self.loading: asyncio.Task[None] | None = None
         self.leaving = False
@@ -73,7 +73,7 @@ class Served:
             return "loading" if self.loading is not None else "unloaded"
         if self.leaving:
             return "leaving"
-        return "ready" if self.loaded.supervisor.ready else "restarting"
+        return "ready" if self.loaded.engine.ready else "restarting"
 
     def facts(self) -> ModelFacts:
         """Of the file as it is now. Raises ``UserError`` when it is gone or damaged."""
@@ -127,7 +127,7 @@ class Lease:
         assert served.loaded is not None
         self._pool, self._served, self._held = pool, served, True
         self.name = served.name
-        self.supervisor, self.info, self.chat = served.loaded.supervisor, served.loaded.info, served.loaded.chat
+        self.engine, self.info, self.chat = served.loaded.engine, served.loaded.info, served.loaded.chat
         served.n_users += 1
         served.last_used = time.monotonic()
 
@@ -218,20 +218,20 @@ class Pool:
 
     async def _load(self, served: Served) -> None:
         n_bytes = served.needed()
-        supervisor = Supervisor(
+        engine = EngineClient(
             served.config,
             max_waiting=self._max_waiting,
-            totals=served.totals,
+            counters=served.counters,
             name=served.name if self.several else "",
         )
         try:
-            info = await supervisor.start()
+            info = await engine.start()
         except BaseException:
-            await supervisor.close()
+            await engine.close()
             raise
         from serve.chat_template import ChatPrompt  # its libraries are imported while the engine starts
 
-        served.loaded = Loaded(supervisor=supervisor, info=info, chat=ChatPrompt(info), n_bytes=n_bytes)
+        served.loaded = Loaded(engine=engine, info=info, chat=ChatPrompt(info), n_bytes=n_bytes)
         served.last_used = time.monotonic()
 
     async def _make_room(self, wanted: Served) -> bool:
@@ -264,7 +264,7 @@ class Pool:
         loaded, served.loaded = served.loaded, None
         assert loaded is not None
         served.leaving = False
-        await loaded.supervisor.close()
+        await loaded.engine.close()
         self.wake()
 
     async def _next_change(self) -> None:
@@ -278,4 +278,4 @@ class Pool:
             if each.loading is not None:
                 each.loading.cancel()
         loaded = [each.loaded for each in self.models.values() if each.loaded is not None]
-        await asyncio.gather(*(each.supervisor.close() for each in loaded))
+        await asyncio.gather(*(each.engine.close() for each in loaded))

@@ -24,7 +24,7 @@ class RequestFailedError(Exception):
         self.code = failure.code
 
 
-class Ticket:
+class RequestStream:
     """A request's sequences on their way: their events as they come. ``cancel`` it when leaving early."""
 
     def __init__(self, sequence_ids: list[str], cancel: Callable[[str], None]) -> None:
@@ -34,7 +34,7 @@ class Ticket:
         self._events: asyncio.Queue[Prompted | Delta | Failure] = asyncio.Queue()
 
     def put(self, event: Prompted | Delta | Failure) -> None:
-        """Called by the supervisor."""
+        """Called by the engine client."""
         self._events.put_nowait(event)
 
     def expire(self) -> None:

@@ -1,4 +1,4 @@
-"""From a ticket's events to the body of an answer, whole or streamed."""
+"""From a request stream's events to the body of an answer, whole or streamed."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from serve.api.errors import error_body
 from serve.api.http import DONE, sse
 from serve.api.openai.completions import Answer
 from serve.engine.messages import Delta, Prompted
-from serve.pool.request_stream import RequestFailedError, Ticket
+from serve.pool.request_stream import RequestFailedError, RequestStream
 
 _GRACE_S = 2.0
 """The engine ends what is over its time by itself; one that hangs cannot."""
 
 
-def end_in_time(ticket: Ticket, ends_at: float | None) -> asyncio.TimerHandle | None:
-    """Fails the ticket some time after ``ends_at`` (the loop's clock), whatever the engine does. To be cancelled."""
+def end_in_time(request_stream: RequestStream, ends_at: float | None) -> asyncio.TimerHandle | None:
+    """Fails the request some time after ``ends_at`` (the loop's clock), whatever the engine does. To be cancelled."""
     if ends_at is None:
         return None
-    return asyncio.get_running_loop().call_at(ends_at + _GRACE_S, ticket.expire)
+    return asyncio.get_running_loop().call_at(ends_at + _GRACE_S, request_stream.expire)
 
 
-async def collect(ticket: Ticket, answer: Answer, record: Record) -> None:
+async def collect(request_stream: RequestStream, answer: Answer, record: Record) -> None:
     """Takes all events. Raises ``RequestFailedError``."""
-    while not ticket.done:
-        for index, event in await ticket.next_events():
+    while not request_stream.done:
+        for index, event in await request_stream.next_events():
             record.see(event)
             answer.take(index, event)
 
 
 async def stream(
-    ticket: Ticket,
+    request_stream: RequestStream,
     answer: Answer,
     events: list[tuple[int, Prompted | Delta]],
     record: Record,
@@ -52,10 +52,10 @@ async def stream(
             parts.extend(encode(chunk) for chunk in answer.chunks(index, event))
         if parts:
             yield b"".join(parts)
-        if ticket.done:
+        if request_stream.done:
             break
         try:
-            events = await ticket.next_events()
+            events = await request_stream.next_events()
         except RequestFailedError as error:
             record.error = error.code
             yield encode(answer.failure_chunk(error_body(error)))
