@@ -48,7 +48,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Every name a file imports, wherever in the file: ``a.b`` for ``import a.b``, ``a.b.c`` for ``from a.b import c``."""
+    """Every name a file imports, anywhere in it: ``a.b`` for ``import a.b``, ``a.b.c`` for ``from a.b import c``."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
