@@ -27,12 +27,13 @@ from export.quantize import (
 from export.staging import Staging, check_room
 from slm import runs
 from slm.evaluate.perplexity import TorchScorer, chunked_plan
+from slm.files import atomic_write_json
 from slm.llama.gguf_check import read_header
 from slm.llama.llamacpp import quant_types
 from slm.machine.hardware import compute_threads
+from slm.machine.record import machine_record
 from slm.model.checkpoint import MANIFEST, load_model, verify
 from slm.model.transformer import LanguageModel
-from slm.report import atomic_write_json, machine_record
 
 Say = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from data.errors import UserError
-from slm.report import fsync
+from slm.files import fsync
 
 _STAGING = re.compile(r"\.export-(\d+)")
 

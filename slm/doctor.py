@@ -13,14 +13,13 @@ from typing import Any
 from data.errors import UserError
 from data.storage import cache_home
 from slm import cli
-from slm.machine import hardware, probes, topology
-from slm.report import VERSIONED, cpu_name, final_json, table
+from slm.machine import hardware, memory, probes, topology
+from slm.machine.record import VERSIONED, cpu_name
+from slm.report import final_json, table
 
 PACKAGES = (*VERSIONED, "transformers", "wandb")
 TRIAL_SECONDS = 12.0
 """How long torch.compile's trial may take, most of it two imports of torch."""
-BF16_WORTH_IT = 1.1
-"""Training takes bf16 where it multiplies this much faster than f32."""
 SLOW_DISK_MB_PER_S = 50
 BUSY = 0.5
 """Share of the cores in use by others above which the figures below are too low."""
@@ -109,7 +108,7 @@ def _processor() -> dict[str, Any]:
 
 
 def _memory(runs_dir: Path) -> dict[str, Any]:
-    total, available = probes.memory_bytes()
+    total, available = memory.total_bytes(), memory.available_bytes()
     folder = next(path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.is_dir())
     writable = os.access(folder, os.W_OK)
     return {
@@ -135,7 +134,7 @@ def _rates() -> dict[str, Any]:
     return {
         "gemm_gflops": rates,
         "memory_gb_per_s": round(probes.memory_gb_per_s(threads), 1),
-        "precision": "bf16" if ratio > BF16_WORTH_IT else "f32",
+        "precision": "bf16" if ratio > hardware.BF16_WORTH_IT else "f32",
         "llama_cpp": _llama_features(),
     }
 

@@ -1,16 +1,9 @@
-"""What is measured, shown to a person as a table and to a program as one line of JSON, last."""
+"""How results are printed: tables and durations for people, and one final line of JSON for programs."""
 
 import json
 import math
-import os
-import platform
-import tempfile
 from collections.abc import Sequence
-from importlib import metadata
-from pathlib import Path
 from typing import Any
-
-VERSIONED = ("torch", "llama-cpp-python", "gguf", "tokenizers", "tiktoken", "datasets", "numpy")
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str | None = None) -> None:
@@ -44,6 +37,15 @@ def plain(text: str) -> str:
     return "".join(keep.get(c, "\N{REPLACEMENT CHARACTER}") if ord(c) < 32 or 127 <= ord(c) < 160 else c for c in text)
 
 
+def duration(seconds: float) -> str:
+    """Time as people write it: ``12 days 3 h``, ``2:03:04``, ``3:04``."""
+    minutes, seconds = divmod(round(max(0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24:,} days {hours % 24} h"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
 def final_json(record: Any) -> None:
     """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line."""
     print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
@@ -58,72 +60,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def atomic_write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` as UTF-8 so that ``path`` holds either the old content or all of the new, never a part."""
-    atomic_write_bytes(path, text.encode("utf-8"))
-
-
-def atomic_write_bytes(path: str | Path, content: bytes) -> None:
-    """Write ``content`` to a temporary file beside ``path``, flush it to the disk, then rename it into place."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide results from a group
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def atomic_write_json(path: str | Path, record: Any) -> None:
-    """``record`` as indented strict JSON, written as :func:``atomic_write_text`` does."""
-    text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, indent=2)
-    atomic_write_text(path, text + "\n")
-
-
-def fsync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def cpu_name() -> str:
-    """The processor's own name, as the operating system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def machine_record() -> dict[str, Any]:
-    """Where a measurement was made: processor, usable cores, memory (GiB), system, and versions that matter."""
-    import psutil
-
-    from slm.machine.hardware import n_threads
-
-    versions = {}
-    for package in VERSIONED:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "cpu": cpu_name(),
-        "cores": n_threads(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "versions": versions,
-    }

@@ -13,9 +13,10 @@ from typing import Any
 from data.errors import UserError
 from data.storage import cache_home
 from slm.configuration import build, load_config
-from slm.report import atomic_write_text, machine_record
+from slm.files import atomic_write_text
+from slm.machine.memory import available_bytes
+from slm.machine.record import machine_record
 from train.config import RunConfig
-from train.memory import available_bytes
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 SMALLER_WINS = 0.98

@@ -1,20 +1,17 @@
 """The process prepared for training: threads, allocator, number format, compiler. Each choice can be told."""
 
 import os
-import shutil
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 
 from data.storage import cache_home
-from slm import kernels
-from slm.kernels import Kernels
+from slm.kernels.build import has_amx, unavailable
+from slm.kernels.library import Kernels, load
 from slm.machine import hardware
+from slm.machine.cpp_build import cache_dir, compiler
 from train.config import TrainConfig
-
-BF16_WORTH_IT = 1.1
-"""bf16 must multiply this much faster than f32 before its coarser numbers are accepted."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,6 @@ class Environment:
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
 
-def compiler() -> str | None:
-    """The C++ compiler that inductor would use, or None."""
-    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-
-
 def prepare(config: TrainConfig) -> Environment:
     """Set threads, allocator and caches for this process. Call it before the first large allocation."""
     notes = []
@@ -51,7 +43,7 @@ def prepare(config: TrainConfig) -> Environment:
     precision = config.precision
     if precision == "auto":
         ratio = hardware.bf16_speedup()
-        precision = "bf16" if ratio > BF16_WORTH_IT else "f32"
+        precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"
         notes.append(f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32")
     loaded, why_not = _kernels(config, precision)
     if loaded is not None:
@@ -76,14 +68,14 @@ def _kernels(config: TrainConfig, precision: str) -> tuple[Kernels | None, str]:
     """The kernels where they can be used, and a line on that (empty where nobody asked for them)."""
     if not config.kernels or precision != "bf16":
         return None, ""
-    if reason := kernels.unavailable():
+    if reason := unavailable():
         return None, f"no training kernels: {reason}"
-    if kernels.has_amx():
+    if has_amx():
         return None, "no training kernels: torch's own products use AMX here, which is faster"
     try:
         began = perf_counter()
-        loaded = kernels.load()
+        loaded = load()
     except (RuntimeError, OSError) as error:
         return None, f"no training kernels: {error}"
     built = f", built in {perf_counter() - began:.0f} s" if perf_counter() - began > 1 else ""
-    return loaded, f"training kernels for AVX512-BF16{built} (kept in {kernels.cache_dir()})"
+    return loaded, f"training kernels for AVX512-BF16{built} (kept in {cache_dir()})"

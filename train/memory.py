@@ -7,37 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from data.errors import UserError
+from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
 from train.config import TrainConfig
 
 GIB = 2**30
-
-
-def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's (cgroup v2, then v1) where less."""
-    free = psutil.virtual_memory().available
-    for folder, limit, used, cache in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        left = _cgroup_left(Path(folder), limit, used, cache)
-        if left is not None:
-            return min(free, left)
-    return free
-
-
-def _cgroup_left(folder: Path, limit: str, used: str, cache: str) -> int | None:
-    try:
-        most = int((folder / limit).read_text())  # "max", no limit, is not a number
-        taken = int((folder / used).read_text())
-        stat = (folder / "memory.stat").read_text()
-    except (OSError, ValueError):
-        return None
-    reclaimable = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
-    return most - taken + (int(reclaimable.group(1)) if reclaimable else 0)
 
 
 def check_memory(shape: ModelConfig, config: TrainConfig) -> str | None:

@@ -11,10 +11,11 @@ import numpy as np
 from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
+from slm.files import atomic_write_text
 from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
-from slm.report import atomic_write_text
+from slm.report import duration
 from train.backend import make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import take_part
@@ -35,7 +36,7 @@ from train.metrics_window import Window
 from train.run import metrics_file, run_dir
 from train.run.checkpointer import Saver
 from train.run.event_log import Journal
-from train.run.progress import ProgressLine, duration
+from train.run.progress import ProgressLine
 from train.run.run_dir import Start
 from train.run.wandb_logger import WandbLogger
 from train.schedule import learning_rate

@@ -23,6 +23,7 @@ from export.config import UNQUANTIZED
 from slm import report, runs
 from slm.configuration import build, load_config
 from slm.machine.hardware import compute_threads, share_cores
+from slm.machine.record import machine_record
 
 if TYPE_CHECKING:
     from slm.evaluate.evaluate import Text
@@ -144,7 +145,7 @@ def sweep(config: SweepConfig, say: Say = lambda line: None) -> dict[str, Any]:
         "threads": threads,
         "seconds": perf_counter() - began,
         "files": [asdict(each) for each in rows],
-        "machine": report.machine_record(),
+        "machine": machine_record(),
     }
 
 

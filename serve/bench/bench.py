@@ -33,7 +33,8 @@ from serve.bench.load import Load, Report, run_load
 from serve.bench.report import show
 from serve.config import load
 from serve.pool.model_files import resolve_model
-from slm.report import final_json, machine_record
+from slm.machine.record import machine_record
+from slm.report import final_json
 
 EXTRA = ("prefix", "repeat")
 _FEWEST = 8

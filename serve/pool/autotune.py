@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 from data.storage import cache_home
 from serve.engine.config import KvType
-from serve.pool.memory_plan import ModelFacts, available_bytes
+from serve.pool.memory_plan import ModelFacts
+from slm.files import atomic_write_json
 from slm.machine.hardware import compute_threads, n_threads
-from slm.report import atomic_write_json, cpu_name
+from slm.machine.memory import available_bytes
+from slm.machine.record import cpu_name
 
 TuneMode = Literal["auto", "off", "force"]
 

@@ -9,6 +9,7 @@ from typing import Any
 from data.errors import UserError
 from serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
 from slm.llama.gguf_check import GgufHeader, read_header
+from slm.machine.memory import available_bytes
 
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 _PROCESS = 56 << 20
@@ -103,21 +104,6 @@ def fewer_slots(facts: ModelFacts, config: EngineConfig, *, budget: int, n_model
     ):
         config = replace(config, slots=config.slots // 2)
     return config
-
-
-def available_bytes() -> int:
-    """Memory that this process and its children may still take: the machine's, or its control group's if less."""
-    import psutil
-
-    free = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            free = min(free, int(limit) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass  # no control group (version 2), or none that limits
-    return max(free, 0)
 
 
 def budget_bytes(gigabytes: float) -> int:

@@ -20,7 +20,7 @@ def unavailable() -> str | None:
     missing = [each for each in NEEDED if each not in cpu_flags()]
     if missing:
         return f"this processor has no {missing[-1]}"
-    if compiler() is None:
+    if compiler(gcc_only=True) is None:
         return "there is no g++ (install it with: apt install g++)"
     return None
 

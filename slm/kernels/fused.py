@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from slm.kernels import Kernels
+from slm.kernels.library import Kernels
 from slm.kernels.packed import Packed
 from slm.model.transformer import IGNORED, LanguageModel, rope_tables
 

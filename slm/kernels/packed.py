@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slm.kernels import Kernels
+from slm.kernels.library import Kernels
 
 Direction = Literal["forward", "backward"]
 

@@ -1,4 +1,4 @@
-"""C++ of ours compiled for this processor, once: a library is cached under a hash of everything it stands on."""
+"""This project's C++, compiled once for this processor and cached under a hash of all that a library is made from."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from pathlib import Path
 from data.storage import cache_home
 
 
-def compiler() -> str | None:
-    """The C++ compiler: ``CXX`` where that is a g++, else g++. clang++ would bring a second OpenMP along."""
+def compiler(*, gcc_only: bool = False) -> str | None:
+    """The path of the C++ compiler, or None where there is none.
+
+    This is the one that torch.compile takes: ``$CXX`` where that is set, else g++, else clang++. ``gcc_only`` leaves
+    clang++ out, for libraries that share torch's OpenMP threads: torch brings GCC's runtime, and clang++ would load a
+    second one. A ``$CXX`` that is not GCC's is then passed over.
+    """
     named = os.environ.get("CXX", "")
-    return shutil.which(named) if "g++" in Path(named).name and shutil.which(named) else shutil.which("g++")
+    if not gcc_only:
+        return shutil.which(named or "g++") or shutil.which("clang++")
+    name = Path(named).name
+    return (shutil.which(named) if "g++" in name and "clang" not in name else None) or shutil.which("g++")
 
 
 def cpu_flags() -> frozenset[str]:
@@ -35,11 +43,11 @@ def cache_dir() -> Path:
 
 
 def build(sources: Sequence[Path], flags: Sequence[str], *, headers: Sequence[Path] = (), what: str) -> Path:
-    """The library's path; compiled where it is not there. RuntimeError with the compiler's words where that fails.
+    """The library's path; compiled where it is not there. RuntimeError with the compiler's message where that fails.
 
-    ``what``: what it is, for that message.
+    ``what`` names the library in that message.
     """
-    command = compiler()
+    command = compiler(gcc_only=True)
     if command is None:
         raise RuntimeError("there is no C++ compiler")
     # Not its version, which takes a process to ask for: another one is another file.

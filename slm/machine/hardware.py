@@ -6,6 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+BF16_WORTH_IT = 1.1
+"""Training uses bf16 where the machine multiplies more than this many times as fast in it as in f32."""
+
 
 def n_threads() -> int:
     """Cores this process may use at once: its affinity mask, cut by a cgroup's CPU quota (rounded up)."""

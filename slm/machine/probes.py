@@ -58,24 +58,6 @@ def huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled
     return text[text.index("[") + 1 : text.index("]")] if "[" in text else None
 
 
-def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Total and available memory, bytes: the machine's, or the container's where that is less."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    total, available = memory.total, memory.available
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, taken = int((cgroup / limit).read_text()), int((cgroup / used).read_text())
-        except (OSError, ValueError):
-            continue
-        return min(total, most), min(available, max(0, most - taken))
-    return total, available
-
-
 def gemm_gflops(dtype: str, threads: int, seconds: float = 0.3) -> float:
     """The rate of ``F.linear`` of 2048 x 2048 by 2048 x 768 in ``dtype`` ("f32", "bf16"): the best of many, GFLOP/s."""
     import torch

@@ -15,8 +15,9 @@ import pytest
 from data.errors import UserError
 from serve.engine.config import EngineConfig
 from serve.engine.engine_main import PROCESS_NAME
-from serve.pool.memory_plan import available_bytes, budget_bytes, fewer_slots, needed_bytes, read_facts
+from serve.pool.memory_plan import budget_bytes, fewer_slots, needed_bytes, read_facts
 from serve.pool.model_files import named_models
+from slm.machine.memory import available_bytes
 
 GIB = 2**30
 

@@ -127,14 +127,6 @@ def test_a_preloaded_allocator_is_found(tmp_path):
     assert probes.allocator(maps) == "glibc"
 
 
-def test_a_containers_memory_limit_counts(tmp_path):
-    (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    (tmp_path / "memory.current").write_text(f"{2**28}\n")
-    assert probes.memory_bytes(tmp_path) == (2**30, 3 * 2**28)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert probes.memory_bytes(tmp_path)[0] > 2**30
-
-
 def test_a_compiler_that_fails_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from data.errors import UserError
 from slm import cli
+from slm.machine.record import machine_record
 from slm.model.checkpoint import verify
-from slm.report import final_json, machine_record, table
+from slm.report import final_json, table
 from slm.runs import list_checkpoints
 from tests.helpers.small_run import SmallRun, differences, last_step, losses, newest_step, write_corpus
 

@@ -19,7 +19,8 @@ import numpy as np
 from slm import cli
 from slm.configuration import build, load_config
 from slm.machine.hardware import share_cores
-from slm.report import final_json, machine_record, table
+from slm.machine.record import machine_record
+from slm.report import final_json, table
 
 ROUNDS, STEPS = 3, 2
 

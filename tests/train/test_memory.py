@@ -2,14 +2,13 @@
 
 import errno
 
-import psutil
 import pytest
 
 from data.errors import UserError
 from slm.model.config import ModelConfig
 from train import memory
 from train.config import TrainConfig
-from train.memory import advice, available_bytes, check_memory, explained
+from train.memory import advice, check_memory, explained
 
 SMALL = ModelConfig(
     vocab_size=64, n_layers=1, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=256, seq_len=32
@@ -32,18 +31,6 @@ def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monk
     warned = check_memory(SMALL, config())
     assert "train.micro_batch=2 train.grad_accum=2" in warned
     assert "train.gradient_checkpointing=true" in warned
-
-
-def test_a_container_has_what_its_limit_leaves(tmp_path):
-    (tmp_path / "memory.max").write_text("8000000\n")
-    (tmp_path / "memory.current").write_text("5000000\n")
-    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 1000000\nactive_file 5\n")
-    names = ("memory.max", "memory.current", "inactive_file")
-    assert memory._cgroup_left(tmp_path, *names) == 4_000_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._cgroup_left(tmp_path, *names) is None
-    assert memory._cgroup_left(tmp_path / "none", *names) is None
-    assert 0 < available_bytes() <= psutil.virtual_memory().total
 
 
 def test_advice_keeps_the_batch_and_does_not_repeat_what_is_done():

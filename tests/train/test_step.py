@@ -9,7 +9,8 @@ import torch
 
 from data.errors import UserError
 from data.tales.teller import story
-from slm import kernels
+from slm.kernels.build import unavailable
+from slm.kernels.library import load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from train.backend import AutogradBackend, make_backend
@@ -121,7 +122,7 @@ def test_compiled_and_plain_training_take_the_same_way():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(kernels.unavailable() is not None, reason=f"kernels: {kernels.unavailable()}")
+@pytest.mark.skipif(unavailable() is not None, reason=f"kernels: {unavailable()}")
 def test_two_hundred_steps_with_the_kernels_follow_plain_training(request):
     shape = replace(SHAPE, vocab_size=256, d_model=128, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=256, seq_len=64)
     text = np.frombuffer(" ".join(story(1, index) for index in range(300)).encode("latin-1", "replace"), dtype=np.uint8)
@@ -148,7 +149,7 @@ def test_two_hundred_steps_with_the_kernels_follow_plain_training(request):
     request.addfinalizer(lambda: torch.set_num_threads(before))
     plain = curve(PLAIN)
     autocast = curve(replace(PLAIN, precision="bf16"))
-    ours = curve(replace(PLAIN, precision="bf16", kernels=kernels.load()))
+    ours = curve(replace(PLAIN, precision="bf16", kernels=load()))
     assert plain[-20:].mean() < plain[0] - 2.5
     noise = np.abs(autocast - plain)
     assert np.abs(ours - plain).max() < max(0.02, 2 * noise.max())

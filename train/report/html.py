@@ -20,10 +20,10 @@ from markupsafe import Markup
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
-from slm.report import atomic_write_text, finite
+from slm.files import atomic_write_text
+from slm.report import duration, finite
 from train.report import sections as parts
 from train.report.run_record import RunStory, find_run
-from train.run.progress import duration
 
 MOST_RUNS = 8
 """As many as there are colours that can be told apart."""

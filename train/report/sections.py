@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from slm.report import duration
 from train.report.curves import POINTS
 from train.report.run_record import Event, RunStory
-from train.run.progress import duration
 
 SHOWN_SAMPLES, SAMPLE_CHARACTERS = 6, 4000
 SHOWN_VALIDATIONS = 200

@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 from data.errors import UserError
+from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.snapshot import Snapshot
 from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest
-from train.memory import available_bytes
 
 WRITER_NICENESS = 5
 """How far the writing thread steps back from training's threads."""

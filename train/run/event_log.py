@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from slm.machine.record import machine_record
 from slm.model.config import ModelConfig
-from slm.report import finite, machine_record
+from slm.report import finite
 from train.environment import Environment
 from train.report.curves import number
 from train.report.run_record import RunStory

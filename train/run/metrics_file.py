@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from slm.report import atomic_write_text, finite
+from slm.files import atomic_write_text
+from slm.report import finite
 
 
 class MetricsFile:

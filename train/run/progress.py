@@ -6,19 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from slm.report import plain
+from slm.report import duration, plain
 
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line at most this often."""
-
-
-def duration(seconds: float) -> str:
-    """Time as people write it: ``12 days 3 h``, ``2:03:04``, ``3:04``."""
-    minutes, seconds = divmod(round(max(0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24:,} days {hours % 24} h"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class ProgressLine:

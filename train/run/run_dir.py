@@ -13,8 +13,8 @@ from data.errors import UserError
 from data.sources.plan import sample_documents
 from data.tokenizers.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from slm.configuration import build
+from slm.files import atomic_write_text, fsync
 from slm.model import checkpoint
-from slm.report import atomic_write_text, fsync
 from slm.runs import BEST, checkpoint_step, list_checkpoints
 from train.config import RunConfig, TrainConfig
 from train.environment import Environment

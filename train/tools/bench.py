@@ -16,7 +16,8 @@ from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
 from slm.machine.hardware import n_threads, peak_rss_bytes, share_cores
-from slm.report import final_json, machine_record, table
+from slm.machine.record import machine_record
+from slm.report import final_json, table
 from train.config import RunConfig
 
 MOST_MICRO_BATCHES = 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from slm.kernels import SIGNATURES
+from slm.kernels.library import SIGNATURES
 from train.backend import Backend, KernelBackend
 from train.step import StepResult
 

@@ -16,7 +16,8 @@ from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.tokenizer import Tokenizer, make_tokenizer
 from slm import cli
 from slm.configuration import build, load_config
-from slm.report import atomic_write_bytes, final_json, table
+from slm.files import atomic_write_bytes
+from slm.report import final_json, table
 from train.config import RunConfig
 
 

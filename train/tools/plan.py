@@ -6,9 +6,8 @@ from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
 from slm.model.config import ModelConfig
-from slm.report import final_json, table
+from slm.report import duration, final_json, table
 from train.config import RunConfig
-from train.run.progress import duration
 
 TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100k_base": 100_277, "o200k_base": 200_019}
 SPEEDS = (500, 2_000, 10_000)

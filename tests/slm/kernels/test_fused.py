@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from slm import kernels
+from slm.kernels.build import unavailable
 from slm.kernels.fused import HEAD_ROWS, Fused, unsupported
+from slm.kernels.library import load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
-pytestmark = pytest.mark.skipif(kernels.unavailable() is not None, reason=f"kernels: {kernels.unavailable()}")
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"kernels: {unavailable()}")
 
 SHAPES = {
     "llama": dict(n_heads=4, n_kv_heads=4, head_dim=64, d_model=256),
@@ -70,7 +71,7 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
 @pytest.mark.parametrize("length", [1, 33, 96, 257])
 def test_loss_and_gradients_are_the_models(shape, length):
     model = new_model(**SHAPES[shape])
-    check(model, Fused(model, kernels.load()), *batch(3, length))
+    check(model, Fused(model, load()), *batch(3, length))
 
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
@@ -78,10 +79,10 @@ def test_loss_and_gradients_are_the_models(shape, length):
 def test_recomputing_and_repacking_change_nothing(recompute, keep_packed):
     model = new_model(**SHAPES["qk-norm"])
     ids, targets = batch(2, 65)
-    plain_way, thrifty = Fused(model, kernels.load()), None
+    plain_way, thrifty = Fused(model, load()), None
     first = plain_way.loss_and_gradients(ids, targets)
     expected = gradients(model)
-    thrifty = Fused(model, kernels.load(), recompute=recompute, keep_packed=keep_packed)
+    thrifty = Fused(model, load(), recompute=recompute, keep_packed=keep_packed)
     assert thrifty.loss_and_gradients(ids, targets) == first
     for name, gradient in gradients(model).items():
         assert torch.equal(gradient, expected[name]), name
@@ -89,7 +90,7 @@ def test_recomputing_and_repacking_change_nothing(recompute, keep_packed):
 
 def test_the_head_works_in_chunks_and_skips_what_is_not_scored():
     model = new_model(n_layers=1)
-    check(model, Fused(model, kernels.load()), *batch(1, HEAD_ROWS + 100, ignored=True))
+    check(model, Fused(model, load()), *batch(1, HEAD_ROWS + 100, ignored=True))
 
 
 def test_documents_do_not_see_each_other():
@@ -97,7 +98,7 @@ def test_documents_do_not_see_each_other():
     ids, targets = batch(2, 200)
     starts = torch.zeros(2, 200, dtype=torch.int32)
     starts[0, 50:], starts[0, 130:], starts[1, 199:] = 50, 130, 199
-    fused = Fused(model, kernels.load())
+    fused = Fused(model, load())
     check(model, fused, ids, targets, starts)
     # What comes before a document's start has no influence on it.
     losses = fused.losses(ids, targets, starts_BT=starts)
@@ -109,7 +110,7 @@ def test_documents_do_not_see_each_other():
 
 def test_gradients_add_up_and_scale():
     model = new_model()
-    fused, (ids, targets) = Fused(model, kernels.load()), batch(2, 40)
+    fused, (ids, targets) = Fused(model, load()), batch(2, 40)
     fused.loss_and_gradients(ids, targets)
     once = gradients(model)
     fused.loss_and_gradients(ids, targets, scale=0.25)
@@ -126,7 +127,7 @@ def test_threads_do_not_change_a_bit():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append((Fused(model, kernels.load()).loss_and_gradients(ids, targets), gradients(model)))
+            found.append((Fused(model, load()).loss_and_gradients(ids, targets), gradients(model)))
     finally:
         torch.set_num_threads(before)
     for loss, gradient in found[1:]:
@@ -136,7 +137,7 @@ def test_threads_do_not_change_a_bit():
 
 def test_losses_are_those_of_training_and_follow_the_weights():
     model = new_model()
-    fused, (ids, targets) = Fused(model, kernels.load()), batch(4, 64, ignored=True)
+    fused, (ids, targets) = Fused(model, load()), batch(4, 64, ignored=True)
     losses = fused.losses(ids, targets)
     assert losses.shape == (4, 64)
     assert (losses[:, ::3] == 0).all()
@@ -155,7 +156,7 @@ def test_hooks_hear_of_every_parameter_once():
     heard = []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: heard.append((name, p.grad is not None)))
-    Fused(model, kernels.load()).loss_and_gradients(*batch(2, 32))
+    Fused(model, load()).loss_and_gradients(*batch(2, 32))
     assert sorted(heard) == sorted((name, True) for name, _ in model.named_parameters())
     order = [name for name, _ in heard]
     assert order.index("model.layers.1.mlp.down_proj.weight") < order.index("model.layers.0.mlp.down_proj.weight")

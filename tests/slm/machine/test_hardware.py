@@ -8,7 +8,7 @@ import pytest
 
 KEPT = """
 import re, sys
-from slm import hardware
+from slm.machine import hardware
 if not hardware.keep_freed_memory():
     sys.exit(77)
 blocks = [bytearray(64 << 20) for _ in range(6)]

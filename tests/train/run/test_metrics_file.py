@@ -2,10 +2,9 @@
 
 import json
 
-from slm.report import plain
 from train.report.plot import plot_losses, smooth
 from train.run import metrics_file
-from train.run.progress import ProgressLine, duration
+from train.run.progress import ProgressLine
 
 
 def test_records_after_the_checkpoint_are_dropped_on_resume(tmp_path):
@@ -25,18 +24,7 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
     assert metrics_file.read(path) == []
 
 
-def test_times_read_as_people_write_them():
-    assert [duration(s) for s in (0, 61.4, 3723, 47 * 3600, 75 * 86400 + 20 * 3600)] == [
-        "0:00",
-        "1:01",
-        "1:02:03",
-        "47:00:00",
-        "75 days 20 h",
-    ]
-
-
 def test_a_sample_does_nothing_to_the_terminal(capsys):
-    assert plain("a\tb\x00\x1b[0m\x7f\n") == "a    b��[0m�\n"
     progress = ProgressLine(10, 0)
     progress.say("  Once \x1b]0;title\x07\x1b[2J upon\n  a time 🦊")
     progress.close()

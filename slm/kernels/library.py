@@ -1,0 +1,61 @@
+"""The library of training kernels: built where that has not happened yet, opened, and called with tensors.
+
+The sources are in this folder; a comment above every function there gives its arguments and their shapes. Whether
+the kernels can run here is for ``slm.kernels.build.unavailable`` to say; ``load`` builds what is missing and opens the
+library.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slm.kernels.build import build
+
+P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int  # noqa: E741
+SIGNATURES = {
+    "slm_pack_forward": [P, L, L, P, I],
+    "slm_pack_backward": [P, L, L, P, L, L],
+    "slm_linear": [P, L, L, P, L, P, P],
+    "slm_gate_up": [P, L, L, P, L, P, P, P],
+    "slm_gate_up_backward": [P, L, L, P, L, P, P, P, P],
+    "slm_weight_gradient": [P, L, P, L, L, L, L, P, I, P],
+    "slm_attention_scratch": [L, L, L, L],
+    "slm_attention_forward": [P, L, L, L, L, L, P, P, P, P, F, P, P, P, P],
+    "slm_attention_backward": [P, L, L, L, L, L, P, P, P, P, F, P, P, P, P, P, P, P, P],
+    "slm_rmsnorm": [P, L, L, P, F, P, P],
+    "slm_rmsnorm_backward": [P, P, P, P, L, L, P, P, P, I, P],
+    "slm_embed": [P, P, L, L, P],
+    "slm_embed_backward": [P, P, L, L, P],
+    "slm_cross_entropy": [P, L, L, P, L, P, F, I, P, P],
+    "slm_head_backward": [P, L, L, P, L, P, P],
+}
+"""The C signatures: pointers, longs, floats, ints."""
+
+
+class Kernels:
+    """The library's functions, taking tensors where C takes pointers (None is a null pointer).
+
+    Nothing is checked on the way: shapes, dtypes and contiguity are the caller's duty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # torch is imported above and has loaded its OpenMP: the library finds that one, and shares its threads.
+        library = ctypes.CDLL(str(path))
+        for name, arguments in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = L if name == "slm_attention_scratch" else None
+            setattr(self, name, functools.partial(_call, function))
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    return function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments])
+
+
+@functools.cache
+def load() -> Kernels:
+    """The kernels; built first where this machine has not done so (5 to 10 s). RuntimeError where that fails."""
+    return Kernels(build())

@@ -1,0 +1,42 @@
+"""The machine that a measurement was made on, as a record for JSON files and final lines."""
+
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slm.machine.hardware import n_threads
+
+VERSIONED = ("torch", "llama-cpp-python", "gguf", "tokenizers", "tiktoken", "datasets", "numpy")
+"""Packages whose versions a measurement depends on."""
+
+
+def cpu_name() -> str:
+    """The processor's own name, as the operating system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def machine_record() -> dict[str, Any]:
+    """Where a measurement was made: processor, usable cores, memory (GiB), system, and versions that matter."""
+    versions = {}
+    for package in VERSIONED:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": cpu_name(),
+        "cores": n_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
