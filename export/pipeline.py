@@ -29,7 +29,7 @@ from slm import runs
 from slm.evaluate.perplexity import TorchScorer, chunked_plan
 from slm.files import atomic_write_json
 from slm.llama.gguf_check import read_header
-from slm.llama.llamacpp import quant_types
+from slm.llama.quantize import quant_types
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 from slm.model.checkpoint import MANIFEST, load_model, verify

@@ -211,7 +211,7 @@ def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray],
 
 
 def token_failures(llama: Any, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
-    """The first string whose ids differ, told; empty where none does. ``llama`` is a slm.llama.llamacpp.Model."""
+    """The first string whose ids differ, told; empty where none does. ``llama`` is a slm.llama.model.Model."""
     for text, expected in zip(strings, ids, strict=True):
         found = llama.tokenize(text, add_special=False, parse_special=False)
         if found != expected:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from data.errors import UserError
+from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import GGML_TYPES, GgufTensor, read_header
-from slm.llama.llamacpp import LlamaError, quantize
+from slm.llama.quantize import quantize
 
 FALLBACKS = {
     "iq1_s": "iq4_nl",

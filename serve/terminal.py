@@ -50,7 +50,7 @@ class Talk:
     def __init__(self, config: TerminalConfig) -> None:
         from serve.chat_template import ChatPrompt
         from serve.engine.engine import Engine
-        from slm.llama.llamacpp import LlamaError
+        from slm.llama.errors import LlamaError
 
         path, self.note = resolve_model(config.model)
         engine = EngineConfig(

@@ -142,7 +142,7 @@ def _rates() -> dict[str, Any]:
 def _llama_features() -> list[str] | None:
     """What llama.cpp was built with; None where it cannot be loaded."""
     try:
-        from slm.llama.llamacpp import build_features
+        from slm.llama.log import build_features
     except (ImportError, OSError, RuntimeError):
         return None
     return build_features()

@@ -94,7 +94,7 @@ class Variant:
 def variants(config: SweepConfig) -> list[Variant]:
     """The files to make, the reference first. UserError for a type that llama.cpp does not write."""
     from export.quantize import base_type
-    from slm.llama.llamacpp import quant_types
+    from slm.llama.quantize import quant_types
 
     found = [Variant(kind=config.base, imatrix=False)]
     for kind in config.export_config().types(quant_types()):

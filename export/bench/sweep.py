@@ -262,7 +262,8 @@ def measure_speed(config: SweepConfig, paths: list[Path], rows: list[Row], judge
 
 def time_file(path: Path, tokens: np.ndarray, prefill: int, threads: int) -> tuple[float, float]:
     """Seconds of the first ``prefill`` tokens in one batch, and of the others one at a time."""
-    from slm.llama.llamacpp import Batch, Context, Model
+    from slm.llama.context import Batch, Context
+    from slm.llama.model import Model
 
     with Model(path) as model, Context(model, n_ctx=len(tokens), n_batch=prefill, n_threads=threads) as context:
         batch = Batch(prefill)

@@ -207,7 +207,7 @@ class _Limiter:
 
 
 def _mean_tokens(path: Path, texts: list[str]) -> float:
-    from slm.llama.llamacpp import Model
+    from slm.llama.model import Model
 
     with Model(path, vocab_only=True) as model:
         return sum(len(model.tokenize(each, add_special=True, parse_special=False)) for each in texts) / len(texts)

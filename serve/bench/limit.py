@@ -54,7 +54,8 @@ def measure(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: 
 
 def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
     """The rates at each batch size: all prompts, then ``new_tokens`` steps of one token for each."""
-    from slm.llama.llamacpp import Batch, Context, Model
+    from slm.llama.context import Batch, Context
+    from slm.llama.model import Model
 
     rng = np.random.default_rng(0)
     rates = []

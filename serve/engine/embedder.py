@@ -13,7 +13,9 @@ import numpy as np
 
 from serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
 from serve.engine.tokenize import tokenize_within
-from slm.llama.llamacpp import Batch, Context, LlamaError, Model
+from slm.llama.context import Batch, Context
+from slm.llama.errors import LlamaError
+from slm.llama.model import Model
 
 _BATCH = 128
 """Tokens per step. llama.cpp keeps logits of each of them too, so it is also a matter of memory."""

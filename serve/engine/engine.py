@@ -33,8 +33,8 @@ from serve.engine.scheduler import Chunk, Limits, Scheduler, without_guesses
 from serve.engine.sequence import Sequence
 from serve.engine.spec_decode.draft_model import make_speculator
 from serve.engine.tokenize import SlowTokenizer, tokenize_within
-from slm.llama.llamacpp import KvCacheFull, LlamaError
-from slm.llama.sampler import GrammarDeadEndError, Sampler
+from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
+from slm.llama.sampler import Sampler
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -29,7 +29,7 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
     # llama.cpp calls for a debugger when it aborts, where there is one: seconds in which nobody is served.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from serve.engine.engine import Engine
-    from slm.llama.llamacpp import LlamaError
+    from slm.llama.errors import LlamaError
 
     try:
         engine = Engine(config)

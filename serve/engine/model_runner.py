@@ -11,7 +11,9 @@ from serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from serve.engine.messages import ModelInfo
 from serve.engine.scheduler import MIN_COPIED, MIN_KEPT, Plan
 from serve.engine.spec_decode.planner import StepCost
-from slm.llama.llamacpp import Batch, Context, LlamaError, Model
+from slm.llama.context import Batch, Context
+from slm.llama.errors import LlamaError
+from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.machine.hardware import compute_threads
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from serve.engine.messages import SamplingParams
-from slm.llama.llamacpp import Model
+from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from serve.engine.messages import Event, Failure, Reply, Tokenize
-from slm.llama.llamacpp import LlamaError, Model
+from slm.llama.errors import LlamaError
+from slm.llama.model import Model
 
 _CHARACTERS = 8
 """Of a text, this many per token that it may have are looked at first."""

@@ -118,7 +118,8 @@ def _read(record: Path) -> Tuned | None:
 
 def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
     """Runs the model with each choice, in turn, and takes the fastest; the default where they are alike."""
-    from slm.llama.llamacpp import Batch, Context, Model
+    from slm.llama.context import Batch, Context
+    from slm.llama.model import Model
 
     default = untuned()
     with Model(path, n_gpu_layers=n_gpu_layers) as model:

@@ -25,7 +25,7 @@ import numpy as np
 from data.errors import UserError
 
 if TYPE_CHECKING:
-    from slm.llama.llamacpp import Batch, Context
+    from slm.llama.context import Batch, Context
     from slm.model.transformer import LanguageModel
 
 Progress = Callable[[int], None]
@@ -271,7 +271,7 @@ class GGUFScorer:
     def __init__(self, path: Path, *, context: int, n_threads: int | None = None, exact: bool = False) -> None:
         """``context``: the longest window that will be asked for. ``exact`` keeps keys and values in f32 and leaves
         flash attention out, for the closest comparison; the default is what llama.cpp's own tools and servers do."""
-        from slm.llama.llamacpp import Model
+        from slm.llama.model import Model
 
         self.path, self.name, self.exact, self.n_threads = path, path.name, exact, n_threads
         self.llama = Model(path)
@@ -312,7 +312,7 @@ class GGUFScorer:
 
     def _room_for(self, length: int) -> "tuple[Context, Batch]":
         """A context for windows of ``length``, as many at once as a batch holds, each with cells of its own."""
-        from slm.llama.llamacpp import Batch, Context
+        from slm.llama.context import Batch, Context
 
         # A vocabulary of 150,000 would need over a gigabyte for the logits of a whole batch.
         tokens = min(self.batch_tokens, self.logits_budget // self.llama.n_vocab)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
+from data.errors import UserError, nearest
 
 GGML_TYPES: dict[str, tuple[int, int, int]] = {
     "f32": (0, 1, 4),
@@ -68,6 +68,14 @@ _MAX_DIMS = 4
 _MAX_LAYERS = 512
 _NO_WEIGHTS = ("i8", "i16", "i32", "i64", "f64")
 """Types that no operation on weights takes."""
+
+
+def ggml_type_id(name: str) -> int:
+    """llama.cpp's number of a tensor type, by its name in either case. UserError where there is none of that name."""
+    key = name.lower()
+    if key not in GGML_TYPES:
+        raise UserError(f"unknown tensor type {name!r}; {nearest(key, list(GGML_TYPES))}".rstrip("; "))
+    return GGML_TYPES[key][0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """llama.cpp's sampler chain for one sequence, with a grammar before it where one is given.
 
-The C handles come from slm/llamacpp.py. Everything is checked first: llama.cpp's samplers abort the process on
+Everything is checked first: llama.cpp's samplers abort the process on
 what they do not expect, and a grammar throws through C when it is handed a token that it forbids.
 """
 
@@ -11,11 +11,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+import llama_cpp.llama_cpp as C
 import numpy as np
 
 from slm.llama import narrow
-from slm.llama.llamacpp import C, Context, LlamaError, Model, clear_log, last_error, utf8, utf8_rest
+from slm.llama.context import Context
+from slm.llama.errors import GrammarDeadEndError, LlamaError
+from slm.llama.log import clear_log, last_error
+from slm.llama.model import Model
 from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, picker
+from slm.llama.utf8 import to_utf8, unfinished_character
 
 _MAX_GRAMMAR_BYTES = 64 * 1024
 _MAX_GRAMMAR_DEPTH = 64
@@ -26,10 +31,6 @@ _GRAMMAR_PATIENCE_S = 2.0
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 assert _CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
-
-
-class GrammarDeadEndError(LlamaError):
-    """No token fits the grammar and the other constraints, or the grammar takes too long."""
 
 
 class Sampler:
@@ -113,7 +114,7 @@ class Sampler:
         and branching, which hang llama.cpp (serve/gbnf.py checks a stranger's grammar)."""
         assert self._chain, "the sampler is closed"
         assert self._grammar is None, "one grammar is enough"
-        raw = utf8(gbnf)
+        raw = to_utf8(gbnf)
         depth = deepest = 0
         for byte in raw:
             depth += (byte == 0x28) - (byte == 0x29)
@@ -238,7 +239,7 @@ class Sampler:
             token, possible = self._pick(fitting) if len(fitting) else (-1, False)
             if not possible:
                 raise GrammarDeadEndError("no token fits both the grammar and the other constraints (logit_bias)")
-        rest = utf8_rest(self._pending, self.model.spellings[token])
+        rest = unfinished_character(self._pending, self.model.spellings[token])
         assert rest is not None
         self._pending = rest
         C.llama_sampler_accept(self._grammar, token)
@@ -268,7 +269,10 @@ class Sampler:
         return fitting[[self._completes(int(token)) for token in fitting["id"]]]
 
     def _completes(self, token: int) -> bool:
-        return not self.model.is_eog(token) and utf8_rest(self._pending, self.model.spellings[token]) is not None
+        return (
+            not self.model.is_eog(token)
+            and unfinished_character(self._pending, self.model.spellings[token]) is not None
+        )
 
     def accept(self, token: int) -> None:
         """Lets the chain remember a token that it did not pick (the prompt's, for the penalties; a grammar does

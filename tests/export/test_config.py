@@ -2,7 +2,7 @@ import pytest
 
 from data.errors import UserError
 from export.config import ExportConfig
-from slm.llama.llamacpp import quant_types
+from slm.llama.quantize import quant_types
 
 
 def types(*names: str) -> list[str]:

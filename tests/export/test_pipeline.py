@@ -88,7 +88,7 @@ def test_standard_metadata(exported):
 
 def test_the_importance_matrix_gives_llama_cpp_the_same_file(exported, tmp_path):
     """What was written as imatrix.gguf is what was used."""
-    from slm.llama.llamacpp import quantize
+    from slm.llama.quantize import quantize
 
     root, _ = exported
     tensors = {t.name: t.data for t in gguf.GGUFReader(root / "gguf" / "imatrix.gguf").tensors}
@@ -159,7 +159,7 @@ def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
     record = json.loads(said.splitlines()[-1])
     assert {each["type"] for each in record["files"]} == {"f16", "q4_k_m"}
     assert record["files"][0]["file"].startswith("small-")
-    from slm.llama.llamacpp import Model
+    from slm.llama.model import Model
 
     with Model(tmp_path / "out" / record["files"][1]["file"]) as llama:
         assert llama.n_ctx_train == 128

@@ -8,7 +8,7 @@ from export.config import UNQUANTIZED, ExportConfig, ProofConfig
 from export.pipeline import export
 from export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
 from slm.llama.gguf_check import GGML_TYPES, read_header
-from slm.llama.llamacpp import quant_types
+from slm.llama.quantize import quant_types
 from tests.helpers import tiny_checkpoint as tiny
 
 

@@ -170,7 +170,7 @@ def load(path: str) -> None:
     from serve.engine.config import EngineConfig
     from serve.engine.engine import Engine
     from serve.engine.messages import Embed, Generate, SamplingParams
-    from slm.llama.llamacpp import LlamaError
+    from slm.llama.errors import LlamaError
 
     try:
         engine = Engine(EngineConfig(model_path=Path(path), context=64, slots=1, threads=1, batch=64, ubatch=64))

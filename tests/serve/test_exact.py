@@ -8,7 +8,7 @@ from data.errors import UserError
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
-from slm.llama.llamacpp import quantize
+from slm.llama.quantize import quantize
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
 BEGINNINGS = [SYSTEM, SYSTEM * 3, "once upon a time there was a girl who had a blue hat ", ""]

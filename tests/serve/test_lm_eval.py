@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from slm.llama.llamacpp import Batch, Context, Model
+from slm.llama.context import Batch, Context
+from slm.llama.model import Model
 
 DOCS = [
     {"question": "the old fox went to the", "choices": [" river", " red boat", " garden"], "label": 0},

@@ -11,7 +11,7 @@ from serve.engine.kv_slots import SlotTable
 from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
 from serve.engine.scheduler import MIN_KEPT, Limits, Scheduler, make_plan
 from serve.engine.sequence import Sequence
-from slm.llama.llamacpp import quantize
+from slm.llama.quantize import quantize
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
 MESSAGES = [{"role": "user", "content": SYSTEM}]

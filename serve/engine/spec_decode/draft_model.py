@@ -12,7 +12,9 @@ from serve.engine.config import EngineConfig
 from serve.engine.model_runner import Runner, measure_cost
 from serve.engine.sequence import Sequence
 from serve.engine.spec_decode.planner import LENGTHS, Acceptance, Candidate, Lookup, Planner
-from slm.llama.llamacpp import Batch, Context, LlamaError, Model
+from slm.llama.context import Batch, Context
+from slm.llama.errors import LlamaError
+from slm.llama.model import Model
 
 _MATCH = 8
 """The class of ``Acceptance`` that a draft's guesses are counted in."""

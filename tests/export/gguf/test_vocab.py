@@ -12,7 +12,7 @@ from data.errors import UserError
 from data.tokenizers.tokenizer import load_tokenizer
 from export.gguf.vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
 from export.proof import PROBES, token_failures
-from slm.llama.llamacpp import Model
+from slm.llama.model import Model
 from tests.helpers import tiny_checkpoint as tiny
 
 

@@ -4,7 +4,8 @@ import pytest
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
-from slm.llama.llamacpp import Batch, Context, Model
+from slm.llama.context import Batch, Context
+from slm.llama.model import Model
 
 LONG = "a red boat in the river " * 20  # several batches
 TEXTS = ("once upon a time", LONG, "x", "the old fox", LONG + "!")

@@ -7,7 +7,8 @@ import pytest
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Detokenize, Failure, Generate, Prompted, SamplingParams, Tokenize
-from slm.llama.llamacpp import Batch, Context, Model
+from slm.llama.context import Batch, Context
+from slm.llama.model import Model
 
 GREEDY = SamplingParams(temperature=0)
 PROMPTS = ["once upon a time", "the old fox", "hello", "a red boat in the river " * 12, "x"]

@@ -3,7 +3,8 @@ import pytest
 
 from serve.engine.messages import SamplingParams
 from serve.engine.sampling import likeliest, log_probabilities, make_sampler
-from slm.llama.llamacpp import Batch, Context, Model
+from slm.llama.context import Batch, Context
+from slm.llama.model import Model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serve.grammar.gbnf import check
 from serve.grammar.tree import MAX_BYTES, GrammarError, quote
-from slm.llama.llamacpp import Model
+from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 
 

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from data.errors import UserError
+from slm.llama.context import Batch, Context
+from slm.llama.errors import KvCacheFull, LlamaError
 from slm.llama.gguf_check import GGML_TYPES, read_header
-from slm.llama.llamacpp import Batch, Context, KvCacheFull, LlamaError, Model, quant_types, quantize, utf8_rest
+from slm.llama.model import Model
+from slm.llama.quantize import quant_types, quantize
 from slm.llama.sampler import Sampler
+from slm.llama.utf8 import unfinished_character
 from tests.helpers import tiny_gguf
 
 
@@ -213,19 +217,19 @@ def test_what_a_grammar_must_not_pick(model):
 
 
 def test_utf8_rest_goes_on_exactly_where_text_can():
-    assert utf8_rest(b"", "é🙂".encode()) == b""
-    assert utf8_rest(b"\xf0\x9f", b"\x99") == b"\xf0\x9f\x99"
+    assert unfinished_character(b"", "é🙂".encode()) == b""
+    assert unfinished_character(b"\xf0\x9f", b"\x99") == b"\xf0\x9f\x99"
     for pending, piece in (
         (b"", b"\x80"), (b"", b"\xc0"), (b"\xc3", b"a"), (b"\xe0", b"\x80"), (b"\xed", b"\xa0"), (b"\xf4", b"\x90"),
         (b"", b"\xff"),
     ):  # fmt: skip
-        assert utf8_rest(pending, piece) is None
+        assert unfinished_character(pending, piece) is None
     # Whatever is left over can be completed.
     for first in range(0xC2, 0xF5):
         todo = [bytes([first])]
         while todo:
             rest = todo.pop()
-            following = [utf8_rest(rest, bytes([byte])) for byte in range(0x80, 0xC0)]
+            following = [unfinished_character(rest, bytes([byte])) for byte in range(0x80, 0xC0)]
             assert any(each is not None for each in following), rest
             todo += [each for each in following if each]
 
@@ -344,7 +348,7 @@ def test_llama_cpps_own_reason_is_told(path, tmp_path):
 
 def test_importing_is_light_and_quiet(path):
     code = (
-        "import sys; from slm.llama.llamacpp import Model; m = Model(sys.argv[1]); m.close(); "
+        "import sys; from slm.llama.model import Model; m = Model(sys.argv[1]); m.close(); "
         "print([n for n in ('torch', 'transformers', 'datasets') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)

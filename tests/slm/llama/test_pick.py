@@ -8,7 +8,7 @@ import pytest
 from serve.engine.messages import SamplingParams
 from serve.engine.sampling import make_sampler
 from slm.llama import pick
-from slm.llama.llamacpp import Model
+from slm.llama.model import Model
 from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS
 from slm.llama.sampler import Sampler
 

@@ -6,7 +6,9 @@ import pytest
 from serve.engine.messages import SamplingParams
 from serve.engine.sampling import log_probabilities, make_sampler
 from slm.llama import pick
-from slm.llama.llamacpp import Batch, Context, LlamaError, Model
+from slm.llama.context import Batch, Context
+from slm.llama.errors import LlamaError
+from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 
 
