@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from data.errors import UserError
-from data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizers.make import load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from export.config import UNQUANTIZED, ExportConfig
 from export.gguf.tensors import check_weights
 from export.gguf.vocab import Vocab, build_vocab
@@ -168,7 +169,7 @@ def calibration_text(config: ExportConfig, run: runs.Run, say: Say) -> Text:
         return read_text(config.calibration.text, "calibration.text")
     if run.calibration_text:
         return read_text(run.calibration_text, "calibration.text")
-    from data.tales.teller import story
+    from data.tales.story import story
 
     say("no calibration text (no calibration.txt in the run, no calibration.text=FILE): using the embedded stories")
     stories: list[str] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from data.tales.teller import story
+from data.tales.story import story
 
 pytestmark = pytest.mark.slow
 

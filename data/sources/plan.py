@@ -18,7 +18,7 @@ from data.sources.filters import make_filter, options
 from data.sources.mixture import Filtered, Mixture, Repeated, Shuffled, text_bytes
 from data.storage import digest_of, fingerprint, stamps
 from data.stream.packing import DocumentStream
-from data.tales import teller
+from data.tales.story import story
 
 Split = Literal["train", "validation"]
 
@@ -221,7 +221,7 @@ class TalesStream:
     def __next__(self) -> str:
         if self._count is not None and self._index >= self._count:
             raise StopIteration
-        text = teller.story(self._seed, self._index)
+        text = story(self._seed, self._index)
         self._index += self._step
         return text
 

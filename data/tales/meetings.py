@@ -1,6 +1,9 @@
-"""Plots of the embedded stories about friends: new ones, sick ones, angry ones, and plans that go wrong."""
+"""Plots of the embedded stories about friends: new ones, sick ones, angry ones, and plans that go wrong.
 
-from data.tales import words as words
+Tested in tests/data/tales/test_story.py.
+"""
+
+from data.tales import words
 from data.tales.teller import Teller, a, the
 
 Paragraphs = list[list[str]]

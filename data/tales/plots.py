@@ -1,13 +1,17 @@
-"""Plots of the embedded stories about things: lost, broken, shared, made. Each takes a Teller and gives paragraphs.
+"""Plots of the embedded stories about things that are lost, shared or made, and the list of all plots.
 
-A plot first chooses who and what, then tells it; what it chose is named again where the problem is solved, so
-that a story is about one thing from its beginning to its end.
+A plot takes a Teller and returns paragraphs, each a list of sentences. It first chooses its characters and objects.
+The solution names the chosen objects again, so that a story is about one thing from its beginning to its end.
+
+Tested in tests/data/tales/test_story.py.
 """
 
 from collections.abc import Callable
 
-from data.tales import words as words
+from data.tales import words
+from data.tales.meetings import MEETINGS
 from data.tales.teller import Teller, a
+from data.tales.trials import TRIALS
 
 Paragraphs = list[list[str]]
 
@@ -429,12 +433,15 @@ def tower(t: Teller) -> Paragraphs:
     ]
 
 
-def plots() -> tuple[Callable[[Teller], Paragraphs], ...]:
-    """All plots, each as likely."""
-    from data.tales.meetings import MEETINGS
-    from data.tales.trials import TRIALS
-
-    return (lost_thing, sharing, missing_part, garden, blown_away, tidy_up, tower, *MEETINGS, *TRIALS)
-
-
-PLOTS = plots()
+PLOTS: tuple[Callable[[Teller], Paragraphs], ...] = (
+    lost_thing,
+    sharing,
+    missing_part,
+    garden,
+    blown_away,
+    tidy_up,
+    tower,
+    *MEETINGS,
+    *TRIALS,
+)
+"""All plots; each is equally likely."""

@@ -1,9 +1,6 @@
-"""The embedded corpus: small children's stories from a seeded grammar, so that a machine without network trains.
+"""What every plot draws from: characters with their pronouns, openings, endings, and seeded choices.
 
-A story has a hero with a character and a home, a friend or a relative, a problem, a resolution that follows from
-it, some dialogue, and often a moral: 120 to 220 simple words. Who is "she" and what was lost stays the same all
-through a story; that, with the syntax, is what a small model can learn here. There are far too many stories to
-remember (:meth:``Teller.ways``).
+Tested in tests/data/tales/test_story.py.
 """
 
 import random
@@ -11,17 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from data.tales import words as words
+from data.tales import words
 
 T = TypeVar("T")
-
-
-def story(seed: int, index: int) -> str:
-    """The story number ``index`` (any whole number) of the collection ``seed``: always the same text.
-
-    Paragraphs are separated by a blank line; there is no newline at the end.
-    """
-    return Teller(seed, index).story()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,27 +67,21 @@ def capital(sentence: str) -> str:
 
 
 class Teller:
-    """Tells one story; every choice is drawn from its own random generator."""
+    """The choices of one story, each drawn from the story's own random generator."""
 
     def __init__(self, seed: int, index: int) -> None:
         self._random = random.Random(f"{seed}/{index}")
         self.ways = 1
-        """How many ways the choices made so far could have gone. As a story is told with probability ``1 / ways``,
-        there are at least as many stories as the smallest ``ways`` of any."""
-
-    def story(self) -> str:
-        from data.tales.plots import PLOTS
-
-        plot = self.pick(PLOTS)
-        return "\n\n".join(" ".join(paragraph) for paragraph in plot(self))
+        """The number of equally likely outcomes of the choices so far. A story has the probability ``1 / ways``, so
+        there are at least as many stories as the smallest ``ways`` of any story."""
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options, each as likely."""
+        """One of the options, all equally likely."""
         self.ways *= len(options)
         return options[int(self._random.random() * len(options))]
 
     def say(self, *options: str) -> str:
-        """One way of saying it."""
+        """One of several wordings."""
         return self.pick(options)
 
     def two(self, options: Sequence[T]) -> tuple[T, T]:
@@ -164,7 +147,7 @@ class Teller:
         return f"One {self.pick(words.WEATHER)} {self.pick(words.TIMES)}"
 
     def moral(self, topic: str, c: Character) -> list[str]:
-        """A last thought, which half of the stories leave out."""
+        """A closing lesson, or nothing in two cases of five."""
         lesson = self.pick(words.MORALS[topic])
         quiet = lesson[0].lower() + lesson[1:-1]
         return self.pick(

@@ -1,6 +1,9 @@
-"""Plots of the embedded stories about trials: hard truths, fears, failures, being lost, and helping who is in need."""
+"""Plots of the embedded stories about trials: telling the truth, fear, failure, being lost, helping someone in need.
 
-from data.tales import words as words
+Tested in tests/data/tales/test_story.py.
+"""
+
+from data.tales import words
 from data.tales.teller import Teller, a
 
 Paragraphs = list[list[str]]

@@ -1,4 +1,7 @@
-"""Who and what the embedded stories are about: small lists, so that the vocabulary stays small."""
+"""The words of the embedded stories: short lists, so that the vocabulary stays small.
+
+Tested in tests/data/tales/test_story.py.
+"""
 
 GIRLS = [
     "Lily",

@@ -1,34 +1,22 @@
 """One tokenizer for every source: a Hugging Face ``tokenizer.json``, held as the files that a checkpoint carries.
 
-tiktoken encodings, trained BPEs and SentencePiece models are converted to ``tokenizer.json`` when they are made,
-and only that is used from there on. So what trains, what is saved and what transformers loads are the same.
+tiktoken encodings, trained BPEs and SentencePiece models are converted to ``tokenizer.json`` first, and only that
+file is used from then on. So training, checkpoints and transformers use the same tokenizer.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from data.config import TokenizerConfig
-from data.errors import UnreachableError, UserError
+from data.errors import UserError
 
 EOT = "<|endoftext|>"
-# What a model directory may hold beside tokenizer.json; saved again as it was found.
-COMPANIONS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-)
-# Tokens that end a document in well-known vocabularies, tried where a bare tokenizer.json does not say.
+# Tokens that end a document in well-known vocabularies: tried where tokenizer.json comes without its configuration.
 KNOWN_EOT = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]", "<|im_end|>")
 
 
@@ -41,6 +29,9 @@ class Tokenizer:
     """
 
     def __init__(self, files: dict[str, bytes], *, name: str, eot_token: str = "") -> None:
+        self._load(files, name=name, eot_token=eot_token)
+
+    def _load(self, files: dict[str, bytes], *, name: str, eot_token: str) -> None:
         self.files = dict(files)
         self.name = name
         try:
@@ -57,7 +48,7 @@ class Tokenizer:
         """Number of ids, special tokens included."""
         added = self._spec.get("added_tokens") or []
         self.special_ids: frozenset[int] = frozenset(token["id"] for token in added if token.get("special"))
-        """Ids of tokens that stand for no text."""
+        """Ids of special tokens, which represent no text."""
         self._added = {token["id"]: token["content"] for token in added if not token.get("special")}
         self._byte_level = _byte_level(self._spec, name)
         self.kind: str = self._spec["model"]["type"]
@@ -81,7 +72,7 @@ class Tokenizer:
         return {"files": self.files, "name": self.name, "eot_token": self.eot_token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["files"], name=state["name"], eot_token=state["eot_token"])
+        self._load(state["files"], name=state["name"], eot_token=state["eot_token"])
 
     def _special_names(self) -> list[str]:
         return [token["content"] for token in self._spec.get("added_tokens") or [] if token.get("special")]
@@ -121,19 +112,20 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes one id stands for; ``b""`` for special tokens and for ids without a token."""
-        if self._bytes is None:
-            self._bytes = self._all_bytes()
-        return self._bytes[id]
+        """The bytes that one id represents; ``b""`` for special tokens and for ids without a token."""
+        return self._token_bytes()[id]
 
     def byte_lengths(self) -> np.ndarray:
-        """UTF-8 bytes each id stands for, ``np.int32[vocab_size]``; 0 for special tokens.
+        """The number of UTF-8 bytes that each id represents, ``np.int32[vocab_size]``; 0 for special tokens.
 
-        For SentencePiece models that put a space before the text, their sum counts that space too.
+        Some SentencePiece models put a space before the text. The sum over a text's ids counts that space too.
         """
+        return np.array([len(each) for each in self._token_bytes()], dtype=np.int32)
+
+    def _token_bytes(self) -> list[bytes]:
         if self._bytes is None:
             self._bytes = self._all_bytes()
-        return np.array([len(each) for each in self._bytes], dtype=np.int32)
+        return self._bytes
 
     def _all_bytes(self) -> list[bytes]:
         table = [b""] * self.vocab_size
@@ -146,79 +138,17 @@ class Tokenizer:
         return table
 
     def save(self, directory: str | Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and what came with them into ``directory``."""
+        """Write ``tokenizer.json``, ``tokenizer_config.json`` and the files that came with them into ``directory``."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
 
 
-def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
-    """The tokenizer in a Hugging Face directory, a ``tokenizer.json``, or a SentencePiece ``.model``."""
-    path = Path(path)
-    if path.is_dir():
-        if (path / "tokenizer.json").is_file():
-            names = ["tokenizer.json", *COMPANIONS]
-            files = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
-            return _configured(files, name=path.name, eot_token=eot_token)
-        if (path / "tokenizer.model").is_file():
-            return load_tokenizer(path / "tokenizer.model", eot_token=eot_token)
-        raise UserError(f"{path} holds neither tokenizer.json nor tokenizer.model: give a directory that does")
-    if not path.is_file():
-        raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
-    if path.suffix == ".model":
-        from data.tokenizers.from_sentencepiece import convert
-
-        files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
-        return Tokenizer(files, name=path.stem, eot_token=eot)
-    return _configured({"tokenizer.json": path.read_bytes()}, name=path.stem, eot_token=eot_token)
-
-
-def make_tokenizer(
-    config: TokenizerConfig, documents: Callable[[], Iterator[str]], say: Callable[[str], None] = print
-) -> Tokenizer:
-    """The tokenizer that ``config`` asks for; ``documents()`` is read only where one is trained.
-
-    ``say`` is told, in a line, where ``config.fallback`` had to be taken.
-    """
-    if config.kind == "tiktoken":
-        from data.tokenizers.from_tiktoken import convert
-
-        try:
-            return Tokenizer(convert(config.name), name=config.name, eot_token=EOT)
-        except UnreachableError as error:
-            if config.fallback == "none":
-                raise
-            say(
-                f"warning: {error}. Training a byte-level BPE of up to {config.vocab_size:,} ids on your text instead "
-                "(tokenizer.fallback=none stops here)"
-            )
-            return make_tokenizer(replace(config, kind="bpe"), documents)
-    if config.kind == "bpe":
-        from data.tokenizers.train_bpe import train
-
-        files = train(
-            documents(),
-            vocab_size=config.vocab_size,
-            min_frequency=config.min_frequency,
-            sample_bytes=config.sample_bytes,
-        )
-        return Tokenizer(files, name=f"bpe-{config.vocab_size}", eot_token=EOT)
-    return load_tokenizer(config.path, eot_token=config.eot_token)
-
-
-def _configured(files: dict[str, bytes], *, name: str, eot_token: str) -> Tokenizer:
-    """A tokenizer from disk, with the tokenizer_config.json that it lacks."""
-    tokenizer = Tokenizer(files, name=name, eot_token=eot_token)
-    if "tokenizer_config.json" not in files:
-        tokenizer.files["tokenizer_config.json"] = tokenizer_config(eot=tokenizer.eot_token)
-    return tokenizer
-
-
 def tokenizer_config(*, eot: str, bos: str | None = None, **more: Any) -> bytes:
-    """A tokenizer_config.json that makes transformers use tokenizer.json as it is.
+    """A ``tokenizer_config.json`` that makes transformers use ``tokenizer.json`` unchanged.
 
-    The generic class is named on purpose: classes of model families rebuild the pre-tokenizer.
+    It names the generic class on purpose: the classes of model families rebuild the pre-tokenizer.
     """
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -270,7 +200,7 @@ def _byte_level(spec: dict[str, Any], name: str) -> bool:
     if kind in ("BPE", "Unigram") and ("Metaspace" in text or "\\u2581" in text):
         return False
     raise UserError(
-        f"{name} is a {kind} tokenizer of a sort that language models here cannot use: give a byte-level BPE "
+        f"{name} is a {kind} tokenizer of a kind that is not supported here: give a byte-level BPE "
         "(GPT-2, Llama 3, Qwen) or a SentencePiece one (Llama 2, Gemma)"
     )
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from data.errors import UserError
-from data.tales import teller
+from data.tales.story import story
 from serve.bench import limit as bench_limit
 from serve.bench.contenders import (
     Contender,
@@ -94,7 +94,7 @@ class Prompts:
         self._rng = random.Random(options.seed)
         self._n_words = options.prompt_words
         if options.text is None:
-            stories = (teller.story(options.seed, i) for i in range(200 + options.prefix_tokens // 50))
+            stories = (story(options.seed, i) for i in range(200 + options.prefix_tokens // 50))
             words = " ".join(stories).split()
         else:
             words = Path(options.text).read_text("utf-8", "replace").split()

@@ -122,7 +122,7 @@ def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScor
     """A scorer of a checkpoint directory, f32."""
     import torch
 
-    from data.tokenizers.tokenizer import load_tokenizer
+    from data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
     from slm.model.special_tokens import read_specials
 

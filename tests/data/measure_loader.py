@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.config import DataConfig, TokenizerConfig
 from data.stream.loader import Loader
-from data.tales import teller
-from data.tokenizers.tokenizer import make_tokenizer
+from data.tales.story import story
+from data.tokenizers.make import make_tokenizer
 
 SEQ_LEN, MICRO_BATCH = 1024, 8
 
@@ -63,7 +63,7 @@ def main() -> None:
     given = options.parse_args()
     stories = DataConfig(kind="tales", val_fraction=0.1, shuffle_buffer=0)
     bpe = TokenizerConfig(kind="bpe", vocab_size=2048)
-    cases = {"stories, BPE of 2,048": (stories, make_tokenizer(bpe, lambda: (teller.story(0, i) for i in range(4000))))}
+    cases = {"stories, BPE of 2,048": (stories, make_tokenizer(bpe, lambda: (story(0, i) for i in range(4000))))}
     if given.text:
         text = {"kind": "files", "files": [given.text]}
         gpt2 = make_tokenizer(TokenizerConfig(kind="tiktoken"), lambda: iter(()))

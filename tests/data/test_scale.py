@@ -14,13 +14,14 @@ from data.errors import UserError
 from data.sources.plan import hash_place, iter_documents
 from data.stream import token_cache
 from data.stream.loader import EndOfTextError, Loader, validation_blocks
-from data.tales import teller
-from data.tokenizers.tokenizer import make_tokenizer
+from data.tales.story import story
+from data.tales.words import ANIMALS
+from data.tokenizers.make import make_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    texts = [*(teller.story(0, index) for index in range(200)), "0123456789 gamma delta omega " * 20]
+    texts = [*(story(0, index) for index in range(200)), "0123456789 gamma delta omega " * 20]
     return make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=400), lambda: iter(texts))
 
 
@@ -31,10 +32,7 @@ def corpus(tmp_path):
     for folder in "ab":
         (tmp_path / folder).mkdir()
         for part in range(3):
-            rows = [
-                f"{folder} {part} {i} " + " ".join(rng.choices(teller.words.ANIMALS, k=rng.randrange(5, 40)))
-                for i in range(40)
-            ]
+            rows = [f"{folder} {part} {i} " + " ".join(rng.choices(ANIMALS, k=rng.randrange(5, 40))) for i in range(40)]
             rows += [rows[3], rows[5].upper(), rows[7] + " end", "no", "1 2 3 4 5 6 7 8 9 10 11 12"]
             rng.shuffle(rows)
             content = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()

@@ -10,7 +10,7 @@ from data.config import DataConfig
 from data.sources.duplicates import Finder
 from data.sources.plan import hash_place, plan
 from data.statistics import Statistics, histogram, read
-from data.tales import teller
+from data.tales.story import story
 
 ROWS = ["alpha beta", "alpha  BETA", "x", "123 456 789", "gamma delta", "alpha beta gamma delta epsilon"]
 
@@ -51,7 +51,7 @@ def test_endless_stories_are_bounded():
     found = Statistics(encode=str.split, plan=each, finder=Finder("near", 0.8))
     assert not read(found, each, seed=3, max_docs=50)
     assert found.documents == len(found.lengths) == 50
-    assert found.lengths[7] == len(teller.story(3, 7).split()) + 1
+    assert found.lengths[7] == len(story(3, 7).split()) + 1
 
 
 def test_the_histogram_holds_every_token():

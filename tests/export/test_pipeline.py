@@ -170,7 +170,7 @@ def test_a_sentencepiece_model(tmp_path, bare):
     """With its tokenizer.model, and with only the tokenizer.json made of it (as published copies often come)."""
     import sentencepiece
 
-    from data.tokenizers.tokenizer import load_tokenizer
+    from data.tokenizers.make import load_tokenizer
 
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(tiny.text(30_000), encoding="utf-8")
@@ -303,7 +303,7 @@ def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_
         pytest.skip("SLM_LLAMA_CPP does not name a llama.cpp source tree (with convert_hf_to_gguf.py)")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tiktoken_cache"))
     from data.config import TokenizerConfig
-    from data.tokenizers.tokenizer import make_tokenizer
+    from data.tokenizers.make import make_tokenizer
 
     root = tiny.run(tmp_path / "run", arch=arch, tie_embeddings=tie, vocab_size=50_304, d_model=64, head_dim=16)
     folder = root / "checkpoints" / "step-00000010"

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from data.config import TokenizerConfig
-from data.tokenizers.tokenizer import Tokenizer, make_tokenizer
+from data.tokenizers.make import make_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from slm.model.checkpoint import save_model
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel

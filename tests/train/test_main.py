@@ -57,7 +57,7 @@ def test_a_run_leaves_everything_a_person_needs(finished):
 def test_transformers_loads_the_checkpoint_and_its_tokenizer(finished):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from data.tokenizers.tokenizer import load_tokenizer
+    from data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
 
     (last,) = list_checkpoints(finished[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data.errors import UserError
-from data.tales.teller import story
+from data.tales.story import story
 from slm.kernels.build import unavailable
 from slm.kernels.library import load
 from slm.model.config import ModelConfig

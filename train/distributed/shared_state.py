@@ -12,7 +12,8 @@ from torch import Tensor
 from data.config import DataConfig
 from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader
-from data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizers.make import load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from train.config import OptimConfig

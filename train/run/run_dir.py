@@ -11,7 +11,8 @@ import torch
 
 from data.errors import UserError
 from data.sources.plan import sample_documents
-from data.tokenizers.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from data.tokenizers.make import load_tokenizer, make_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import build
 from slm.files import atomic_write_text, fsync
 from slm.model import checkpoint

@@ -13,7 +13,8 @@ from data.sources.duplicates import Finder
 from data.sources.plan import plan, sample_documents
 from data.statistics import Statistics
 from data.tokenizers.fast_encode import make_encode
-from data.tokenizers.tokenizer import Tokenizer, make_tokenizer
+from data.tokenizers.make import make_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from slm import cli
 from slm.configuration import build, load_config
 from slm.files import atomic_write_bytes

@@ -54,7 +54,7 @@ def model_shape(config: RunConfig) -> ModelConfig:
     elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:
         ids = TIKTOKEN_IDS[tokenizer.name]
     else:
-        from data.tokenizers.tokenizer import load_tokenizer, make_tokenizer
+        from data.tokenizers.make import load_tokenizer, make_tokenizer
 
         path = Path(tokenizer.path) if tokenizer.path else None
         ids = (load_tokenizer(path) if path else make_tokenizer(tokenizer, lambda: iter(()))).vocab_size

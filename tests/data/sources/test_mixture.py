@@ -102,7 +102,7 @@ def test_shuffled_groups_of_an_endless_stream_differ():
 
 
 def test_a_group_is_bounded_in_characters(monkeypatch):
-    monkeypatch.setattr("data.mixture.GROUP_CHARS", 25)
+    monkeypatch.setattr("data.sources.mixture.GROUP_CHARS", 25)
     texts = named("a", 12)
     shuffled = take(Shuffled(Listed(texts), size=100, seed="1"))
     assert [sorted(shuffled[i : i + 3]) for i in range(0, 12, 3)] == [texts[i : i + 3] for i in range(0, 12, 3)]

@@ -10,7 +10,7 @@ import pytest
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources.plan import hash_place, iter_documents, open_documents, plan, sample_documents
-from data.tales import teller
+from data.tales.story import story
 
 
 def write_jsonl(path, rows):
@@ -142,7 +142,7 @@ def test_tales_are_held_out_by_their_text():
     validation = sample_documents(config, "validation", 500_000, 0)
     assert all(hash_place(text) < 0.1 for text in validation)
     assert not set(train) & set(validation)
-    assert validation[0] in {teller.story(0, index) for index in range(200)}
+    assert validation[0] in {story(0, index) for index in range(200)}
     assert Counter(text in train for text in validation) == {False: len(validation)}
     assert len(list(iter_documents(config, "validation", 0))) == pytest.approx(2000, abs=200)  # it ends
 

@@ -21,7 +21,7 @@ time.sleep = lambda seconds: sleep(min(seconds, 0.01))  # every library's patien
 from data.config import DataConfig, TokenizerConfig
 from data.stream.loader import Loader
 from data.sources.plan import open_documents, plan
-from data.tokenizers.tokenizer import load_tokenizer
+from data.tokenizers.make import load_tokenizer
 
 def documents(stream):
     found = []
@@ -68,7 +68,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     from data.config import TokenizerConfig
-    from data.tokenizers.tokenizer import make_tokenizer
+    from data.tokenizers.make import make_tokenizer
 
     tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300), lambda: iter(["0123456789abcdef " * 50]))
     tokenizer.save(tmp_path_factory.mktemp("tokenizer"))

@@ -15,14 +15,14 @@ import pytest
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
 from data.stream.loader import Loader, validation_blocks
-from data.tales import teller
-from data.tokenizers.tokenizer import make_tokenizer
+from data.tales.story import story
+from data.tokenizers.make import make_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     config = TokenizerConfig(kind="bpe", vocab_size=300)
-    return make_tokenizer(config, lambda: (teller.story(0, index) for index in range(300)))
+    return make_tokenizer(config, lambda: (story(0, index) for index in range(300)))
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ SCRIPT = """
 import os, signal, sys, time
 from data.config import DataConfig
 from data.stream.loader import Loader
-from data.tokenizers.tokenizer import load_tokenizer
+from data.tokenizers.make import load_tokenizer
 
 def main():
     loader = Loader(DataConfig(kind="tales", shuffle_buffer=0), load_tokenizer(sys.argv[1]),
@@ -308,7 +308,7 @@ def test_ctrl_c_is_the_parents_alone(child):
 def test_importing_the_room_is_light(repository):
     code = (
         "import sys, data.stream.loader, data.stream.worker, data.tokenizers.tokenizer\n"
-        "import data.sources.plan, data.sources.wikitext\n"
+        "import data.sources.plan, data.sources.wikitext, data.tokenizers.make\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'httpx', 'tiktoken', 'requests'}"
         " & set(sys.modules)))"
     )

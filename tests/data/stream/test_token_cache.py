@@ -13,14 +13,14 @@ from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
 from data.stream import token_cache
 from data.stream.loader import Loader
-from data.tales import teller
-from data.tokenizers.tokenizer import make_tokenizer
+from data.tales.story import story
+from data.tokenizers.make import make_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer(
-        TokenizerConfig(kind="bpe", vocab_size=300), lambda: (teller.story(0, index) for index in range(300))
+        TokenizerConfig(kind="bpe", vocab_size=300), lambda: (story(0, index) for index in range(300))
     )
 
 

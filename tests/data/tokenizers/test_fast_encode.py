@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.config import TokenizerConfig
-from data.tales import teller
+from data.tales.story import story
 from data.tokenizers.fast_encode import make_encode, mergeable_ranks
-from data.tokenizers.tokenizer import Tokenizer, make_tokenizer
+from data.tokenizers.make import make_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 
 
 def trained(vocab_size, texts):
@@ -20,7 +21,7 @@ def trained(vocab_size, texts):
 @pytest.fixture(scope="module")
 def tokenizer():
     mixed = ["aaa abab " * 50, "naïve Straße 日本語 🤖 12345 \n\n\t  x", "'s 're they've "]
-    return trained(900, [*(teller.story(0, index) for index in range(400)), *mixed * 5])
+    return trained(900, [*(story(0, index) for index in range(400)), *mixed * 5])
 
 
 def fast(tokenizer):
@@ -51,10 +52,10 @@ def test_the_same_ids_for_every_character(tokenizer):
 
 @pytest.mark.parametrize("vocab_size", [257, 300, 2048])
 def test_trained_vocabularies_qualify(vocab_size):
-    tokenizer = trained(vocab_size, [teller.story(1, index) for index in range(300)])
+    tokenizer = trained(vocab_size, [story(1, index) for index in range(300)])
     encode = fast(tokenizer)
     for index in range(300, 400):
-        assert list(encode(teller.story(1, index))) == tokenizer.encode(teller.story(1, index))
+        assert list(encode(story(1, index))) == tokenizer.encode(story(1, index))
 
 
 def test_special_and_broken_text(tokenizer):

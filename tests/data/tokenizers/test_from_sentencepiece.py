@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from data.errors import UserError
-from data.tales import teller
+from data.tales.story import story
 from data.tokenizers import from_sentencepiece as ours
-from data.tokenizers.tokenizer import load_tokenizer
+from data.tokenizers.make import load_tokenizer
 
 PIECES = [
     *(
@@ -41,7 +41,7 @@ many = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 def train(model_type, **options):
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for i in range(400) for line in teller.story(0, i).split("\n") if line),
+        sentence_iterator=(line for i in range(400) for line in story(0, i).split("\n") if line),
         model_writer=writer,
         model_type=model_type,
         vocab_size=800,
@@ -114,7 +114,7 @@ def test_sentencepiece_own_defaults(model_type, add_dummy_prefix, tmp_path):
     tokenizer = load_tokenizer(tmp_path / "t.model")
     processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     texts = [
-        *(teller.story(9, i) for i in range(20)),
+        *(story(9, i) for i in range(20)),
         "  two   spaces  ",
         "ﬁ ½ Ａ",
         "tab\there",

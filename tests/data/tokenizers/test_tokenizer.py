@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from data.config import TokenizerConfig
 from data.errors import UserError
-from data.tales import teller
+from data.tales.story import story
 from data.tokenizers import from_tiktoken as ours
-from data.tokenizers.tokenizer import EOT, Tokenizer, load_tokenizer, make_tokenizer
+from data.tokenizers.make import load_tokenizer, make_tokenizer
+from data.tokenizers.tokenizer import EOT, Tokenizer
 
 # Everything that pre-tokenizers disagree about, and arbitrary Unicode besides.
 PIECES = [
@@ -114,7 +115,7 @@ def gpt2(shared_data):
 
 
 def stories(count=1500):
-    return (teller.story(0, index) for index in range(count))
+    return (story(0, index) for index in range(count))
 
 
 @pytest.fixture(scope="session")
@@ -218,7 +219,7 @@ def test_bpe_is_the_same_every_time_and_learns_the_text(bpe):
     assert again.files == bpe.files
     assert bpe.fingerprint == again.fingerprint
     assert (bpe.vocab_size, bpe.eot_id) == (1024, 0)
-    text = teller.story(1, 1)
+    text = story(1, 1)
     assert len(bpe.encode(text)) < len(text) / 3
     assert bpe.encode(f"a{EOT}b")[0] != bpe.eot_id
 

@@ -3,14 +3,14 @@
 import json
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
-from data.tales import teller
-from data.tokenizers.tokenizer import make_tokenizer
+from data.tales.story import story
+from data.tokenizers.make import make_tokenizer
 from train.tools import data_stats
 from train.tools.data_stats import StatsConfig, count
 
 
 def test_the_command(tmp_path, capsys):
-    rows = [teller.story(1, index) for index in range(60)]
+    rows = [story(1, index) for index in range(60)]
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"text": row}) + "\n" for row in [*rows, rows[0] + " And so on.", rows[1]])
     )
@@ -30,11 +30,11 @@ def test_the_command(tmp_path, capsys):
 
 def test_duplicates_are_found_across_sources(tmp_path):
     for name in "ab":
-        rows = [teller.story(1, index) for index in range(20)]
+        rows = [story(1, index) for index in range(20)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     sources = [SourceConfig(kind="files", files=[str(tmp_path / f"{name}.jsonl")], name="same") for name in "ab"]
     config = DataConfig(kind="mixture", sources=sources, cache_dir=str(tmp_path / "cache"), dedup="exact")
-    tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300), lambda: iter([teller.story(1, 0)] * 9))
+    tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300), lambda: iter([story(1, 0)] * 9))
     found = count(config, tokenizer, StatsConfig(), seed=1)
     assert [each.repeated["exact"] for each, _ in found.values()] == [0, 20]
     assert list(found) == ["same", "same'"]

@@ -6,17 +6,19 @@ from collections import Counter
 
 import pytest
 
-from data.tales import teller as tales
+from data.tales import story as tales
 from data.tales import words as tale_words
 from data.tales.plots import PLOTS
+from data.tales.teller import Teller
 
 STORIES = [tales.story(0, index) for index in range(4000)]
 
 
-def told(seed: int, index: int) -> tuple[str, str, int]:
-    teller = tales.Teller(seed, index)
-    text = teller.story()
-    plot = tales.Teller(seed, index).pick(PLOTS)
+def written(seed: int, index: int) -> tuple[str, str, int]:
+    """The name of a story's plot, its text, and the number of ways in which its choices could have gone."""
+    teller = Teller(seed, index)
+    text = tales.write(teller)
+    plot = Teller(seed, index).pick(PLOTS)
     return plot.__name__, text, teller.ways
 
 
@@ -31,7 +33,7 @@ def test_there_are_many_more_than_millions():
     # A story told with probability at most p leaves room for at least 1/p of them; each plot alone has millions.
     ways: dict[str, int] = {}
     for index in range(3000):
-        plot, _, count = told(1, index)
+        plot, _, count = written(1, index)
         ways[plot] = min(count, ways.get(plot, count))
     assert len(ways) == len(PLOTS) >= 10
     assert min(ways.values()) / len(PLOTS) > 10_000_000
@@ -112,7 +114,7 @@ def test_only_the_cast_is_named_and_pronouns_fit():
 def test_what_was_lost_is_what_is_found():
     checked = 0
     for index in range(2000):
-        plot, text, _ = told(5, index)
+        plot, text, _ = written(5, index)
         if plot != "lost_thing":
             continue
         paragraphs = text.split("\n\n")

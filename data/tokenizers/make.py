@@ -1,0 +1,82 @@
+"""From a configuration or a path to a tokenizer: every kind is first converted to the same files."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from data.config import TokenizerConfig
+from data.errors import UnreachableError, UserError
+from data.tokenizers.tokenizer import EOT, Tokenizer, tokenizer_config
+
+# Files of a model directory next to tokenizer.json. They are kept and saved unchanged.
+COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
+    """The tokenizer in a Hugging Face directory, a ``tokenizer.json``, or a SentencePiece ``.model``."""
+    path = Path(path)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            names = ["tokenizer.json", *COMPANIONS]
+            files = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+            return _with_config(files, name=path.name, eot_token=eot_token)
+        if (path / "tokenizer.model").is_file():
+            return load_tokenizer(path / "tokenizer.model", eot_token=eot_token)
+        raise UserError(f"{path} holds neither tokenizer.json nor tokenizer.model: give a directory that does")
+    if not path.is_file():
+        raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
+    if path.suffix == ".model":
+        from data.tokenizers.from_sentencepiece import convert
+
+        files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
+        return Tokenizer(files, name=path.stem, eot_token=eot)
+    return _with_config({"tokenizer.json": path.read_bytes()}, name=path.stem, eot_token=eot_token)
+
+
+def make_tokenizer(
+    config: TokenizerConfig, documents: Callable[[], Iterator[str]], warn: Callable[[str], None] = print
+) -> Tokenizer:
+    """The tokenizer that ``config`` describes. ``documents()`` is called only where a tokenizer is trained.
+
+    ``warn`` receives one line where ``config.fallback`` is used.
+    """
+    if config.kind == "tiktoken":
+        from data.tokenizers.from_tiktoken import convert
+
+        try:
+            return Tokenizer(convert(config.name), name=config.name, eot_token=EOT)
+        except UnreachableError as error:
+            if config.fallback == "none":
+                raise
+            warn(
+                f"warning: {error}. Training a byte-level BPE of up to {config.vocab_size:,} ids on your text instead "
+                "(tokenizer.fallback=none stops here)"
+            )
+            return make_tokenizer(replace(config, kind="bpe"), documents)
+    if config.kind == "bpe":
+        from data.tokenizers.train_bpe import train
+
+        files = train(
+            documents(),
+            vocab_size=config.vocab_size,
+            min_frequency=config.min_frequency,
+            sample_bytes=config.sample_bytes,
+        )
+        return Tokenizer(files, name=f"bpe-{config.vocab_size}", eot_token=EOT)
+    return load_tokenizer(config.path, eot_token=config.eot_token)
+
+
+def _with_config(files: dict[str, bytes], *, name: str, eot_token: str) -> Tokenizer:
+    """A tokenizer from disk, with the ``tokenizer_config.json`` that it lacks."""
+    tokenizer = Tokenizer(files, name=name, eot_token=eot_token)
+    if "tokenizer_config.json" not in files:
+        tokenizer.files["tokenizer_config.json"] = tokenizer_config(eot=tokenizer.eot_token)
+    return tokenizer
