@@ -61,12 +61,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.socket) -> int:
+    from serve.pool.engine_settings import engine_config
     from serve.pool.memory_plan import budget_bytes, fewer_slots, read_facts
     from serve.pool.model_pool import Pool, Served
 
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
-    engines = {name: config.engine(path) for name, path in paths.items()}
+    engines = {name: engine_config(options, path) for name, path in paths.items()}
     budget = None
     if len(paths) > 1:
         share_cores()  # engines at work side by side would wait for each other's spinning threads

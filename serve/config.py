@@ -1,17 +1,18 @@
-"""Configuration of the server and of the terminal."""
+"""Configuration of the server and of the terminal: declarations and their checks, nothing that reads files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from data.errors import UserError
-from serve.engine.config import EngineConfig, KvType, Speculate
-from serve.pool.model_files import resolve_model
+from serve.engine.config import EngineOptions
 from slm.configuration import build, load_config
 
 Config = TypeVar("Config")
+TuneMode = Literal["auto", "off", "force"]
+"""Whether threads and batch sizes are measured: once per model and machine, never, or at every start."""
+AccessLogForm = Literal["text", "json", "off"]
 
 
 def load(cls: type[Config], config_name: str, words: list[str], *, literal: tuple[str, ...]) -> Config:
@@ -46,34 +47,28 @@ def _items(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """The ``serve`` group of configs/serve.yaml (see the comments there)."""
+class ServerOptions(EngineOptions):
+    """The ``serve`` group of configs/serve.yaml, whose comments describe the options.
+
+    Where ``threads``, ``slots``, ``batch``, ``ubatch`` or ``prefill_chunk`` is 0, ``serve.pool.engine_settings``
+    chooses a value for the model and the machine.
+    """
 
     name: str | None = None
     models: list[str] = field(default_factory=list)
-    """More models, each a path or ``NAME=PATH``, loaded when they are asked for."""
+    """More models, each a path or ``NAME=PATH``, loaded when a request asks for them."""
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""
-    context: int = 0
     slots: int = 0
     queue: int = 64
     """Requests that may wait for a slot."""
-    kv_tokens: int = 0
-    tune: Literal["auto", "off", "force"] | bool = "auto"
-    """false is "off" (so YAML reads that word)."""
-    threads: int = 0
+    tune: TuneMode | bool = "auto"
+    """true is "auto" and false is "off" (YAML reads the word off as false)."""
     batch: int = 0
     ubatch: int = 0
     prefill_chunk: int = 0
-    prefix_cache: bool = True
-    exact: bool = False
-    kv_type: KvType = "f16"
-    flash_attn: bool | None = None
-    speculate: Speculate = "none"
-    draft_tokens: int = 0
     draft_model: str | None = None
-    n_gpu_layers: int = 0
-    stream_ms: float = 33.0
+    """A path, as ``model=`` takes it."""
     api_keys: list[str] = field(default_factory=list)
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
@@ -84,8 +79,8 @@ class ServerOptions:
     request_timeout_s: float = 600.0
     """0: none."""
     drain_s: float = 20.0
-    access_log: bool | Literal["text", "json", "off"] = True
-    """True is "text", False is "off"."""
+    access_log: AccessLogForm | bool = "text"
+    """true is "text" and false is "off"."""
     access_log_file: str | None = None
 
     def __post_init__(self) -> None:
@@ -104,8 +99,15 @@ class ServerOptions:
             raise UserError("serve.access_log_file is given, but serve.access_log is off; set it to text or json")
 
     @property
-    def access_form(self) -> Literal["text", "json", "off"]:
-        """How lines of the access log are written."""
+    def tune_mode(self) -> TuneMode:
+        """``tune`` as a word."""
+        if isinstance(self.tune, bool):
+            return "auto" if self.tune else "off"
+        return self.tune
+
+    @property
+    def access_form(self) -> AccessLogForm:
+        """``access_log`` as a word: how lines of the access log are written."""
         if isinstance(self.access_log, bool):
             return "text" if self.access_log else "off"
         return self.access_log
@@ -124,39 +126,6 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UserError(f"port={self.port} is no port; give one from 1 to 65535 (0: any free one)")
-
-    def engine(self, model_path: Path) -> EngineConfig:
-        """The engine's part of it; what is left open is chosen for the file and the machine."""
-        from serve.pool.autotune import slots_for, tuned_for
-        from serve.pool.memory_plan import read_facts
-
-        own = self.serve
-        facts = read_facts(model_path)
-        context = facts.context(own.context)
-        given = (own.threads, own.batch, own.ubatch, own.prefill_chunk)
-        mode = {True: "auto", False: "off"}.get(own.tune, own.tune)
-        tuned = tuned_for(model_path, facts, "off" if all(given) else mode, n_gpu_layers=own.n_gpu_layers)
-        batch = own.batch or max(tuned.batch, own.slots)
-        slots = own.slots or min(batch, slots_for(facts, context=context, kv_type=own.kv_type))
-        return EngineConfig(
-            model_path=model_path,
-            context=own.context,
-            slots=slots,
-            kv_tokens=own.kv_tokens,
-            threads=own.threads or tuned.threads,
-            batch=batch,
-            ubatch=own.ubatch or min(tuned.ubatch, batch),
-            prefill_chunk=own.prefill_chunk or tuned.prefill_chunk,
-            prefix_cache=own.prefix_cache,
-            kv_type=own.kv_type,
-            flash_attn=own.flash_attn,
-            exact=own.exact,
-            speculate=own.speculate,
-            draft_tokens=own.draft_tokens,
-            draft_model=None if own.draft_model is None else resolve_model(own.draft_model)[0],
-            n_gpu_layers=own.n_gpu_layers,
-            stream_ms=own.stream_ms,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

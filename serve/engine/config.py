@@ -16,14 +16,11 @@ KvType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """What the engine process needs; plain data, sent to it once."""
+class EngineOptions:
+    """Options that the engine takes as the server's configuration has them; their defaults stand here only."""
 
-    model_path: Path
     context: int = 0
     """Most tokens of one sequence; 0: the training context, at most ``DEFAULT_CONTEXT``."""
-    slots: int = 4
-    """Sequences computed at the same time."""
     kv_tokens: int = 0
     """0: every slot has a cache of its own, of one context. Above: one cache of so many tokens is shared; when it
     is full, the youngest sequence is sent back and computed again later.
@@ -34,12 +31,6 @@ class EngineConfig:
     """
     threads: int = 0
     """0: the cores this process may use."""
-    batch: int = 512
-    """Most tokens of one decode call."""
-    ubatch: int = 512
-    """Most tokens of one pass through the graph."""
-    prefill_chunk: int = 256
-    """Most prompt tokens of one step while other sequences are generating."""
     prefix_cache: bool = True
     """Whether a slot keeps what it has computed for a later prompt that begins alike (by 16 tokens or more). The
     rest is then computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
@@ -57,11 +48,26 @@ class EngineConfig:
     draft_tokens: int = 0
     """How many guesses are checked in a step: 0: as many as pay, by what a row of a batch was measured to cost;
     above: always so many."""
-    draft_model: Path | None = None
-    """The smaller model's file; its tokenizer must be the model's."""
     n_gpu_layers: int = 0
     stream_ms: float = 33.0
     """Text of running streams is told at most once in so many milliseconds; beginnings and ends at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(EngineOptions):
+    """What the engine process needs; plain data, sent to it once."""
+
+    model_path: Path
+    slots: int = 4
+    """Sequences computed at the same time."""
+    batch: int = 512
+    """Most tokens of one decode call."""
+    ubatch: int = 512
+    """Most tokens of one pass through the graph."""
+    prefill_chunk: int = 256
+    """Most prompt tokens of one step while other sequences are generating."""
+    draft_model: Path | None = None
+    """The smaller model's file; its tokenizer must be the model's."""
 
     def __post_init__(self) -> None:
         limits = {

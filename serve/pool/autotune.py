@@ -15,17 +15,16 @@ from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from data.storage import cache_home
-from serve.engine.config import KvType
+from serve.config import TuneMode
+from serve.engine.config import EngineConfig, KvType
 from serve.pool.memory_plan import ModelFacts
 from slm.files import atomic_write_json
 from slm.machine.hardware import compute_threads, n_threads
 from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
-
-TuneMode = Literal["auto", "off", "force"]
 
 MOST_SLOTS = 16
 """More sequences at once still raise the throughput, but their cache must be cleared at the start: a second per
@@ -49,9 +48,9 @@ class Tuned:
     """What was chosen."""
 
     threads: int
-    batch: int = 512
-    ubatch: int = 512
-    prefill_chunk: int = 256
+    batch: int = EngineConfig.batch
+    ubatch: int = EngineConfig.ubatch
+    prefill_chunk: int = EngineConfig.prefill_chunk
 
 
 def untuned() -> Tuned:

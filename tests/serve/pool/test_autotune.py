@@ -4,20 +4,17 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from serve.config import ServeConfig, load
+from serve.config import ServerOptions
 from serve.pool import autotune
+from serve.pool.engine_settings import engine_config
 from serve.pool.memory_plan import read_facts
-from slm.machine.hardware import compute_threads, n_threads
+from slm.machine.hardware import n_threads
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "slm" / "tune"
-
-
-def engine(path, *words):
-    return load(ServeConfig, "serve", [f"model={path}", *words], literal=("model",)).engine(path)
 
 
 def test_measuring_gives_a_choice_that_runs(tiny_path, cache):
@@ -38,7 +35,7 @@ def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, 
     other = replace(first, ubatch=64, prefill_chunk=64)
     record.write_text(json.dumps(asdict(other)))
     assert autotune.tuned_for(tiny_path, facts, "auto") == other
-    config = engine(tiny_path)
+    config = engine_config(ServerOptions(), tiny_path)
     assert (config.ubatch, config.prefill_chunk) == (64, 64)
     assert autotune.tuned_for(tiny_path, facts, "off") == autotune.untuned()
     for text in ("{", "{}", '{"threads": 0}', '{"threads": 1, "ubatch": 4096}', '{"threads": "2"}', '{"cores": 2}'):
@@ -46,16 +43,6 @@ def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, 
         assert autotune._read(record) is None
     assert autotune.tuned_for(tiny_path, facts, "auto").ubatch <= 512
     assert json.loads(record.read_text()).keys() == asdict(first).keys(), "measured anew"
-
-
-def test_small_models_and_given_values_are_not_measured(tiny_path, cache):
-    small = engine(tiny_path)
-    assert (small.threads, small.batch, small.ubatch) == (compute_threads(), 512, 512)
-    words = ("serve.threads=1", "serve.batch=64", "serve.ubatch=32", "serve.prefill_chunk=16", "serve.slots=3")
-    given = engine(tiny_path, *words, "serve.tune=force")
-    assert (given.threads, given.batch, given.ubatch, given.prefill_chunk, given.slots) == (1, 64, 32, 16, 3)
-    assert not cache.exists()
-    assert engine(tiny_path, "serve.batch=8").slots == 8, "no more slots than a batch has tokens"
 
 
 def test_a_machine_that_cannot_be_measured_is_served_all_the_same(tiny_path, cache, monkeypatch):

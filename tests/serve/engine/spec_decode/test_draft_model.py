@@ -3,7 +3,6 @@
 import pytest
 
 from data.errors import UserError
-from serve.config import ServeConfig, ServerOptions
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Delta, Failure, Generate, SamplingParams
@@ -89,6 +88,3 @@ def test_the_options_must_fit_together(tiny_path):
         EngineConfig(model_path=tiny_path, speculate="draft")
     with pytest.raises(UserError, match=r"serve\.speculate=draft, which is lookup"):
         EngineConfig(model_path=tiny_path, speculate="lookup", draft_model=tiny_path)
-    config = ServeConfig(model=str(tiny_path), serve=ServerOptions(speculate="draft", draft_model="nowhere/m.gguf"))
-    with pytest.raises(UserError, match="does not exist"):
-        config.engine(tiny_path)
