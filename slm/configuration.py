@@ -1,14 +1,25 @@
 """From the command line to typed configuration: Hydra composes, dataclasses check.
 
-Every stage has one YAML file under ``configs/`` (and groups beside it) and one keyword-only dataclass. Hydra
-merges the file with the overrides a person typed; :func:``build`` turns the result into the dataclass and refuses
-what it does not know. Every mistake is one line with the nearest right name.
+Every stage has one YAML file under ``configs/`` (and groups next to it) and one keyword-only dataclass, and gets its
+configuration by one call::
+
+    config = load(ExportConfig, "export", argv)
+
+Hydra merges the file with the overrides that a person typed (``load_config``), and the result becomes the dataclass,
+which refuses what it does not know (``build``). A dataclass may hold others for groups of options; a stage that adds
+options to another stage's inherits from its dataclass. What has to be checked or computed from several options is the
+business of ``__post_init__``. ``to_dict`` goes back to plain values, for a file or for another process. Every mistake
+is one line that names the nearest right option.
+
+Where defaults stand: the YAML file lists every option, since ``--help`` prints it. A dataclass may have a default, too,
+for callers in Python; ``tests/test_configs.py`` requires that it is the same.
 """
 
 import dataclasses
 import re
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -18,20 +29,51 @@ T = TypeVar("T")
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 
 
-def load_config(config_name: str, overrides: list[str]) -> dict[str, Any]:
+def load(cls: type[T], config_name: str, argv: list[str], *, literal: Collection[str] = ()) -> T:
+    """The stage's configuration: ``configs/<config_name>.yaml`` with the words of the command line, as a ``cls``.
+
+    ``literal`` names options (``model``, ``serve.models``) whose text is taken as it was typed, without Hydra's
+    grammar: paths and prompts may hold any character, and ``model=...`` would choose a file of that group. Where the
+    file has a list, the text ``a,b`` or ``[a,'b']`` is one.
+
+    ``--help`` prints the options and exits 0. Raises ``UserError`` for every mistake that a person can make.
+    """
+    return build(cls, load_config(config_name, argv, literal=literal))
+
+
+def load_config(config_name: str, overrides: list[str], *, literal: Collection[str] = ()) -> dict[str, Any]:
     """Compose ``configs/<config_name>.yaml`` with Hydra ``overrides`` and resolve it to plain Python values.
 
-    ``--help`` prints the configuration and exits 0. A value ``a,b`` for a key that the file declares as a list
-    becomes ``[a,b]`` (Hydra would read it as a sweep). Raises UserError for anything Hydra refuses.
+    ``literal`` and ``--help`` are those of ``load``. A value ``a,b`` for a key that the file declares as a list becomes
+    ``[a,b]`` (Hydra would read it as a sweep). Raises ``UserError`` for anything that Hydra refuses.
     """
+    if any(word in ("-h", "--help") for word in overrides):
+        print_help(config_name)
+        raise SystemExit(0)
+    typed = [word.partition("=") for word in overrides]
+    taken = {name: text for name, sign, text in typed if sign and name in literal}
+    values = _compose(config_name, [word for word in overrides if word.partition("=")[0] not in taken])
+    for name, text in taken.items():
+        *groups, key = name.split(".")
+        place = values
+        for group in groups:
+            place = place[group]
+        place[key] = _items(text) if isinstance(place[key], list) else text
+    return values
+
+
+def _items(text: str) -> list[str]:
+    """``[a,'b']`` or ``a,b`` as a list of texts."""
+    items = (item.strip() for item in text.strip().removeprefix("[").removesuffix("]").split(","))
+    return [item[1:-1] if item[:1] in ("'", '"') and item[-1:] == item[:1] else item for item in items if item]
+
+
+def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if any(word in ("-h", "--help") for word in overrides):
-        print_help(config_name)
-        raise SystemExit(0)
     overrides = [_quote_choice(word) for word in overrides]
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
@@ -45,7 +87,8 @@ def load_config(config_name: str, overrides: list[str]) -> dict[str, Any]:
             lists = _list_keys(OmegaConf.to_container(base, resolve=False))
             overrides = [_bracket(word, lists) for word in overrides]
             config = compose(config_name, overrides=overrides)
-            return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            return typing.cast(dict[str, Any], values)
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, config_name, overrides)) from error
 
@@ -108,7 +151,7 @@ def _bracket(word: str, lists: set[str]) -> str:
 
 
 def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
-    """Hydra's error in our words: which option, what is near it."""
+    """Hydra's error in plain words: which option, what is near it."""
     text = " ".join(str(error).split())
     message = text.split(" Set the environment variable")[0].split(" To append to your config")[0]
     # Could not find 'preset/1250m' ... / Could not override 'train.max_stps'.
@@ -251,3 +294,18 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     raise UserError(f"{where} must be {kind.get(hint, hint)}, not {value!r}")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain values, as JSON and YAML take them, of which ``build`` makes an equal configuration again."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

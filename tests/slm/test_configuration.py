@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from data.errors import UserError
-from slm.configuration import build, choices, load_config
+from slm.configuration import build, choices, load, load_config, to_dict
 
 
 @dataclass(kw_only=True)
@@ -104,3 +104,51 @@ def test_help_prints_the_stages_options_and_succeeds(stage, capsys):
 def test_every_preset_names_existing_choices():
     for preset in choices("preset"):
         assert load_config("train", [f"preset={preset}"])["preset"] == preset
+
+
+@dataclass(kw_only=True, frozen=True)
+class Sampling:
+    """configs/terminal.yaml."""
+
+    model: Path
+    prompt: str | None
+    system: str | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+    context: int
+    threads: int
+    n_gpu_layers: int
+
+
+def test_one_call_goes_from_the_words_to_the_checked_object():
+    config = load(Sampling, "terminal", ["model=a(1) b.gguf", "top_k=7"], literal=("model",))
+    assert (config.model, config.top_k, config.prompt) == (Path("a(1) b.gguf"), 7, None)
+    with pytest.raises(UserError, match="top_k must be a whole number"):
+        load(Sampling, "terminal", ["model=a", "top_k=x"], literal=("model",))
+    with pytest.raises(SystemExit):
+        load(Sampling, "terminal", ["--help"])
+
+
+def test_literal_options_are_taken_as_they_are_typed():
+    words = ["model=a,b=(c).gguf", "serve.models=[x.gguf,'NAME=y z.gguf']", "serve.api_keys=k1", "port=1"]
+    values = load_config("serve", words, literal=("model", "serve.models", "serve.draft_model", "serve.api_keys"))
+    assert values["model"] == "a,b=(c).gguf"
+    assert values["serve"]["models"] == ["x.gguf", "NAME=y z.gguf"]
+    assert values["serve"]["api_keys"] == ["k1"]
+    assert values["serve"]["draft_model"] is None
+    assert values["port"] == 1
+    with pytest.raises(UserError, match="key=value"):
+        load_config("serve", ["model"], literal=("model",))
+
+
+def test_plain_values_and_back():
+    config = build(Outer, {"name": "x", "path": "a/b", "inner": {"size": 2}, "many": [{"size": 3}], "words": ["w"]})
+    values = to_dict(config)
+    assert values["path"] == "a/b"
+    assert values["many"] == [{"size": 3, "kind": "red"}]
+    assert build(Outer, values) == config
