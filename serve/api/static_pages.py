@@ -1,4 +1,7 @@
-"""The web pages at ``/`` and ``/docs``: static files of the package, nothing from elsewhere, nothing secret."""
+"""The web pages at ``/`` and ``/docs``: static files of the package, nothing from elsewhere, nothing secret.
+
+The colours are those of the training report: ``slm/web/colors.css``.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ def is_page(path: str) -> bool:
 
 def page_routes() -> list[Route]:
     """The routes. The files are read once."""
-    folder = resources.files("serve.api") / "web"
-    suffix = {each.name: each.name[each.name.rfind(".") :] for each in folder.iterdir()}
-    files = {name: (folder / name).read_bytes() for name, kind in suffix.items() if kind in _TYPES}
+    folders = resources.files("serve.api") / "web", resources.files("slm") / "web"
+    paths = {path.name: path for folder in folders for path in folder.iterdir()}
+    suffix = {name: name[name.rfind(".") :] for name in paths}
+    files = {name: paths[name].read_bytes() for name, kind in suffix.items() if kind in _TYPES}
 
     def answer(name: str) -> Response:
         return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)

@@ -112,11 +112,12 @@ def render(stories: Sequence[RunStory], statuses: Sequence[str]) -> str:
 def _page() -> tuple[Template, dict[str, str]]:
     """The template, and what of the page is the same for every run."""
     folder = resources.files("train.report") / "web"
-    text, style, charts, drawing = (
+    text, own_style, charts, drawing = (
         (folder / name).read_text(encoding="utf-8")
         for name in ("report.html.j2", "report.css", "charts.js", "report.js")
     )
-    script = f"{charts}\n{drawing}"
+    colors = (resources.files("slm") / "web" / "colors.css").read_text(encoding="utf-8")
+    style, script = f"{colors}\n{own_style}", f"{charts}\n{drawing}"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     fixed = {"style": Markup(style), "script": Markup(script)}
     return environment.from_string(text), fixed | {"style_hash": _hash(style), "script_hash": _hash(script)}
