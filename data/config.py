@@ -1,4 +1,4 @@
-"""What a person may say about text and tokens: plain keyword-only dataclasses, checked where they are made."""
+"""The options of text and tokens: frozen keyword-only dataclasses, checked at construction."""
 
 import os
 from dataclasses import dataclass, field, fields, replace
@@ -10,10 +10,10 @@ from data.storage import cache_home
 
 SourceKind = Literal["tales", "files", "hub", "mixture"]
 INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
-"""What a mixture says for all its sources."""
+"""Options that a mixture sets for all its sources."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """One stream of documents. Which of the fields count depends on ``kind``."""
 
@@ -24,8 +24,8 @@ class SourceConfig:
     weight: float = 1.0
     """Share of the mixture's tokens, relative to the other sources' weights."""
     max_epochs: int | None = None
-    """How often the source may be read; then it drops out of the mixture, or the training text ends. None: without
-    end. (The embedded stories have no end.)"""
+    """How often the source may be read; then it leaves the mixture, or the training text ends. None: no limit. (The
+    embedded stories never end.)"""
 
     files: list[str] = field(default_factory=list)
     """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst."""
@@ -46,7 +46,7 @@ class SourceConfig:
     revision: str = ""
     """``hub``: branch, tag or commit; empty: the default branch."""
     rows: Literal["documents", "wikitext"] = "documents"
-    """``hub``: a row is a document, or WikiText's line, to be joined into articles."""
+    """``hub``: each row is a document, or (``wikitext``) a line of an article; lines are joined into articles."""
 
     text_field: str = "text"
     """``files`` and ``hub``: the column or JSON key that holds the text."""
@@ -56,11 +56,12 @@ class SourceConfig:
     max_chars: int = 0
     """Longer documents are left out; 0: no limit."""
     min_letters: float = 0.0
-    """Documents are left out whose characters other than white space are letters to a smaller share than this."""
+    """Least share of letters among a document's characters, white space not counted; others are left out."""
     script: str = ""
-    """A writing system by the first word of its letters' Unicode names (latin, cyrillic, greek, cjk, hangul, ...)."""
+    """A script, by the first word of its letters' Unicode names (latin, cyrillic, greek, cjk, hangul, ...), in any
+    case; empty: any script."""
     min_script: float = 0.5
-    """With ``script``: documents are left out whose letters belong to it to a smaller share than this."""
+    """With ``script``: least share of a document's letters that belong to it; others are left out."""
 
     def __post_init__(self) -> None:
         if not self.weight > 0 or self.weight == float("inf"):
@@ -87,22 +88,28 @@ class SourceConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name}={getattr(self, name)} must be a share from 0 to 1")
         if self.script:
-            from data.sources.filters import scripts  # its table takes a moment to make
+            from data.unicode_scripts import scripts  # needs numpy, and half a second for its table
 
-            self.script = self.script.lower()
-            if self.script not in scripts():
+            if self.script_key not in scripts():
                 hint = nearest(self.script, scripts()) or "for example latin, cyrillic, greek, arabic, cjk, hangul"
-                raise UserError(f"script={self.script!r} is not the first word of any letter's Unicode name; {hint}")
+                raise UserError(
+                    f"script={self.script_key!r} is not the first word of any letter's Unicode name; {hint}"
+                )
 
     @property
     def label(self) -> str:
         """The name that messages use."""
         return self.name or self.path or (self.files[0] if self.files else self.kind)
 
+    @property
+    def script_key(self) -> str:
+        """``script`` in lower case, as the table of scripts has it."""
+        return self.script.lower()
 
-@dataclass(kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig(SourceConfig):
-    """The text of a run: one source, or with ``kind=mixture`` several weighted ones."""
+    """The text of a run: one source, or with ``kind=mixture`` several weighted sources."""
 
     sources: list[SourceConfig] = field(default_factory=list)
     """``mixture``: what is mixed, by ``weight``."""
@@ -111,15 +118,15 @@ class DataConfig(SourceConfig):
     shuffle_buffer: int = 1024
     """Documents shuffled together, in consecutive groups of at most this many (and 16 MB); 0: in file order."""
     dedup: Literal["none", "exact", "near"] = "none"
-    """Documents left out because an earlier one has the same words (``exact``) or nearly all of them (``near``)."""
+    """Which documents are left out as duplicates of earlier ones: the same words (``exact``), or nearly (``near``)."""
     dedup_threshold: float = 0.8
     """``near``: the least share of common five-word sequences (Jaccard) that makes two documents duplicates."""
     dedup_max_docs: int = 1_000_000
-    """Most documents compared, from the beginning of the sources; what follows is taken as it is."""
+    """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked."""
     cache: Literal["auto", True, False] = "auto"
-    """Tokenized text is kept on disk. ``auto``: for sources that are slow to read (the Hub, compressed files)."""
+    """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files)."""
     cache_dir: str = ""
-    """Where; empty: ``$SLM_CACHE``, else ``slm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """The folder of the cache; empty: ``$SLM_CACHE``, else ``slm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,8 +154,8 @@ class DataConfig(SourceConfig):
         return cache_home()
 
     def all_sources(self) -> list[SourceConfig]:
-        """The sources to read: this one, or the mixture's. These take the mixture's limits and filters where they
-        have none of their own."""
+        """The sources to read: this one, or the mixture's. A mixture's limits and filters apply to each of its
+        sources that does not set its own."""
         if self.kind == "mixture":
             usual = {f.name: f.default for f in fields(SourceConfig) if f.name in INHERITED}
             given = {name: getattr(self, name) for name in INHERITED if getattr(self, name) != usual[name]}
@@ -159,7 +166,7 @@ class DataConfig(SourceConfig):
         return [SourceConfig(**{f.name: getattr(self, f.name) for f in fields(SourceConfig)})]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """Which tokenizer a run uses, and for ``bpe`` how it is trained."""
 
@@ -168,13 +175,13 @@ class TokenizerConfig:
     name: str = "gpt2"
     """``tiktoken``: the encoding's name (gpt2, cl100k_base, o200k_base, ...)."""
     fallback: Literal["none", "bpe"] = "none"
-    """``tiktoken``: what to do where its vocabulary is neither cached nor reachable: refuse, or train a BPE."""
+    """``tiktoken``: what to do if its vocabulary is neither cached nor reachable: fail (``none``) or train a BPE."""
     vocab_size: int = 4096
-    """``bpe``: ids wanted, the end-of-text token and the 256 bytes among them; little text may give fewer."""
+    """``bpe``: most ids, with the end-of-text token and the 256 bytes; a small text may give fewer."""
     min_frequency: int = 2
     """``bpe``: a pair is merged only if it was seen this often."""
     sample_bytes: int = 50_000_000
-    """``bpe``: how much of the text it is trained on, in bytes."""
+    """``bpe``: the size of the text it is trained on, in bytes."""
     path: str = ""
     """``file``: a Hugging Face model or tokenizer directory, a tokenizer.json, or a SentencePiece .model."""
     eot_token: str = ""

@@ -1,5 +1,7 @@
 """The Hydra groups of text and tokenizers, and the checks of their dataclasses."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import yaml
 
@@ -29,7 +31,7 @@ def test_every_option_can_be_given_on_the_command_line():
     options = ["data.max_epochs=3", "data.min_letters=0.5", "data.script=Latin", "data.dedup=near", "data.cache=true"]
     config = build(DataConfig, load_config("train", ["data=local", *options])["data"], "data")
     source = config.all_sources()[0]
-    assert (source.max_epochs, source.min_letters, source.script) == (3, 0.5, "latin")
+    assert (source.max_epochs, source.min_letters, source.script_key) == (3, 0.5, "latin")
     assert (config.dedup, config.cache) == ("near", True)
 
 
@@ -38,6 +40,19 @@ def test_a_mixtures_sources_take_its_limits_where_they_have_none():
     config = build(DataConfig, {"kind": "mixture", "sources": sources, "min_chars": 99, "max_epochs": 4}, "data")
     assert [(s.min_chars, s.max_epochs) for s in config.all_sources()] == [(10, 4), (99, 1)]
     assert [(s.min_chars, s.max_epochs) for s in config.sources] == [(10, None), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        (SourceConfig(kind="tales"), "script"),
+        (DataConfig(kind="tales"), "val_fraction"),
+        (TokenizerConfig(kind="bpe"), "vocab_size"),
+    ],
+)
+def test_a_configuration_cannot_be_changed(config, option):
+    with pytest.raises(FrozenInstanceError):
+        setattr(config, option, getattr(config, option))
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
