@@ -1,18 +1,17 @@
-"""``train.micro_batch=auto``: the micro-batch that trains fastest here, measured once per machine and shape.
+"""``train.micro_batch=auto``: the micro-batch that trains fastest here, measured once per machine and model shape.
 
-The sequences of an optimizer step stay what the preset says; they are only divided differently into passes.
+The sequences of an optimizer step stay what the preset gives; they are only divided differently into passes.
 """
 
 import json
 import os
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from data.errors import UserError
 from data.storage import cache_home
-from slm.configuration import build, load_config
 from slm.files import atomic_write_text
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record
@@ -28,43 +27,39 @@ def cache_path() -> Path:
     return cache_home() / "micro_batch.json"
 
 
-def resolve(resolved: dict[str, Any], argv: list[str]) -> None:
-    """Put numbers in place of ``auto`` in the resolved configuration; nothing where there is no ``auto``.
+def choose_micro_batch(config: RunConfig) -> RunConfig:
+    """``config`` with the micro-batch that is fastest here, and as many passes as a step's sequences then need.
 
-    A run that exists keeps the numbers that it began with.
+    A run that exists keeps the numbers that it began with. UserError where several processes train together.
     """
-    train = resolved["train"]
-    if train["micro_batch"] != "auto":
-        return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("train.micro_batch=auto measures in one process: give a number where several train together")
-    kept = _kept(resolved)
-    if kept:
-        train.update(kept)
-        return
-    base = load_config("train", [word for word in argv if not word.startswith("train.micro_batch=")])["train"]
-    sequences = base["micro_batch"] * base["grad_accum"]
-    train |= {"micro_batch": 1, "grad_accum": sequences}
-    config = build(RunConfig, resolved)
-    best = _best(config, resolved, sequences)
-    train |= {"micro_batch": best, "grad_accum": sequences // best}
-    print(
-        f"train.micro_batch={best} train.grad_accum={sequences // best} (measured; kept in {cache_path()})", flush=True
-    )
+    if kept := _kept(config):
+        return kept
+    sequences = config.train.micro_batch * config.train.grad_accum
+    chosen = divided(config, sequences, _best(config, sequences))
+    numbers = f"train.micro_batch={chosen.train.micro_batch} train.grad_accum={chosen.train.grad_accum}"
+    print(f"{numbers} (measured; kept in {cache_path()})", flush=True)
+    return chosen
 
 
-def _kept(resolved: dict[str, Any]) -> dict[str, int]:
-    """What the run of this name was started with, or nothing."""
+def divided(config: RunConfig, sequences: int, micro_batch: int) -> RunConfig:
+    """``config`` with ``sequences`` per optimizer step, ``micro_batch`` of them in a pass."""
+    return replace(config, train=replace(config.train, micro_batch=micro_batch, grad_accum=sequences // micro_batch))
+
+
+def _kept(config: RunConfig) -> RunConfig | None:
+    """``config`` with the numbers that the run of this name was started with; None where there is no such run."""
     from omegaconf import OmegaConf
 
-    path = Path(resolved["runs_dir"]) / str(resolved["name"] or resolved["preset"]) / "config.yaml"
-    if resolved["resume"] == "never" or not path.is_file():
-        return {}
-    saved = OmegaConf.to_container(OmegaConf.load(path))["train"]
-    return {name: saved[name] for name in ("micro_batch", "grad_accum")}
+    path = config.root / "config.yaml"
+    if config.resume == "never" or not path.is_file():
+        return None
+    saved = OmegaConf.load(path).train
+    return replace(config, train=replace(config.train, micro_batch=saved.micro_batch, grad_accum=saved.grad_accum))
 
 
-def _best(config: RunConfig, resolved: dict[str, Any], sequences: int) -> int:
+def _best(config: RunConfig, sequences: int) -> int:
     machine = machine_record()
     shape = dict(vars(config.model))
     train = config.train
@@ -74,20 +69,20 @@ def _best(config: RunConfig, resolved: dict[str, Any], sequences: int) -> int:
     cache = cache_path()
     known = json.loads(cache.read_text()) if cache.is_file() else {}
     if key not in known:
-        known[key] = _measure(resolved, sequences)
+        known[key] = _measure(config, sequences)
         cache.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(cache, json.dumps(known, indent=1))
     return known[key]
 
 
-def _measure(resolved: dict[str, Any], sequences: int) -> int:
+def _measure(config: RunConfig, sequences: int) -> int:
     """The micro-batch of the best rate, each tried in a process of its own so that their memory does not add up."""
     rates: dict[int, float] = {}
     for micro_batch in CANDIDATES:
         if sequences % micro_batch:
             continue
         with get_context("spawn").Pool(1) as pool:
-            rate = pool.apply(_rate, (resolved, micro_batch))
+            rate = pool.apply(_rate, (divided(config, sequences, micro_batch),))
         if rate is None:
             print(f"  micro-batch {micro_batch}: does not fit into memory", flush=True)
             break
@@ -102,25 +97,24 @@ def _measure(resolved: dict[str, Any], sequences: int) -> int:
     return min(size for size, rate in rates.items() if rate >= SMALLER_WINS * max(rates.values()))
 
 
-def _rate(resolved: dict[str, Any], micro_batch: int) -> float | None:
-    """Tokens per second of forward and backward passes; None where memory would not do."""
+def _rate(config: RunConfig) -> float | None:
+    """Tokens per second of forward and backward passes; None where memory is too small."""
     import torch
 
     from slm.model.transformer import LanguageModel
     from train.backend import make_backend
     from train.environment import prepare
-    from train.tools.plan import model_shape
+    from train.model_shape import model_shape
 
-    config = build(RunConfig, resolved)
     train = config.train
     shape = model_shape(config)
     per_layer = shape.d_model if train.recompute == "layer" else 5 * shape.d_model + 3 * shape.ffn_dim
-    activations = 2 * micro_batch * train.seq_len * shape.n_layers * per_layer
+    activations = 2 * train.micro_batch * train.seq_len * shape.n_layers * per_layer
     if shape.training_state_bytes + 2 * activations > available_bytes():
         return None
     environment = prepare(train)
     backend = make_backend(LanguageModel(shape).train(), train, environment)
-    ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, train.seq_len))
+    ids_BT = torch.randint(0, shape.vocab_size, (train.micro_batch, train.seq_len))
     passes, seconds = 0, 0.0
     backend.gradients(ids_BT, ids_BT, 1.0)
     while passes < 2 or seconds < 2:

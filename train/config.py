@@ -1,7 +1,8 @@
-"""Everything a training run is told, as checked dataclasses. The YAML under configs/ holds the values."""
+"""The options of a training run as frozen, checked dataclasses. The YAML under ``configs/`` holds the values."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from data.config import DataConfig, TokenizerConfig
@@ -9,7 +10,7 @@ from data.errors import UserError
 from slm.model.config import ModelConfig
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The shape of a new model; its vocabulary comes from the tokenizer and its context from train.seq_len."""
 
@@ -35,14 +36,14 @@ class ModelSpec:
         return config
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """AdamW, its warm-up and its decay."""
 
     name: Literal["adamw"] = "adamw"
     lr: float
     """Peak learning rate."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: tuple[float, ...] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     """Per unit of learning rate, on matrices only."""
@@ -56,14 +57,14 @@ class OptimConfig:
         if self.lr <= 0:
             raise UserError(f"optim.lr must be positive, not {self.lr}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optim.betas must be two numbers from 0 to below 1, not {self.betas}")
+            raise UserError(f"optim.betas must be two numbers from 0 to below 1, not {list(self.betas)}")
         if not 0 <= self.min_lr_ratio <= 1:
             raise UserError(f"optim.min_lr_ratio must be from 0 to 1, not {self.min_lr_ratio}")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, in what portions, and what is written on the way."""
+    """The length of the run, its batches, and what is written while it goes on."""
 
     max_steps: int
     """Optimizer steps."""
@@ -80,11 +81,11 @@ class TrainConfig:
     """Validation sequences of seq_len tokens."""
     checkpoint_every: int = 500
     keep_last: int = 3
-    """The newest checkpoints kept; the one with the lowest validation loss stays besides."""
+    """The newest checkpoints kept; the one with the lowest validation loss is kept in addition."""
     background_save: bool = True
-    """Write checkpoints beside the training; false: the training waits for them."""
+    """Write checkpoints in a thread of their own; false: training waits for them."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What a loss or gradient that is not finite does: end the run, or leave out the update and its data."""
+    """For a loss or gradient that is not finite: end the run, or skip the update and its data."""
     spike_factor: float | None = None
     """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
     log_every: int = 10
@@ -94,22 +95,22 @@ class TrainConfig:
     kernels: bool = True
     """Train with the hand-written bf16 kernels where the processor and the model allow it."""
     gradient_checkpointing: bool | Literal["mlp"] = False
-    """What the backward pass makes again instead of keeping it: nothing, whole layers (true), or gate and up (mlp)."""
+    """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False
-    """Documents that share a sequence do not see each other."""
+    """Documents in one sequence do not attend to each other."""
     workers: int = 1
-    """Processes that read and tokenize ahead; 0 does it in the training process."""
+    """Processes that read and tokenize ahead of training; 0: the training process does it."""
     threads: int = 0
     """Compute threads; 0 takes every core this process may use."""
     pin: bool = True
-    """Several processes on one machine: each keeps to cores of its own."""
+    """Several processes on one machine: pin each to cores of its own."""
     shard_optimizer: bool = False
-    """Several processes: each keeps the moments of its share of the parameters only (ZeRO-1)."""
+    """Several processes: each holds the optimizer state of its share of the parameters only (ZeRO-1)."""
     reduce: Literal["f32", "bf16"] = "f32"
     """Several processes: the number format in which gradients are sent and summed."""
     reshard: bool = False
     """Resume with another number of processes; the text is then read from its beginning again."""
-    sample_prompts: list[str] = field(default_factory=list)
+    sample_prompts: tuple[str, ...] = ()
     sample_tokens: int = 96
     sample_temperature: float = 0.8
 
@@ -141,7 +142,7 @@ class TrainConfig:
 
     @property
     def recompute(self) -> Literal["none", "mlp", "layer"]:
-        """``gradient_checkpointing`` by what is made again."""
+        """What ``gradient_checkpointing`` recomputes."""
         if self.gradient_checkpointing == "mlp":
             return "mlp"
         return "layer" if self.gradient_checkpointing else "none"
@@ -151,21 +152,22 @@ class TrainConfig:
         return self.micro_batch * self.grad_accum * self.seq_len
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
-    """Where metrics go besides metrics.jsonl."""
+    """Where metrics go in addition to ``metrics.jsonl``."""
 
     name: Literal["none", "wandb"] = "none"
     project: str = "slm"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run."""
 
     preset: str
-    """The preset's name; it is the default name of the run."""
+    """The preset's name."""
     name: str | None = None
+    """The name of the run and of its directory in ``runs_dir``; None: the preset's."""
     runs_dir: str = "runs"
     resume: str = "auto"
     """``auto``, ``never``, or the path of a checkpoint of this run."""
@@ -181,6 +183,21 @@ class RunConfig:
     """What the preset states about itself (parameters, FLOPs, memory); a test compares it with the formulas."""
 
     def __post_init__(self) -> None:
-        self.name = self.name or self.preset
-        if "/" in self.name or self.name in ("", ".", "..", "latest"):
-            raise UserError(f"name={self.name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+        name = self.name or self.preset
+        if "/" in name or name in ("", ".", "..", "latest"):
+            raise UserError(f"name={name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+
+    @property
+    def root(self) -> Path:
+        """The run's directory."""
+        return Path(self.runs_dir) / (self.name or self.preset)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options as plain values for YAML and JSON, every default included. ``build`` reads them again."""
+        return _plain(asdict(self))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The process prepared for training: threads, allocator, number format, compiler. Each choice can be told."""
+"""The process prepared for training: threads, allocator, number format, compiler, with a line on each choice."""
 
 import os
 from dataclasses import dataclass
@@ -32,15 +32,19 @@ class Environment:
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
 
-def prepare(config: TrainConfig) -> Environment:
-    """Set threads, allocator and caches for this process. Call it before the first large allocation."""
+def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = None) -> Environment:
+    """Set threads, allocator and caches for this process. Call it before the first large allocation.
+
+    ``threads``: what this process takes where the configuration names no number; 0: every core it may use.
+    ``precision`` takes the place of ``config.precision``, for example with rank 0's choice.
+    """
     notes = []
     hardware.keep_freed_memory()
-    threads = config.threads or hardware.compute_threads()
+    threads = config.threads or threads or hardware.compute_threads()
     torch.set_num_threads(threads)
     cache = cache_home() / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    precision = config.precision
+    precision = precision or config.precision
     if precision == "auto":
         ratio = hardware.bf16_speedup()
         precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"

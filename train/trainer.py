@@ -11,7 +11,6 @@ import numpy as np
 from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
-from slm.files import atomic_write_text
 from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
@@ -62,7 +61,6 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        resolved: dict[str, Any],
         root: Path,
         model: LanguageModel,
         tokenizer: Tokenizer,
@@ -70,7 +68,7 @@ class Trainer:
         start: Start,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.resolved, self.root, self.ranks = config, resolved, root, ranks
+        self.config, self.root, self.ranks = config, root, ranks
         self.model, self.tokenizer, self.environment = model, tokenizer, environment
         train = config.train
         self.optimizer = new_optimizer(ranks, model, config.optim, shard=train.shard_optimizer)
@@ -111,7 +109,7 @@ class Trainer:
         self.validator = Validator(blocks, tokenizer, model.config.vocab_size, train.micro_batch)
         self.journal = Journal(root, active=ranks.main)
         self.metrics = metrics_file.MetricsFile(root / "metrics.jsonl", self.step)
-        self.wandb = WandbLogger(config, resolved, root) if config.logger.name == "wandb" else None
+        self.wandb = WandbLogger(config, root) if ranks.main and config.logger.name == "wandb" else None
         self.progress = ProgressLine(train.max_steps, self.step)
         self.interrupt, self.exchange = take_part(
             ranks,
@@ -314,7 +312,7 @@ class Trainer:
             "guards": self.guards.state_dict(),
             "window": self.window.state_dict(),
             "rounding": run_dir.rounding(self.environment, self.config.train),
-            "config": self.resolved,
+            "config": self.config.as_dict(),
         }
         with self.interrupt.saving():
             tensors, drifted = gather_state(self.ranks, self.model, self.optimizer)
@@ -366,10 +364,3 @@ class Trainer:
                 f"{self.last_validation['val_bits_per_byte']:.4f} bits per byte"
             )
         return text
-
-
-def write_config(root: Path, resolved: dict[str, Any]) -> None:
-    """The resolved configuration as ``config.yaml``."""
-    from omegaconf import OmegaConf
-
-    atomic_write_text(root / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))

@@ -60,8 +60,8 @@ class SmallRun(Program):
         runs.mkdir(parents=True, exist_ok=True)
         name = next((word[5:] for word in overrides if word.startswith("name=")), "tiny")
         self.root = runs / name
-        argv = [*OPTIONS, "train.eval_every=1000000", f"runs_dir={runs}", *overrides]
-        super().__init__("train", argv, logs or runs, prepare=prepare, session=session)
+        self.argv = [*OPTIONS, "train.eval_every=1000000", f"runs_dir={runs}", *overrides]
+        super().__init__("train", self.argv, logs or runs, prepare=prepare, session=session)
 
     def wait(self, timeout: float | None = 120) -> int:
         self.process.join(timeout)

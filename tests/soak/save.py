@@ -37,10 +37,10 @@ def main(argv: list[str]) -> int:
     from train.backend import make_backend
     from train.config import RunConfig
     from train.environment import prepare
+    from train.model_shape import model_shape
     from train.optim import make_optimizer, state_tensors
     from train.run.checkpointer import Saver
     from train.step import train_step
-    from train.tools.plan import model_shape
 
     config = build(RunConfig, resolved)
     environment = prepare(config.train)

@@ -1,11 +1,15 @@
 """A run that is killed and resumed is the run that was not, to the bit, whatever its data and its workers."""
 
+import hashlib
 import json
 import signal
 
 import pytest
+import yaml
 
 from data.sources.mixture import latest_epoch
+from slm.configuration import load_config
+from slm.runs import list_checkpoints
 from tests.helpers.small_run import SmallRun, differences, losses, newest_step, write_corpus
 
 STEPS = 40
@@ -152,3 +156,23 @@ def test_other_text_in_the_same_files_and_another_tokenizer_are_refused(texts, t
     assert "resume with the same data" in run.err
     write_corpus(mine, 60, seed=3)
     SmallRun(tmp_path, *common, "train.max_steps=3").finish()
+
+
+def test_a_run_that_an_older_version_saved_goes_on(texts, tmp_path):
+    """Its configuration holds what Hydra had composed: keys without values of their own are not there."""
+    common = [*data(texts, "large"), "name=mine"]
+    run = SmallRun(tmp_path, *common, "train.max_steps=3").finish()
+    older = load_config("train", [word for word in run.argv if "max_steps" not in word])
+    del older["train"]["reshard"]  # as of a version without this option
+    assert older["name"] == "mine"
+    (run.root / "config.yaml").write_text(yaml.safe_dump(older))
+    (saved,) = list_checkpoints(run.root)
+    state = json.loads((saved / "trainer_state.json").read_text()) | {"config": older | {"name": None}}
+    content = json.dumps(state).encode()
+    (saved / "trainer_state.json").write_bytes(content)
+    manifest = json.loads((saved / "manifest.json").read_text())
+    manifest["sha256"]["trainer_state.json"] = hashlib.sha256(content).hexdigest()
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    run = SmallRun(tmp_path, *common, "train.max_steps=5").finish()
+    assert "resuming" in run.out
+    assert newest_step(run.root) == 5

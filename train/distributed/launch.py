@@ -22,9 +22,11 @@ from pathlib import Path
 
 from data.errors import UserError
 from slm import cli
-from slm.configuration import build, load_config
+from slm.configuration import build
 from slm.machine.hardware import share_cores
+from train.config import RunConfig
 from train.distributed.stop_file import EXIT_FILE, MAIN_HOST, stop_file
+from train.resolve import resolve
 
 DEFAULT_PORT = 29400
 SAVING_SECONDS = 60
@@ -87,15 +89,14 @@ def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:
 
 
 def _check(launch: LaunchConfig, overrides: list[str]) -> str:
-    """Say what can be said before a process is started. Returns the run's name."""
-    from train.config import RunConfig
-
-    resolved = load_config("train", overrides)
-    if resolved["train"]["micro_batch"] == "auto":
-        raise UserError("train.micro_batch=auto measures for one process alone: give several a number")
-    config = build(RunConfig, resolved)
+    """Report what can be found wrong before a process is started. Returns the run's name."""
+    config = resolve(overrides, _refuse_auto)
     config.train.check_processes(launch.nproc * launch.nnodes)
-    return config.name or config.preset
+    return config.root.name
+
+
+def _refuse_auto(config: RunConfig) -> RunConfig:
+    raise UserError("train.micro_batch=auto measures for one process alone: give several a number")
 
 
 def torchrun_options(launch: LaunchConfig, name: str) -> list[str]:

@@ -6,7 +6,6 @@ written by another version is passed over, so that a picture of a run never fail
 
 import json
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,10 @@ from data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.runs import CHECKPOINT_NAME, list_checkpoints
 from train.report.curves import Curves, Tail, number, records
+from train.run_lock import LOCK, is_locked
 
 SAMPLED_STEPS = 200
 """Text samples are kept of so many steps; of more, every second one goes."""
-
-LOCK = ".lock"
 
 RECENT = 20
 """Records that "now" is the mean or the median of."""
@@ -261,31 +259,6 @@ class RunStory:
             return facts
         flops = shape.flops_per_token(number(self.setting("train.seq_len")))
         return {"n_params": shape.n_params, "flops_per_token": flops, "vocab_size": shape.vocab_size}
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds ``path`` with flock, without getting into its way."""
-    import fcntl
-
-    try:
-        file = path.open("rb")
-    except OSError:
-        return False
-    with file:
-        status = os.fstat(file.fileno())
-        try:
-            table = Path("/proc/locks").read_text()
-        except OSError:
-            table = ""
-        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-        if f" {device}:{status.st_ino} " in table:
-            return True
-        # Not every system has the table, nor every container all of it.
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        return False
 
 
 def find_run(path: str) -> Path:

@@ -25,8 +25,9 @@ from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
 from slm.report import duration, plain
-from train.report.run_record import LOCK, RunStory, find_run, is_locked
+from train.report.run_record import RunStory, find_run
 from train.report.sections import STATUS, count_text, number_text, told
+from train.run_lock import LOCK, is_locked
 
 BARS = "▁▂▃▄▅▆▇█"
 LEAVE = (b"q", b"Q", b"\x03", b"\x04")

@@ -1,9 +1,8 @@
 """The run's directory: whose it is, what a start finds in it, and what a new run puts there."""
 
-import fcntl
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +32,6 @@ class Start:
     state: dict[str, Any]
 
 
-class RunLock:
-    """Held while a run's directory is written; the kernel lets go of it when the process ends, however it ends."""
-
-    def __init__(self, root: Path) -> None:
-        self._file = (root / ".lock").open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process is training in {root}: wait for it, stop it, or give this run a name= of its own"
-            ) from None
-
-
 def set_aside(root: Path) -> Path | None:
     """Rename what ``root`` holds to the first free ``<name>.<n>``; None where there was nothing."""
     if not root.exists():
@@ -57,12 +43,12 @@ def set_aside(root: Path) -> Path | None:
     return kept
 
 
-def find_start(config: RunConfig, root: Path, say: Any) -> Start:
-    """The newest undamaged checkpoint (or the one that was named), or none for a new run."""
-    if config.resume == "never":
+def find_start(resume: str, root: Path, say: Any) -> Start:
+    """Where the run in ``root`` begins. ``resume``: ``auto`` (newest undamaged checkpoint), ``never``, or a path."""
+    if resume == "never":
         return Start(None, {}, {})
-    if config.resume != "auto":
-        return _load(_named(config.resume, root))
+    if resume != "auto":
+        return _load(_named(resume, root))
     return newest_good(root, say)
 
 
@@ -106,19 +92,26 @@ def set_aside_later(root: Path, start: Path) -> list[str]:
     return renamed
 
 
+def write_config(config: RunConfig, root: Path) -> None:
+    """The configuration as ``config.yaml``, every default included."""
+    from omegaconf import OmegaConf
+
+    atomic_write_text(root / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+
+
 FIXED_SECTIONS = ("model", "tokenizer", "data")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
 FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision")
 """Of the fixed sections: where text is kept, not what it is (the loader compares the commit itself)."""
 
 
-def check_same(saved: dict[str, Any], current: dict[str, Any], root: Path) -> None:
-    """Refuse to resume where what makes the run what it is has changed, field by field.
+def check_same(saved: dict[str, Any], config: RunConfig, root: Path) -> None:
+    """Refuse to resume where what makes the run what it is has changed since ``saved``, field by field.
 
     A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
     train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
-    saved, current = _with_defaults(saved), _with_defaults(current)
+    saved, current = _with_defaults(saved), config.as_dict()
     differences = []
     for key in (*FIXED_SECTIONS, *FIXED_KEYS):
         differences += _differences(_value(saved, key), _value(current, key), key)
@@ -138,7 +131,7 @@ def check_same(saved: dict[str, Any], current: dict[str, Any], root: Path) -> No
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """``config`` with the defaults of options that did not exist when it was saved."""
     try:
-        return asdict(build(RunConfig, config))
+        return build(RunConfig, config).as_dict()
     except UserError:  # saved by a version with other options: compared as it is
         return config
 

@@ -11,7 +11,7 @@ from train.config import RunConfig
 class WandbLogger:
     """Sends each record to wandb. Online, offline or disabled as ``WANDB_MODE`` says; offline without an account."""
 
-    def __init__(self, config: RunConfig, resolved: dict[str, Any], root: Path) -> None:
+    def __init__(self, config: RunConfig, root: Path) -> None:
         try:
             import wandb
         except ImportError:
@@ -24,11 +24,11 @@ class WandbLogger:
         try:
             self._run = wandb.init(
                 project=config.logger.project,
-                name=config.name,
+                name=config.root.name,
                 id=_run_id(root),
                 resume="allow",
                 dir=str(root),
-                config=resolved,
+                config=config.as_dict(),
                 mode=mode,
                 settings=wandb.Settings(init_timeout=30, silent=True),
             )

@@ -251,7 +251,7 @@ def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, Any]:
     import torch
 
     from slm.model.transformer import LanguageModel
-    from train.tools.plan import model_shape
+    from train.model_shape import model_shape
 
     shape = model_shape(config)
     torch.manual_seed(config.train.seed)

@@ -1,15 +1,12 @@
 """``python -m train.tools.plan``: what a run costs before it is started."""
 
-from pathlib import Path
-
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
-from slm.model.config import ModelConfig
 from slm.report import duration, final_json, table
 from train.config import RunConfig
+from train.model_shape import model_shape
 
-TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100k_base": 100_277, "o200k_base": 200_019}
 SPEEDS = (500, 2_000, 10_000)
 """Tokens per second to show times for, where none is given."""
 
@@ -44,21 +41,6 @@ def main(argv: list[str]) -> int:
     table(f"{config.preset}: what it costs", ["quantity", "value"], rows)
     final_json(record)
     return 0
-
-
-def model_shape(config: RunConfig) -> ModelConfig:
-    """The model of a configuration, its vocabulary taken from the tokenizer's settings (nothing is trained for it)."""
-    tokenizer = config.tokenizer
-    if tokenizer.kind == "bpe":
-        ids = tokenizer.vocab_size
-    elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:
-        ids = TIKTOKEN_IDS[tokenizer.name]
-    else:
-        from data.tokenizers.make import load_tokenizer, make_tokenizer
-
-        path = Path(tokenizer.path) if tokenizer.path else None
-        ids = (load_tokenizer(path) if path else make_tokenizer(tokenizer, lambda: iter(()))).vocab_size
-    return config.model.model_config(vocab_size=ids, seq_len=config.train.seq_len, eos_id=None)
 
 
 if __name__ == "__main__":

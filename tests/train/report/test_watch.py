@@ -20,8 +20,8 @@ from rich.console import Console
 
 from slm.configuration import build
 from tests.helpers import REPOSITORY
-from train.report.run_record import is_locked
 from train.report.watch import WatchConfig, clipped, sparkline
+from train.run_lock import is_locked
 
 PATIENT = 120
 

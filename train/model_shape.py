@@ -1,0 +1,40 @@
+"""The shape of a run's model, from the configuration alone or from the model that the run starts from."""
+
+from pathlib import Path
+
+from data.errors import UserError
+from slm.model.config import ModelConfig
+from train.config import RunConfig
+
+TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100k_base": 100_277, "o200k_base": 200_019}
+
+
+def model_shape(config: RunConfig) -> ModelConfig:
+    """The model of a configuration before its tokenizer exists: the settings give the vocabulary's size.
+
+    A tokenizer that is neither trained (``bpe``) nor listed in :data:``TIKTOKEN_IDS`` is loaded to count its ids.
+    """
+    tokenizer = config.tokenizer
+    if tokenizer.kind == "bpe":
+        ids = tokenizer.vocab_size
+    elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:
+        ids = TIKTOKEN_IDS[tokenizer.name]
+    else:
+        from data.tokenizers.make import load_tokenizer, make_tokenizer
+
+        path = Path(tokenizer.path) if tokenizer.path else None
+        ids = (load_tokenizer(path) if path else make_tokenizer(tokenizer, lambda: iter(()))).vocab_size
+    return config.model.model_config(vocab_size=ids, seq_len=config.train.seq_len, eos_id=None)
+
+
+def starting_shape(directory: str, seq_len: int) -> ModelConfig:
+    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context."""
+    from slm.model import checkpoint
+
+    shape = checkpoint.load_config(directory)
+    if seq_len > shape.seq_len:
+        raise UserError(
+            f"train.seq_len={seq_len} is longer than the context of {directory}: "
+            f"use train.seq_len={shape.seq_len} or less"
+        )
+    return shape

@@ -1,0 +1,45 @@
+"""From the command line to the one configuration of a run. Nothing is written, and torch is not imported."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from data.errors import UserError, nearest
+from slm.configuration import build, choices, load_config
+from train.config import RunConfig
+
+ChooseMicroBatch = Callable[[RunConfig], RunConfig]
+
+
+def resolve(argv: list[str], choose_micro_batch: ChooseMicroBatch) -> RunConfig:
+    """Training's options in ``argv`` as a checked configuration; UserError for what a person can mend.
+
+    The run's name is filled in, and with ``resume=CHECKPOINT`` its directory. For ``train.micro_batch=auto``
+    ``choose_micro_batch`` divides an optimizer step's sequences into passes; it is given the configuration without
+    that option.
+    """
+    composed = load_config("train", argv)
+    automatic = composed["train"]["micro_batch"] == "auto"
+    if automatic:
+        composed = load_config("train", [word for word in argv if not word.startswith("train.micro_batch=")])
+    config = _with_run_directory(build(RunConfig, composed))
+    _check(config)
+    return choose_micro_batch(config) if automatic else config
+
+
+def _with_run_directory(config: RunConfig) -> RunConfig:
+    """``config`` with a name; a checkpoint of a run that is not named itself says which run is meant."""
+    if config.name is None and config.resume not in ("auto", "never"):
+        checkpoint = Path(config.resume)
+        if checkpoint.parent.name == "checkpoints":
+            run = checkpoint.parent.parent
+            return replace(config, name=run.name, runs_dir=str(run.parent))
+    return replace(config, name=config.root.name)
+
+
+def _check(config: RunConfig) -> None:
+    """The preset's name and the widths, before anything is downloaded or trained."""
+    if not config.init_from:
+        config.model.model_config(vocab_size=256, seq_len=config.train.seq_len, eos_id=None)
+    if config.preset not in choices("preset"):
+        raise UserError(f"there is no preset {config.preset!r}; {nearest(config.preset, choices('preset'))}")
