@@ -1,7 +1,7 @@
 """The options of a training run as frozen, checked dataclasses. The YAML under ``configs/`` holds the values."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,13 +191,3 @@ class RunConfig:
     def root(self) -> Path:
         """The run's directory."""
         return Path(self.runs_dir) / (self.name or self.preset)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The options as plain values for YAML and JSON, every default included. ``build`` reads them again."""
-        return _plain(asdict(self))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

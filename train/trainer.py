@@ -11,6 +11,7 @@ import numpy as np
 from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
+from slm.configuration import to_dict
 from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
@@ -312,7 +313,7 @@ class Trainer:
             "guards": self.guards.state_dict(),
             "window": self.window.state_dict(),
             "rounding": run_dir.rounding(self.environment, self.config.train),
-            "config": self.config.as_dict(),
+            "config": to_dict(self.config),
         }
         with self.interrupt.saving():
             tensors, drifted = gather_state(self.ranks, self.model, self.optimizer)

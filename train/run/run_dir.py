@@ -12,7 +12,7 @@ from data.errors import UserError
 from data.sources.plan import sample_documents
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from slm.configuration import build
+from slm.configuration import build, to_dict
 from slm.files import atomic_write_text, fsync
 from slm.model import checkpoint
 from slm.runs import BEST, checkpoint_step, list_checkpoints
@@ -96,7 +96,7 @@ def write_config(config: RunConfig, root: Path) -> None:
     """The configuration as ``config.yaml``, every default included."""
     from omegaconf import OmegaConf
 
-    atomic_write_text(root / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+    atomic_write_text(root / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_dict(config))))
 
 
 FIXED_SECTIONS = ("model", "tokenizer", "data")
@@ -111,7 +111,7 @@ def check_same(saved: dict[str, Any], config: RunConfig, root: Path) -> None:
     A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
     train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
-    saved, current = _with_defaults(saved), config.as_dict()
+    saved, current = _with_defaults(saved), to_dict(config)
     differences = []
     for key in (*FIXED_SECTIONS, *FIXED_KEYS):
         differences += _differences(_value(saved, key), _value(current, key), key)
@@ -131,7 +131,7 @@ def check_same(saved: dict[str, Any], config: RunConfig, root: Path) -> None:
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """``config`` with the defaults of options that did not exist when it was saved."""
     try:
-        return build(RunConfig, config).as_dict()
+        return to_dict(build(RunConfig, config))
     except UserError:  # saved by a version with other options: compared as it is
         return config
 

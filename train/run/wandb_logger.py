@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from slm.configuration import to_dict
 from train.config import RunConfig
 
 
@@ -28,7 +29,7 @@ class WandbLogger:
                 id=_run_id(root),
                 resume="allow",
                 dir=str(root),
-                config=config.as_dict(),
+                config=to_dict(config),
                 mode=mode,
                 settings=wandb.Settings(init_timeout=30, silent=True),
             )
