@@ -1,8 +1,8 @@
-"""Keeps one engine process alive and brings requests to it and events back.
+"""The server's side of one engine: sends requests to its process, hands out its events, and replaces it when it dies.
 
-Lives on the server's asyncio loop. Two threads per process move messages, so that neither a long prompt on its
-way in nor a step of the engine can block the loop. When the process dies, what was in flight fails, and a new
-process is started; while there is none, ``ready`` is False.
+The client lives on the server's asyncio loop. Two threads per process move the messages, and a process is waited
+for in a thread, so neither a long prompt, nor a step of the engine, nor a slow exit can block the loop. When the
+process dies, the requests in flight fail and a new process is started; until it is there, ``ready`` is False.
 """
 
 from __future__ import annotations
@@ -37,16 +37,21 @@ from serve.pool.engine_process import EngineProcess
 from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, RequestStream
 
 _MAX_BACKOFF_S = 5.0
+_EXIT_S = 1.0
+"""How long a process that has closed its pipe may take to exit, before it is killed."""
 
 
 class EngineClient:
-    """Starts, feeds and restarts the engine. All methods belong to the event loop's thread."""
+    """Starts, feeds and restarts the engine. All methods belong to the event loop's thread.
+
+    ``max_waiting``: sequences that may wait for a slot. ``name``: the model's, for messages where there are several.
+    """
 
     def __init__(
         self, config: EngineConfig, *, max_waiting: int, counters: Counters | None = None, name: str = ""
     ) -> None:
         self._config = config
-        self._called = f" of {name}" if name else ""
+        self._of_model = f" of {name}" if name else ""
         self._max_in_flight = config.slots + max_waiting
         self._streams: dict[str, RequestStream] = {}
         self._questions: dict[str, asyncio.Future[Answer]] = {}
@@ -54,6 +59,8 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._closing = False
         self._started: asyncio.Future[ModelInfo] | None = None
+        self._exit_task: asyncio.Task[int | None] | None = None
+        """Waits for the newest process that has ended; its result is the exit code."""
         self._restart_task: asyncio.Task[None] | None = None
         self._backoff_s = 0.0
         self._times: dict[str, SequenceTimes] = {}
@@ -62,7 +69,7 @@ class EngineClient:
         self.ready = False
         self.info: ModelInfo | None = None
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------------
 
     async def start(self) -> ModelInfo:
         """Starts the first engine and waits for it. Raises ``UserError`` when it cannot serve the model."""
@@ -81,47 +88,54 @@ class EngineClient:
         return self._started
 
     def _from_thread(self, function, *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be notified
             self._loop.call_soon_threadsafe(function, *args)
 
     def _ended(self, process: EngineProcess) -> None:
+        """Called when the process has closed its end of the pipe."""
         if process is not self._process:
             return
         self.ready = False
         self._keep_stats()
         self._process = None
-        exit_code = process.stop(1.0)
         assert self._started is not None
-        if not self._started.done():
-            self._started.set_exception(UserError(f"the engine process ended while loading ({exit_code})"))
-        message = "The engine stopped while it worked on this request; try again."
-        self._fail_all("engine_died", message)
-        # A first start that fails is the caller's to tell; only an engine that has worked is started again.
+        self._exit_task = self._loop.create_task(self._wait_for_exit(process, self._started))
+        self._fail_all("engine_died", "The engine stopped while it worked on this request; try again.")
+        # The caller of ``start`` reports a first start that fails; only an engine that has worked is replaced.
         if not self._closing and self._restart_task is None and self.info is not None:
-            print(
-                f"the engine process{self._called} ended ({exit_code}); starting another", file=sys.stderr, flush=True
-            )
-            self._restart_task = self._loop.create_task(self._restart())
+            self._restart_task = self._loop.create_task(self._restart(self._exit_task))
 
-    async def _restart(self) -> None:
+    async def _wait_for_exit(self, process: EngineProcess, started: asyncio.Future[ModelInfo]) -> int | None:
+        exit_code = await asyncio.to_thread(process.stop, _EXIT_S)
+        if not started.done() and not self._closing:
+            started.set_exception(UserError(f"the engine process ended while loading ({exit_code})"))
+        return exit_code
+
+    async def _restart(self, exit_task: asyncio.Task[int | None]) -> None:
         try:
+            # Shielded: ``close`` cancels the restart, not the wait for the old process.
+            self._log(f"the engine process{self._of_model} ended ({await asyncio.shield(exit_task)}); starting another")
             while not self._closing:
                 await asyncio.sleep(self._backoff_s)
                 self._backoff_s = min(max(2 * self._backoff_s, 0.5), _MAX_BACKOFF_S)
+                if self._exit_task is not None:
+                    await asyncio.shield(self._exit_task)  # there is memory for one engine, not for two
                 self.counters.restarts += 1
                 began = time.perf_counter()
                 try:
                     self.info = await self._spawn()
                 except UserError as error:
-                    print(f"the engine{self._called} does not start: {error}", file=sys.stderr, flush=True)
+                    self._log(f"the engine{self._of_model} does not start: {error}")
                     continue
                 if not self.ready:
-                    continue  # it died again before we came to know that it was there
-                took = time.perf_counter() - began
-                print(f"the engine{self._called} is back after {took:.1f} s", file=sys.stderr, flush=True)
+                    continue  # it died again before this task ran
+                self._log(f"the engine{self._of_model} is back after {time.perf_counter() - began:.1f} s")
                 return
         finally:
             self._restart_task = None
+
+    def _log(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
 
     def _keep_stats(self) -> None:
         self.counters.preempted += self.stats.preempted
@@ -148,6 +162,8 @@ class EngineClient:
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(process.stop, timeout_s)
+        if self._exit_task is not None:
+            await self._exit_task
         self._fail_all("engine_died", "The server is shutting down.")
 
     # -- events --------------------------------------------------------------------------------------------
@@ -174,14 +190,14 @@ class EngineClient:
                     if not question.done():
                         question.set_exception(RequestFailedError(event))
                 case Prompted(id=key) | Delta(id=key) | Failure(id=key):
-                    # Somebody is served: what went wrong before is over.
+                    # The engine works: the next restart need not wait.
                     self._backoff_s = 0.0
                     self._deliver(key, event)
 
     def _deliver(self, key: str, event: Prompted | Delta | Failure) -> None:
         stream = self._streams.get(key)
         if stream is None:
-            return  # canceled while the event was on its way
+            return  # cancelled while the event was on its way
         if isinstance(event, Delta):
             self.counters.observe(self._times[event.id], event)
         if isinstance(event, Prompted):

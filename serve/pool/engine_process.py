@@ -1,6 +1,8 @@
-"""One life of the engine process, and the two threads that carry messages to it and from it.
+"""One engine process, from start to exit, and the two threads that carry messages to it and from it.
 
-Engines are forked from a process that has their libraries imported (``preload``), or started from nothing.
+Engines are forked from a process that has imported their libraries (see ``preload``), or started from nothing.
+
+Tested in tests/serve/pool/test_engine_client.py, tests/serve/test_reliability_deaths.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 
 from serve.engine.config import EngineConfig
 from serve.engine.engine_main import run_process
@@ -23,13 +24,13 @@ _preloading = False
 
 
 def preload() -> None:
-    """Begins to import the engine's libraries in a process of its own, so that this is done when the configuration
-    is read, and need not be done again when an engine is started after another has died.
+    """Starts a process that imports the engine's libraries while this one reads the configuration.
 
-    The environment of engines is this process's at this moment: what they are to see must be set before.
+    Every engine is then forked from it, also one that replaces an engine that has died. Engines get the environment
+    variables that this process has now, so set what they need before.
     """
     global _preloading
-    # Elsewhere, forking a process that has used system libraries is not safe.
+    # On other systems it is not safe to fork a process that has used system libraries.
     if sys.platform == "linux":
         multiprocessing.set_forkserver_preload(_PRELOADED)
         forkserver.ensure_running()
@@ -37,7 +38,11 @@ def preload() -> None:
 
 
 class EngineProcess:
-    """A started process. ``on_events`` and ``on_end`` are called with it from another thread, the latter once."""
+    """A started process.
+
+    ``on_events`` is called with each list of events, ``on_end`` once, when the process has closed its end of the
+    pipe. Both get this object and are called from another thread.
+    """
 
     def __init__(
         self,
@@ -47,16 +52,16 @@ class EngineProcess:
         on_end: Callable[[EngineProcess], None],
     ) -> None:
         context = multiprocessing.get_context("forkserver" if _preloading else "spawn")
-        commands_out, self._commands = context.Pipe(duplex=False)
-        self._events, events_in = context.Pipe(duplex=False)
+        commands_out, self._command_pipe = context.Pipe(duplex=False)
+        self._event_pipe, events_in = context.Pipe(duplex=False)
         self._process = context.Process(
             target=run_process, args=(config, commands_out, events_in), name="slm-engine", daemon=True
         )
         self._process.start()
-        # Our copies of the child's ends must go, or its death would never show as an end of file.
+        # While this process holds copies of the child's ends, the child's death would not be an end of file.
         commands_out.close()
         events_in.close()
-        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._to_send: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._on_events, self._on_end = on_events, on_end
         threading.Thread(target=self._write, name="engine-commands", daemon=True).start()
         threading.Thread(target=self._read, name="engine-events", daemon=True).start()
@@ -67,26 +72,25 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, command: Command) -> None:
-        """Puts a command on its way; never blocks."""
-        self._outbox.put(command)
+        """Queues a command; never blocks."""
+        self._to_send.put(command)
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):
-            while (command := self._outbox.get()) is not None:
-                self._commands.send(command)
-        self._commands.close()
+            while (command := self._to_send.get()) is not None:
+                self._command_pipe.send(command)
+        self._command_pipe.close()
 
     def _read(self) -> None:
-        connection: Connection = self._events
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._on_events(self, connection.recv())
+                self._on_events(self, self._event_pipe.recv())
         self._on_end(self)
 
     def stop(self, timeout_s: float) -> int | None:
-        """Ends the process, by force after the time; returns its exit code. Blocks."""
-        self._outbox.put(Shutdown())
-        self._outbox.put(None)
+        """Ends the process and returns its exit code. Blocks; kills the process after ``timeout_s`` seconds."""
+        self._to_send.put(Shutdown())
+        self._to_send.put(None)
         self._process.join(timeout_s)
         if self._process.is_alive():
             self._process.kill()

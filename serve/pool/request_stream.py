@@ -1,4 +1,7 @@
-"""A request on its way through the engine, as its route sees it, and how it may end without a result."""
+"""The events of one request's sequences, as a route reads them, and the ways in which it may end without a result.
+
+Tested in tests/serve/pool/test_engine_client.py, tests/serve/test_deadlines.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from serve.engine.messages import Delta, Failure, Prompted
 
 
 class QueueFullError(Exception):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 class EngineDownError(Exception):
@@ -25,12 +28,12 @@ class RequestFailedError(Exception):
 
 
 class RequestStream:
-    """A request's sequences on their way: their events as they come. ``cancel`` it when leaving early."""
+    """The events of a request's sequences, in the order in which they come. Who leaves early calls ``cancel``."""
 
     def __init__(self, sequence_ids: list[str], cancel: Callable[[str], None]) -> None:
         self._cancel = cancel
         self._index = {sequence_id: i for i, sequence_id in enumerate(sequence_ids)}
-        self._left = set(sequence_ids)
+        self._unfinished = set(sequence_ids)
         self._events: asyncio.Queue[Prompted | Delta | Failure] = asyncio.Queue()
 
     def put(self, event: Prompted | Delta | Failure) -> None:
@@ -38,19 +41,19 @@ class RequestStream:
         self._events.put_nowait(event)
 
     def expire(self) -> None:
-        """Fails it for want of time."""
+        """Fails the request because its time is over."""
         message = "The request's time is over, and the engine has not answered."
         self.put(Failure(id=next(iter(self._index)), code="deadline_exceeded", message=message))
 
     @property
     def done(self) -> bool:
-        """Whether every sequence has finished and all its events were taken."""
-        return not self._left
+        """Whether every sequence has finished and all events have been read."""
+        return not self._unfinished
 
     async def next_events(self) -> list[tuple[int, Prompted | Delta]]:
-        """All events that are there, at least one, each with the index of its sequence.
+        """Waits for an event and returns all that are there, each with the index of its sequence.
 
-        Raises ``RequestFailedError`` when a sequence failed; the others then are of no use.
+        Raises ``RequestFailedError`` when a sequence has failed; the request then has no result.
         """
         events = [await self._events.get()]
         while not self._events.empty():
@@ -60,11 +63,11 @@ class RequestStream:
             if isinstance(event, Failure):
                 raise RequestFailedError(event)
             if isinstance(event, Delta) and event.finish:
-                self._left.discard(event.id)
+                self._unfinished.discard(event.id)
             out.append((self._index[event.id], event))
         return out
 
     def cancel(self) -> None:
-        """Nothing more is wanted; frees the slots of what is unfinished. Safe to call at any time."""
+        """Stops the unfinished sequences and frees their slots. Safe to call at any time, and again."""
         for sequence_id in self._index:
             self._cancel(sequence_id)
