@@ -13,9 +13,9 @@ from itertools import accumulate
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from slm.llama.errors import KvCacheFull, LlamaError
+from slm.llama.errors import KvCacheFull, LlamaError, MisuseError
 from slm.llama.gguf_check import ggml_type_id
-from slm.llama.log import clear_log, last_error
+from slm.llama.log import clear_log, first_error
 from slm.llama.model import Model
 
 
@@ -23,43 +23,71 @@ class Batch:
     """Up to ``capacity`` tokens, each with its position, its sequence and whether its logits are wanted."""
 
     def __init__(self, capacity: int, n_seq_max: int = 1) -> None:
-        assert capacity > 0
-        assert n_seq_max > 0
+        if capacity <= 0 or n_seq_max <= 0:
+            raise MisuseError(f"a batch of {capacity} tokens and {n_seq_max} sequences")
         self.capacity, self.n_seq_max, self._n = capacity, n_seq_max, 0
-        # numpy owns the memory, so that a prefill chunk is written as a slice and nothing needs freeing.
+        self.highest_token = -1
+        """The highest token id in it; -1 while it is empty. ``Context.decode`` compares it with the vocabulary."""
+        # numpy owns the memory, so that a prefill chunk is written as a slice and nothing needs freeing. Single
+        # tokens go through the views, which take a third of the time.
         self._token = np.zeros(capacity, np.int32)
         self._pos = np.zeros(capacity, np.int32)
         self._n_seq = np.ones(capacity, np.int32)
         self._seq = np.zeros(capacity, np.int32)
-        self._logits = np.zeros(capacity, np.int8)
+        self._flags = bytearray(capacity)
+        self._logits = np.frombuffer(self._flags, np.int8)
+        self._token_view, self._pos_view, self._seq_view = map(memoryview, (self._token, self._pos, self._seq))
         self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
         self._filled = self._make_struct()  # the arrays stay where they are: only the count changes
 
     def clear(self) -> None:
         """Empties the batch."""
-        self._n = 0
+        self._n, self.highest_token = 0, -1
 
     def add(self, token: int, pos: int, seq_id: int, logits: bool) -> int:
-        """Appends one token; returns its index, which ``Context.logits`` takes."""
-        return self.extend((token,), pos, seq_id, logits)
+        """Appends one token; returns its index, which ``Context.logits`` takes. ``LlamaError`` for a negative id."""
+        i = self._n
+        self._check(1, pos, seq_id)
+        if token < 0:
+            raise LlamaError(f"token id {token} is negative")
+        self._token_view[i] = token
+        self._pos_view[i] = pos
+        self._seq_view[i] = seq_id
+        self._flags[i] = logits
+        if token > self.highest_token:
+            self.highest_token = token
+        self._n = i + 1
+        return i
 
     def extend(self, tokens: Sequence[int], pos: int, seq_id: int, logits: bool, *, every: bool = False) -> int:
         """Appends consecutive tokens from position ``pos`` on; logits of the last one (or of ``every`` one).
 
-        Returns the index of the last token.
+        Returns the index of the last token. ``LlamaError`` for a negative id.
         """
+        if len(tokens) == 1:
+            return self.add(tokens[0], pos, seq_id, logits)
         start, stop = self._n, self._n + len(tokens)
-        assert len(tokens) > 0
-        assert stop <= self.capacity, f"a batch of {self.capacity} tokens cannot take {len(tokens)} more"
-        assert 0 <= seq_id < self.n_seq_max, f"sequence {seq_id} of {self.n_seq_max}"
-        assert pos >= 0
+        self._check(len(tokens), pos, seq_id)
         self._token[start:stop] = tokens
-        self._pos[start:stop] = range(pos, pos + len(tokens)) if len(tokens) > 1 else pos
+        # Read without a sign, a negative id is a large one.
+        highest = int(self._token[start:stop].view(np.uint32).max())
+        if highest >= 2**31:
+            raise LlamaError("a token id is negative")
+        self.highest_token = max(self.highest_token, highest)
+        self._pos[start:stop] = np.arange(pos, pos + len(tokens))
         self._seq[start:stop] = seq_id
         self._logits[start:stop] = logits and every
         self._logits[stop - 1] = logits
         self._n = stop
         return stop - 1
+
+    def _check(self, n: int, pos: int, seq_id: int) -> None:
+        if not 0 < n <= self.capacity - self._n:
+            raise MisuseError(f"a batch of {self.capacity} tokens that holds {self._n} cannot take {n} more")
+        if not 0 <= seq_id < self.n_seq_max:
+            raise MisuseError(f"sequence {seq_id} of {self.n_seq_max}")
+        if pos < 0:
+            raise MisuseError(f"position {pos} is negative")
 
     def __len__(self) -> int:
         return self._n
@@ -110,9 +138,8 @@ class Context:
     ) -> None:
         from slm.machine.hardware import n_threads as default_threads
 
-        assert n_ctx > 0
-        assert n_batch > 0
-        assert 0 < n_seq_max <= C.llama_max_parallel_sequences()
+        if n_ctx <= 0 or n_batch <= 0 or not 0 < n_seq_max <= C.llama_max_parallel_sequences():
+            raise MisuseError(f"a context of {n_ctx} tokens, batches of {n_batch} and {n_seq_max} sequences")
         self.model = model
         self._ctx = None
         params = C.llama_context_default_params()
@@ -134,7 +161,7 @@ class Context:
         clear_log()
         self._ctx = C.llama_init_from_model(model._open(), params)
         if not self._ctx:
-            raise LlamaError(f"llama.cpp cannot make a context of {n_ctx} tokens: {last_error()}")
+            raise LlamaError(f"llama.cpp cannot make a context of {n_ctx} tokens: {first_error()}")
         self._memory = C.llama_get_memory(self._ctx)
         self.n_ctx: int = C.llama_n_ctx(self._ctx)
         self.n_batch: int = C.llama_n_batch(self._ctx)
@@ -154,13 +181,13 @@ class Context:
 
         Raises ``KvCacheFull`` when the cache has no room (nothing changed), ``LlamaError`` for all else.
         """
-        assert self._ctx, "the context is closed"
-        n = len(batch)
-        assert batch.n_seq_max <= self.n_seq_max
+        self._check_open()
+        n = batch._n
+        if batch.n_seq_max > self.n_seq_max:
+            raise MisuseError(f"a batch of {batch.n_seq_max} sequences; this context takes {self.n_seq_max}")
         if n == 0 or n > self.n_batch:
             raise LlamaError(f"a batch of {n} tokens; this context takes 1 to {self.n_batch}")
-        # Read without a sign, a negative id is a large one.
-        if batch._token[:n].view(np.uint32).max() >= self.model.n_vocab:
+        if batch.highest_token >= self.model.n_vocab:
             raise LlamaError(f"a token id outside the vocabulary (0 to {self.model.n_vocab - 1})")
         self._wanted, self._address = b"", None
         clear_log()
@@ -168,8 +195,8 @@ class Context:
         if status == 1:
             raise KvCacheFull(f"no room for {n} tokens in the KV cache of {self.n_ctx}")
         if status != 0:
-            raise LlamaError(f"llama_decode returned {status}: {last_error()}")
-        self._wanted = batch._logits[:n].tobytes()
+            raise LlamaError(f"llama_decode returned {status}: {first_error()}")
+        self._wanted = batch._flags[:n]
 
     def row(self, i: int) -> np.ndarray:
         """float32 [n_vocab]: a view of the logits of the last batch's ``i``-th entry, which must have asked; the next
@@ -188,8 +215,10 @@ class Context:
 
     def _locate(self, i: int) -> tuple[int, int]:
         """The address of all rows, and which of them is the ``i``-th entry's."""
-        assert 0 <= i < len(self._wanted), f"entry {i} of a batch of {len(self._wanted)}"
-        assert self._wanted[i], f"entry {i} did not ask for logits"
+        if not 0 <= i < len(self._wanted):
+            raise MisuseError(f"entry {i} of a batch of {len(self._wanted)}")
+        if not self._wanted[i]:
+            raise MisuseError(f"entry {i} did not ask for logits")
         if self._address is None:
             # Once per batch, and in plain Python: numpy's first calls after a batch, which has emptied the caches,
             # take longer than picking a token.
@@ -214,8 +243,7 @@ class Context:
 
         ``copy=False`` gives a view that the next ``decode`` overwrites.
         """
-        assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
-        assert all(self._wanted), "some entries of the batch did not ask for logits"
+        self._check_all_wanted(n)
         rows = C.llama_get_logits(self._ctx)
         if not rows:
             raise LlamaError("llama.cpp has no logits")
@@ -225,12 +253,17 @@ class Context:
     def embeddings_all(self, n: int) -> np.ndarray:
         """float32 [n, n_embd]: the normed output of the last layer for each of the last batch's ``n`` entries, a
         copy. The context must have been made with ``embeddings``, and every entry must have asked for logits."""
-        assert n == len(self._wanted), f"{n} rows of a batch of {len(self._wanted)}"
-        assert all(self._wanted), "some entries of the batch did not ask for logits"
+        self._check_all_wanted(n)
         rows = C.llama_get_embeddings(self._ctx)
         if not rows:
             raise LlamaError("llama.cpp has no embeddings")
         return np.ctypeslib.as_array(rows, shape=(n, self.model.n_embd)).copy()
+
+    def _check_all_wanted(self, n: int) -> None:
+        if n != len(self._wanted):
+            raise MisuseError(f"{n} rows of a batch of {len(self._wanted)}")
+        if not all(self._wanted):
+            raise MisuseError("some entries of the batch did not ask for logits")
 
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Forgets positions p0 <= p < p1 of a sequence (-1: to the end). False where that is impossible."""
@@ -255,20 +288,25 @@ class Context:
         return C.llama_memory_seq_pos_min(self._memory, seq_id), C.llama_memory_seq_pos_max(self._memory, seq_id)
 
     def _check_seq(self, seq_id: int) -> None:
-        assert self._ctx, "the context is closed"
-        # Not an assert with a range alone: llama.cpp takes a negative id as "every sequence".
-        assert 0 <= seq_id < self.n_seq_max, f"sequence {seq_id} of {self.n_seq_max}"
+        self._check_open()
+        # llama.cpp would take a negative id as "every sequence".
+        if not 0 <= seq_id < self.n_seq_max:
+            raise MisuseError(f"sequence {seq_id} of {self.n_seq_max}")
+
+    def _check_open(self) -> None:
+        if not self._ctx:
+            raise MisuseError("the context is closed")
 
     def clear(self) -> None:
         """Forgets every sequence."""
-        assert self._ctx, "the context is closed"
+        self._check_open()
         C.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:
         """Frees the cache. Safe to call twice; call it before the model's ``close``."""
         if self._ctx:
             C.llama_free(self._ctx)
-            self._ctx = None
+            self._ctx, self._wanted = None, b""  # its logits went with it
 
     def __enter__(self) -> Context:
         return self

@@ -11,3 +11,8 @@ class KvCacheFull(LlamaError):  # noqa: N818 (what happened, as the field calls 
 
 class GrammarDeadEndError(LlamaError):
     """No token fits the grammar and the other constraints, or the grammar takes too long."""
+
+
+class MisuseError(AssertionError):
+    """A call that would abort the process inside native code, such as one on a closed context. The caller has a
+    defect. Unlike an ``assert``, the check that raises this stays under ``python -O``."""

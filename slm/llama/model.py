@@ -14,9 +14,9 @@ from pathlib import Path
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from slm.llama.errors import LlamaError
+from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import read_header
-from slm.llama.log import clear_log, last_error
+from slm.llama.log import clear_log, first_error
 from slm.llama.utf8 import to_utf8, unfinished_character
 
 
@@ -40,7 +40,7 @@ class Model:
         clear_log()
         self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
-            raise LlamaError(f"llama.cpp cannot load {self.path}: {last_error()}")
+            raise LlamaError(f"llama.cpp cannot load {self.path}: {first_error()}")
         self._vocab = C.llama_model_get_vocab(self._model)
         self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(self._model)
@@ -62,7 +62,8 @@ class Model:
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab)
 
     def _open(self) -> object:
-        assert self._model, "the model is closed"
+        if not self._model:
+            raise MisuseError("the model is closed")
         return self._model
 
     def check_token(self, token: int) -> int:

@@ -1,5 +1,5 @@
-// Picks a token from a row of logits: few candidates are found in one reading, and llama.cpp's own sampler links
-// choose among these. See slm/pick.py, which fills `Chain` and says what the answers mean.
+// Picks a token from a row of logits: few candidates are found in one reading, and llama.cpp's own samplers choose
+// among these. See slm/llama/pick.py, which fills `Chain` and says what the answers mean.
 //
 // The vocabulary is read in blocks whose highest entries are kept: the k-th highest of these is at most the k-th
 // highest of all, so that only blocks above it can hold one of the k.
@@ -33,7 +33,7 @@ struct Tokens {
     int64_t selected;
     bool sorted;
 };
-typedef void (*Apply)(void* link, Tokens* tokens);
+typedef void (*Apply)(void* sampler, Tokens* tokens);
 
 inline V load(const float* at) {
     V v;
@@ -143,10 +143,10 @@ extern "C" {
 
 struct Chain {
     Apply apply;            // llama_sampler_apply
-    void** links;           // the chain's, the bias left out
-    int32_t n_links;
-    int32_t kind;           // of the first link
-    float figure;           // its k, p or temperature
+    void** samplers;        // the chain's, the bias left out
+    int32_t n_samplers;
+    int32_t kind;           // of the first sampler
+    float parameter;        // its k, p or temperature
     int32_t n_bias;
     const int32_t* bias_ids;
     const float* bias;      // added to the logits of these
@@ -161,7 +161,7 @@ namespace {
 
 int choose(const Chain& chain, int from, Token* tokens, int n) {
     Tokens array = {tokens, static_cast<size_t>(n), -1, false};
-    for (int i = from; i < chain.n_links; ++i) chain.apply(chain.links[i], &array);
+    for (int i = from; i < chain.n_samplers; ++i) chain.apply(chain.samplers[i], &array);
     if (array.selected < 0 || array.selected >= static_cast<int64_t>(array.size)) return LOOK_AT_ALL;
     return array.data[array.selected].id;
 }
@@ -201,12 +201,12 @@ int draw(const Chain& chain, const Row& row, Token* tokens) {
     int i = 0;
     for (; i + GROUPS <= row.n; i += GROUPS) {
         for (int g = 0; g < GROUPS / LANES; ++g) {
-            sums[g] += exp_of((load(row.x + i + g * LANES) - row.highest) / chain.figure);
+            sums[g] += exp_of((load(row.x + i + g * LANES) - row.highest) / chain.parameter);
         }
     }
     float parts[GROUPS];
     std::memcpy(parts, sums, sizeof parts);
-    for (int g = 0; i < row.n; ++i, ++g) parts[g] += std::exp((row.x[i] - row.highest) / chain.figure);
+    for (int g = 0; i < row.n; ++i, ++g) parts[g] += std::exp((row.x[i] - row.highest) / chain.parameter);
     int n = 0;
     for (int g = 0; g < GROUPS; ++g) {
         if (parts[g] > 0.0f) tokens[n++] = {g, std::log(parts[g]), 0.0f};
@@ -238,16 +238,16 @@ int pick(const Chain& chain, const float* x, int n_vocab) {
             return static_cast<int>(std::find(x + b * BLOCK, x + n_vocab, row.highest) - x);
         }
         case TOP_K: {
-            const float bound = row.bound(static_cast<int>(chain.figure), scratch);
+            const float bound = row.bound(static_cast<int>(chain.parameter), scratch);
             if (bound > -INFINITY) n = row.collect(bound, tokens);
             return n > 0 ? choose(chain, 0, tokens, n) : LOOK_AT_ALL;
         }
         case TOP_P:
-            n = nucleus(row, chain.figure, tokens, scratch);
+            n = nucleus(row, chain.parameter, tokens, scratch);
             return n > 0 ? choose(chain, 1, tokens, n) : LOOK_AT_ALL;
         case MIN_P:
-            // A little more than is kept: the link itself decides.
-            n = row.collect(row.highest + std::log(chain.figure) - 1e-3f, tokens);
+            // A little more than is kept: the sampler itself decides.
+            n = row.collect(row.highest + std::log(chain.parameter) - 1e-3f, tokens);
             return n > 0 ? choose(chain, 0, tokens, n) : LOOK_AT_ALL;
         case TEMPERATURE:
             return draw(chain, row, tokens);

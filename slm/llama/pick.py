@@ -1,8 +1,8 @@
 """Picks a token from a row of logits by a sampler chain, in C++ (pick.cpp): a tenth of the time that llama.cpp's chain
 takes on the whole vocabulary, and the same pick.
 
-Built at first use, in half a second. Where that cannot be, ``available()`` is False, and slm/narrow.py does the same
-in numpy.
+It is built at first use, in half a second. Without a compiler ``available()`` is False, and llama.cpp's own chain
+picks from the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slm.machine import cpp_build
 NOT_NUMBERS = -1
 """The row holds a NaN."""
 LOOK_AT_ALL = -2
-"""This chain, or this row, leaves too many candidates: llama.cpp has to choose among all."""
+"""This chain, or this row, leaves too many candidates: llama.cpp has to pick from the whole vocabulary."""
 
 _KINDS = {"greedy": 0, "top_k": 1, "top_p": 2, "min_p": 3, "temperature": 4}
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=c++17")
@@ -28,10 +28,10 @@ _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=c++17")
 class _Chain(ctypes.Structure):
     _fields_ = (
         ("apply", ctypes.c_void_p),
-        ("links", ctypes.c_void_p),
-        ("n_links", ctypes.c_int32),
+        ("samplers", ctypes.c_void_p),
+        ("n_samplers", ctypes.c_int32),
         ("kind", ctypes.c_int32),
-        ("figure", ctypes.c_float),
+        ("parameter", ctypes.c_float),
         ("n_bias", ctypes.c_int32),
         ("bias_ids", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
@@ -39,7 +39,7 @@ class _Chain(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether it is built, or can be; builds it."""
+    """Whether the picker is built or can be built; builds it."""
     return _library() is not None
 
 
@@ -57,34 +57,34 @@ def _library() -> ctypes.CDLL | None:
 
 
 def picker(
-    links: list[tuple[str, float, int]],
+    samplers: list[tuple[str, float, int]],
     bias: tuple[np.ndarray, np.ndarray] | None,
     *,
     apply: Callable[..., None],
     n_vocab: int,
 ) -> Callable[[int], int] | None:
     """A function from the address of a row of logits, float32 [n_vocab], to a token's id, ``NOT_NUMBERS`` or
-    ``LOOK_AT_ALL``. None where the library is not there, or the chain begins with a link that has to see every token.
+    ``LOOK_AT_ALL``. None where the library is not there, or where the first sampler has to see every token.
 
-    ``links``: name, figure and address of each of llama.cpp's links, the bias left out; they must outlive the
-    function. ``bias``: token ids and what is added to their logits. ``apply``: llama.cpp's llama_sampler_apply.
+    ``samplers``: name, parameter and address of each of llama.cpp's samplers, the bias left out; they must outlive
+    the function. ``bias``: token ids and what is added to their logits. ``apply``: llama.cpp's llama_sampler_apply.
     """
-    what, figure, _ = links[0]
+    name, parameter, _ = samplers[0]
     # A drawn group of tokens stands for a draw only where nothing comes between.
-    draws = what != "temperature" or (len(links) == 2 and links[1][0] == "dist")
-    inside = figure > 0 if what == "top_k" else 0 < figure < 1 or what in ("greedy", "temperature")
+    draws = name != "temperature" or (len(samplers) == 2 and samplers[1][0] == "dist")
+    inside = parameter > 0 if name == "top_k" else 0 < parameter < 1 or name in ("greedy", "temperature")
     library = _library()
-    if library is None or what not in _KINDS or not draws or not inside:
+    if library is None or name not in _KINDS or not draws or not inside:
         return None
-    addresses = (ctypes.c_void_p * len(links))(*[link for _, _, link in links])
+    addresses = (ctypes.c_void_p * len(samplers))(*[address for _, _, address in samplers])
     ids, added = bias if bias is not None else (np.zeros(0), np.zeros(0))
     ids, added = ids.astype(np.int32), added.astype(np.float32)
     chain = _Chain(
         apply=ctypes.cast(apply, ctypes.c_void_p).value,
-        links=ctypes.addressof(addresses),
-        n_links=len(links),
-        kind=_KINDS[what],
-        figure=figure,
+        samplers=ctypes.addressof(addresses),
+        n_samplers=len(samplers),
+        kind=_KINDS[name],
+        parameter=parameter,
         n_bias=len(ids),
         bias_ids=ids.ctypes.data,
         bias=added.ctypes.data,

@@ -14,7 +14,7 @@ import numpy as np
 from data.errors import UserError, nearest
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import ggml_type_id, read_header
-from slm.llama.log import clear_log, last_error, log_lines
+from slm.llama.log import clear_log, first_error, log_lines
 
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -97,5 +97,5 @@ def quantize(
     if status != 0:
         with contextlib.suppress(FileNotFoundError):
             dst.unlink()
-        raise LlamaError(f"llama.cpp cannot quantize {src} to {name}: {last_error()}")
+        raise LlamaError(f"llama.cpp cannot quantize {src} to {name}: {first_error()}")
     return log_lines()

@@ -1,5 +1,9 @@
 """llama.cpp's sampler chain for one sequence, with a grammar before it where one is given.
 
+Two paths pick the same token: the compiled picker (see slm/llama/pick.py), which looks at few candidates, and
+llama.cpp's own chain over the whole vocabulary, which is there without a compiler, too. Only a plain draw by
+temperature differs: both draw from the same distribution, but the same seed gives other tokens.
+
 Everything is checked first: llama.cpp's samplers abort the process on
 what they do not expect, and a grammar throws through C when it is handed a token that it forbids.
 """
@@ -14,10 +18,9 @@ from collections.abc import Callable, Mapping
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from slm.llama import narrow
 from slm.llama.context import Context
-from slm.llama.errors import GrammarDeadEndError, LlamaError
-from slm.llama.log import clear_log, last_error
+from slm.llama.errors import GrammarDeadEndError, LlamaError, MisuseError
+from slm.llama.log import clear_log, first_error
 from slm.llama.model import Model
 from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, picker
 from slm.llama.utf8 import to_utf8, unfinished_character
@@ -25,16 +28,18 @@ from slm.llama.utf8 import to_utf8, unfinished_character
 _MAX_GRAMMAR_BYTES = 64 * 1024
 _MAX_GRAMMAR_DEPTH = 64
 
+_MAX_GRAMMAR_SECONDS = 2.0
+"""For one token. An ambiguous grammar can take longer with every token; above this it is given up."""
 
-_GRAMMAR_PATIENCE_S = 2.0
-"""An ambiguous grammar can take longer with every token; one that took so long for a token is given up."""
+_NOT_NUMBERS = "the model gave logits that are not numbers"
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-assert _CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
+if _CANDIDATE.itemsize != ctypes.sizeof(C.llama_token_data):
+    raise MisuseError("llama-cpp-python's llama_token_data has another layout than this module expects")
 
 
 class Sampler:
-    """A sampler chain; links apply in the order they are added, and the last must be ``greedy`` or ``dist``.
+    """A sampler chain; samplers apply in the order they are added, and the last must be ``greedy`` or ``dist``.
 
     A grammar applies before all of them, whenever it is added.
     """
@@ -48,21 +53,26 @@ class Sampler:
         self._pending = b""
         """The beginning of a character at the end of what the grammar has seen."""
         self._picks = False
-        self._links: list[tuple[str, float, object]] = []
-        """Name, figure and handle of each, the bias left out; the chain owns them."""
+        self._samplers: list[tuple[str, float, object]] = []
+        """Name, parameter and handle of each, the bias left out; the chain owns them."""
         self._bias: tuple[np.ndarray, np.ndarray] | None = None
         """Token ids and what is added to their logits."""
         self._picker: Callable[[int], int] | None = None
 
-    def _add(self, link: object, what: str, figure: float = 0.0) -> Sampler:
-        assert self._chain, "the sampler is closed"
-        assert not self._picks, f"{what} after the link that picks the token"
-        if not link:
-            raise LlamaError(f"llama.cpp refused the sampler {what}")
-        C.llama_sampler_chain_add(self._chain, link)
-        if what != "logit_bias":
-            self._links.append((what, figure, link))
+    def _add(self, sampler: object, name: str, parameter: float = 0.0) -> Sampler:
+        self._check_open()
+        if self._picks:
+            raise MisuseError(f"{name} after the sampler that picks the token")
+        if not sampler:
+            raise LlamaError(f"llama.cpp refused the sampler {name}")
+        C.llama_sampler_chain_add(self._chain, sampler)
+        if name != "logit_bias":
+            self._samplers.append((name, parameter, sampler))
         return self
+
+    def _check_open(self) -> None:
+        if not self._chain:
+            raise MisuseError("the sampler is closed")
 
     def logit_bias(self, bias: Mapping[int, float]) -> Sampler:
         """Adds to the logits of token ids; -inf is allowed and bans."""
@@ -72,10 +82,9 @@ class Sampler:
         for entry, (token, value) in zip(entries, bias.items(), strict=True):
             entry.token = self.model.check_token(token)
             entry.bias = _number(value, "logit_bias", low=-math.inf, high=1e9)
-        link = C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries)
-        self._add(link, "logit_bias")
-        assert self._bias is None
-        assert not self._links, "logit_bias comes first"
+        if self._bias is not None or self._samplers:
+            raise MisuseError("logit_bias comes first, and once")
+        self._add(C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries), "logit_bias")
         self._bias = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
         return self
 
@@ -84,8 +93,8 @@ class Sampler:
         _number(repeat, "repeat_penalty", low=1e-3, high=100)
         _number(frequency, "frequency_penalty", low=-100, high=100)
         _number(presence, "presence_penalty", low=-100, high=100)
-        link = C.llama_sampler_init_penalties(self.model.n_vocab, last_n, repeat, frequency, presence)
-        return self._add(link, "penalties")
+        sampler = C.llama_sampler_init_penalties(self.model.n_vocab, last_n, repeat, frequency, presence)
+        return self._add(sampler, "penalties")
 
     def top_k(self, k: int) -> Sampler:
         """Keeps the k likeliest; k <= 0 keeps all."""
@@ -111,9 +120,10 @@ class Sampler:
     def grammar(self, gbnf: str, root: str = "root") -> Sampler:
         """Constrains to a GBNF grammar. Raises ``LlamaError`` for one that is malformed, too long or too deep
         (llama.cpp's parser recurses: deep nesting overflows its stack). Not checked here: endless left recursion
-        and branching, which hang llama.cpp (serve/gbnf.py checks a stranger's grammar)."""
-        assert self._chain, "the sampler is closed"
-        assert self._grammar is None, "one grammar is enough"
+        and branching, which hang llama.cpp (serve/grammar/gbnf.py checks a stranger's grammar)."""
+        self._check_open()
+        if self._grammar is not None:
+            raise MisuseError("one grammar is enough")
         raw = to_utf8(gbnf)
         depth = deepest = 0
         for byte in raw:
@@ -127,10 +137,10 @@ class Sampler:
                 f"and {_MAX_GRAMMAR_DEPTH} levels are allowed"
             )
         clear_log()
-        link = C.llama_sampler_init_grammar(self.model._vocab, raw, root.encode())
-        if not link:
-            raise LlamaError(f"llama.cpp refused the grammar: {last_error()}")
-        self._grammar = link
+        sampler = C.llama_sampler_init_grammar(self.model._vocab, raw, root.encode())
+        if not sampler:
+            raise LlamaError(f"llama.cpp refused the grammar: {first_error()}")
+        self._grammar = sampler
         return self
 
     def greedy(self) -> Sampler:
@@ -140,92 +150,43 @@ class Sampler:
 
     def dist(self, seed: int) -> Sampler:
         """Draws from what is left; ``seed`` below 2^32 - 1 (that value means "any" to llama.cpp)."""
-        assert 0 <= seed < 2**32 - 1
+        if not 0 <= seed < 2**32 - 1:
+            raise MisuseError(f"the seed {seed} is not below 2^32 - 1")
         self._add(C.llama_sampler_init_dist(seed), "dist")
         return self._ends()
 
     def _ends(self) -> Sampler:
         self._picks = True
-        links = [(what, figure, _address(link)) for what, figure, link in self._links]
-        self._picker = picker(links, self._bias, apply=C.llama_sampler_apply, n_vocab=self.model.n_vocab)
+        samplers = [(name, parameter, _address(sampler)) for name, parameter, sampler in self._samplers]
+        self._picker = picker(samplers, self._bias, apply=C.llama_sampler_apply, n_vocab=self.model.n_vocab)
         return self
 
     def sample(self, context: Context, i: int) -> int:
         """Picks a token from the logits of the last batch's ``i``-th entry and lets the chain remember it."""
-        assert self._chain
-        assert self._picks, "the chain does not end in greedy or dist"
-        # NaN logits make llama.cpp's sampler abort the process.
-        problem = "the model gave logits that are not numbers"
+        self._check_open()
+        if not self._picks:
+            raise MisuseError("the chain does not end in greedy or dist")
         if self._picker is not None and self._grammar is None:
             token = self._picker(context.row_address(i))
             if token >= 0:
                 return token
             if token == NOT_NUMBERS:
-                raise LlamaError(problem)
+                raise LlamaError(_NOT_NUMBERS)
             assert token == LOOK_AT_ALL
         row = context.row(i)
-        highest = float(row.max())
-        if math.isnan(highest):
-            raise LlamaError(problem)
+        # NaN logits make llama.cpp's samplers abort the process. A row that holds one has NaN as its maximum.
+        if math.isnan(row.max()):
+            raise LlamaError(_NOT_NUMBERS)
         if self._grammar is not None:
             return self._sample_with_grammar(row)
-        token = self._sample_narrowed(row, highest)
-        return C.llama_sampler_sample(self._chain, context._ctx, i) if token is None else token
-
-    def _sample_narrowed(self, row: np.ndarray, highest: float) -> int | None:
-        """The same pick from few candidates, by links that look at these alone; None where the chain begins with a
-        link that has to see them all, or when they are many."""
-        if self._links[0][0] == "top_k":
-            return None  # llama.cpp's own finds the highest as fast
-        if self._bias is None:
-            return self._pick_narrowed(row, highest)
-        ids, added = self._bias
-        own = row[ids]
-        row[ids] += added
-        try:
-            if added.max() > 0 or own.max() >= highest:
-                highest = float(row.max())
-            return self._pick_narrowed(row, highest)
-        finally:
-            row[ids] = own  # others read the row, too: it is the context's
-
-    def _pick_narrowed(self, row: np.ndarray, highest: float) -> int | None:
-        if highest == -math.inf:
-            return None
-        (what, figure, _), *rest = self._links
-        if what == "greedy":
-            return int(row.argmax())
-        if what == "top_p" and 0 < figure < 1:
-            ids = narrow.nucleus(row, highest, figure)
-            if ids is None:
-                ids = narrow.nucleus(row, highest, figure, most=8192)
-            return None if ids is None else self._apply(rest, row, ids)
-        if what == "min_p" and 0 < figure < 1:
-            # A little more than is kept: the link itself decides.
-            return self._apply(self._links, row, np.flatnonzero(row >= highest + math.log(figure) - 1e-3))
-        if what == "temperature" and rest[0][0] == "dist":
-            parts = narrow.groups(row, highest, figure)
-            group = self._apply(rest, parts, np.flatnonzero(parts > -np.inf))
-            ids = narrow.members(group, len(row))
-            return self._apply(self._links, row, ids[row[ids] > -np.inf])
-        return None
-
-    def _apply(self, links: list[tuple[str, float, object]], row: np.ndarray, ids: np.ndarray) -> int:
-        candidates = np.zeros(len(ids), _CANDIDATE)
-        candidates["id"] = ids
-        candidates["logit"] = row[ids]
-        array = _array(candidates)
-        for _, _, link in links:
-            C.llama_sampler_apply(link, ctypes.byref(array))
-        assert 0 <= array.selected < array.size
-        return int(candidates["id"][array.selected])
+        return C.llama_sampler_sample(self._chain, context._ctx, i)
 
     def _sample_with_grammar(self, logits: np.ndarray) -> int:
-        """First the chain alone: most often its pick fits. Only else is the whole vocabulary held against the
-        grammar, which takes far longer, and the chain picks among what is left of it.
+        """First the chain alone picks: most often its token fits the grammar. Only where it does not, the whole
+        vocabulary is checked against the grammar, which takes far longer, and the chain picks among what fits.
 
-        llama.cpp reads bytes that are no UTF-8 as characters (C0 A2 as a quotation mark), which the text then
-        would not show: a token that breaks UTF-8 does not fit.
+        llama.cpp reads bytes that are not UTF-8 as characters (C0 A2 as a quotation mark), which the text would not
+        show. So a token that breaks UTF-8 does not fit either.
         """
         began = time.perf_counter()
         candidates = np.zeros(len(logits), _CANDIDATE)
@@ -234,23 +195,24 @@ class Sampler:
         candidates["logit"][self.model.unspeakable] = -np.inf
         token, possible = self._pick(candidates[candidates["logit"] > -np.inf])
         if not possible or not len(self._fitting(np.array([(token, 0.0, 0.0)], _CANDIDATE))):
-            # -inf in the middle of a chain makes NaN of some links' sums: what is forbidden is taken out.
+            # -inf in the middle of a chain makes NaN of some samplers' sums: what is forbidden is taken out.
             fitting = self._fitting(candidates)
             token, possible = self._pick(fitting) if len(fitting) else (-1, False)
             if not possible:
                 raise GrammarDeadEndError("no token fits both the grammar and the other constraints (logit_bias)")
         rest = unfinished_character(self._pending, self.model.spellings[token])
-        assert rest is not None
+        if rest is None:
+            raise MisuseError(f"token {token} breaks UTF-8; llama.cpp's grammar would abort")
         self._pending = rest
         C.llama_sampler_accept(self._grammar, token)
         C.llama_sampler_accept(self._chain, token)
-        if time.perf_counter() - began > _GRAMMAR_PATIENCE_S:
+        if time.perf_counter() - began > _MAX_GRAMMAR_SECONDS:
             raise GrammarDeadEndError("the grammar takes too long; make it less ambiguous")
         return token
 
     def _pick(self, candidates: np.ndarray) -> tuple[int, bool]:
         """The chain's pick, and whether it is one: all that is left may be banned."""
-        candidates = candidates.copy()  # the links sort, cut and overwrite it
+        candidates = candidates.copy()  # the samplers sort, cut and overwrite it
         array = _array(candidates)
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
@@ -265,7 +227,7 @@ class Sampler:
         fitting = candidates[candidates["logit"] > -np.inf]
         if not self._pending:
             return fitting[self.model.begins_text[fitting["id"]]]
-        # Few are left: the grammar has seen to it that they go on where the last one ended.
+        # Few are left: the grammar keeps only those that go on where the last token ended.
         return fitting[[self._completes(int(token)) for token in fitting["id"]]]
 
     def _completes(self, token: int) -> bool:
@@ -277,11 +239,11 @@ class Sampler:
     def accept(self, token: int) -> None:
         """Lets the chain remember a token that it did not pick (the prompt's, for the penalties; a grammar does
         not see it)."""
-        assert self._chain
+        self._check_open()
         C.llama_sampler_accept(self._chain, self.model.check_token(token))
 
     def close(self) -> None:
-        """Frees the chain and its links. Safe to call twice."""
+        """Frees the chain and its samplers. Safe to call twice."""
         if self._chain:
             C.llama_sampler_free(self._chain)
             self._chain, self._picker = None, None
@@ -290,9 +252,10 @@ class Sampler:
             self._grammar = None
 
 
-def _address(link: object) -> int:
-    value = ctypes.cast(link, ctypes.c_void_p).value
-    assert value is not None
+def _address(sampler: object) -> int:
+    value = ctypes.cast(sampler, ctypes.c_void_p).value
+    if value is None:
+        raise MisuseError("a sampler without an address")
     return value
 
 

@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from serve.engine.messages import SamplingParams
-from serve.engine.sampling import make_sampler
 from slm.llama import pick
 from slm.llama.model import Model
 from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS
-from slm.llama.sampler import Sampler
+from slm.llama.sampler import _CANDIDATE
+from tests.helpers.sampler_chains import label, make_chain
 
 N_VOCAB = 50_304
 
@@ -44,60 +43,58 @@ def rows(n=12, *, width=3.0):
 
 
 def whole(sampler, row):
-    """llama.cpp's own pick among all of them."""
-    logits = row.copy()
-    if sampler._bias is not None:
-        ids, added = sampler._bias
-        logits[ids] += added
-    return sampler._apply(sampler._links, logits, np.arange(len(logits)))
+    """The pick of llama.cpp's own chain, bias included, from the whole vocabulary."""
+    candidates = np.zeros(len(row), _CANDIDATE)
+    candidates["id"] = np.arange(len(row))
+    candidates["logit"] = row
+    token, possible = sampler._pick(candidates)
+    assert possible
+    return token
 
 
 CHAINS = [
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.0, logit_bias=((7, 50.0), (9, 49.0))),
-    SamplingParams(top_k=40, top_p=0.95, temperature=0.8),
-    SamplingParams(top_k=1),
-    SamplingParams(top_k=350, min_p=0.02),
-    SamplingParams(top_k=5, logit_bias=tuple((token, -math.inf) for token in range(0, N_VOCAB, 20))),
-    SamplingParams(min_p=0.05, temperature=1.5),
-    SamplingParams(top_p=0.2, temperature=1.2),
+    {"temperature": 0.0},
+    {"temperature": 0.0, "bias": {7: 50.0, 9: 49.0}},
+    {"temperature": 0.0, "bias": dict.fromkeys(range(0, 300, 2), -math.inf)},
+    {"top_k": 40, "top_p": 0.95, "temperature": 0.8},
+    {"top_k": 1},
+    {"top_k": 350, "min_p": 0.02},
+    {"top_k": 5, "bias": dict.fromkeys(range(0, 300, 20), -math.inf)},
+    {"min_p": 0.05, "temperature": 1.5},
+    {"min_p": 0.1, "top_k": 3, "bias": {11: 4.0, 12: -4.0}},
+    {"top_p": 0.2, "temperature": 1.2},
+    {"top_p": 0.5, "min_p": 0.05, "temperature": 0.3},
 ]
 
 
-@pytest.mark.parametrize(
-    "params", CHAINS, ids=lambda p: f"k{p.top_k}p{p.top_p}m{p.min_p}t{p.temperature}b{len(p.logit_bias)}"
-)
-def test_the_pick_of_the_whole_chain(model, params):
-    ours, theirs = (make_sampler(model, params, [], context=64) for _ in range(2))
-    try:
-        for row in rows():
-            before = row.copy()
-            token = ours._picker(row.ctypes.data)
-            assert token >= 0
-            assert token == whole(theirs, row)
-            assert (row == before).all()
-    finally:
-        ours.close()
-        theirs.close()
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=0.7), SamplingParams(top_p=0.4)], ids=["draw", "nucleus"]
-)
-def test_the_pick_of_the_same_in_numpy(model, params):
-    ours, theirs = (make_sampler(model, params, [], context=64) for _ in range(2))
-    try:
-        for row in rows(width=4.0):
-            assert ours._picker(row.ctypes.data) == theirs._sample_narrowed(row, float(row.max()))
-    finally:
-        ours.close()
-        theirs.close()
+@pytest.mark.parametrize("settings", CHAINS, ids=label)
+@pytest.mark.parametrize("n_vocab", [301, 5000, N_VOCAB])
+def test_the_same_tokens_as_llama_cpps_chain_on_the_whole_vocabulary(tiny_path, n_vocab, settings):
+    with Model(tiny_path) as model:
+        model.n_vocab = n_vocab
+        ours, theirs = (make_chain(model, **settings) for _ in range(2))
+        picked = 0
+        try:
+            for row in rows():
+                row = row[:n_vocab].copy()
+                before = row.copy()
+                token = ours._picker(row.ctypes.data)
+                if token == LOOK_AT_ALL:  # small vocabularies leave nothing to rule out
+                    assert n_vocab < N_VOCAB
+                    continue
+                picked += 1
+                assert token == whole(theirs, row)
+                assert (row == before).all()
+        finally:
+            ours.close()
+            theirs.close()
+        assert picked or n_vocab < N_VOCAB
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
 def test_the_whole_distribution_is_drawn_from(model, temperature):
     (row,) = rows(1, width=1.0)
-    sampler = make_sampler(model, SamplingParams(temperature=temperature, seed=3), [], context=64)
+    sampler = make_chain(model, temperature=temperature, seed=3)
     n = 6000
     try:
         drawn = np.array([sampler.sample(Row(row), 0) for _ in range(n)])
@@ -115,7 +112,7 @@ def test_the_whole_distribution_is_drawn_from(model, temperature):
 
 
 def test_rows_that_are_not_numbers(model):
-    sampler = make_sampler(model, SamplingParams(top_k=40), [], context=64)
+    sampler = make_chain(model, top_k=40)
     try:
         for at in (0, 63, 64, 30_001, N_VOCAB - 1):
             (row,) = rows(1)
@@ -126,17 +123,17 @@ def test_rows_that_are_not_numbers(model):
 
 
 @pytest.mark.parametrize(
-    ("params", "row"),
+    ("settings", "row"),
     [
-        (SamplingParams(top_k=40), np.zeros(N_VOCAB, np.float32)),
-        (SamplingParams(top_k=400), rows(1)[0]),
-        (SamplingParams(top_p=0.99), np.zeros(N_VOCAB, np.float32)),
-        (SamplingParams(top_k=40), np.full(N_VOCAB, -np.inf, np.float32)),
+        ({"top_k": 40}, np.zeros(N_VOCAB, np.float32)),
+        ({"top_k": 400}, rows(1)[0]),
+        ({"top_p": 0.99}, np.zeros(N_VOCAB, np.float32)),
+        ({"top_k": 40}, np.full(N_VOCAB, -np.inf, np.float32)),
     ],
     ids=["all alike", "many", "flat", "all banned"],
 )
-def test_where_many_are_left_llama_cpp_looks_at_all(model, params, row):
-    sampler = make_sampler(model, params, [], context=64)
+def test_where_many_are_left_llama_cpp_looks_at_all(model, settings, row):
+    sampler = make_chain(model, **settings)
     try:
         assert sampler._picker(row.ctypes.data) == LOOK_AT_ALL
     finally:
@@ -148,31 +145,30 @@ def test_small_vocabularies(tiny_path, n_vocab):
     with Model(tiny_path) as small:
         small.n_vocab = n_vocab
         row = rows(1)[0][:n_vocab].copy()
-        for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(min_p=0.9)):
-            sampler = make_sampler(small, params, [], context=64)
+        for settings in ({"temperature": 0.0}, {}, {"min_p": 0.9}):
+            sampler = make_chain(small, **settings)
             try:
                 token = sampler._picker(row.ctypes.data)
                 assert 0 <= token < n_vocab
-                if params.temperature == 0:
+                if settings.get("temperature") == 0:
                     assert token == row.argmax()
             finally:
                 sampler.close()
 
 
-def test_chains_that_have_to_see_every_token_have_no_picker(model):
-    for params in (SamplingParams(repeat_penalty=1.2), SamplingParams(typical_p=0.5, top_k=0)):
-        sampler = make_sampler(model, params, [], context=64)
-        assert sampler._picker is None or params.typical_p < 1
-        sampler.close()
-
-
-def test_without_a_compiler_the_picks_come_from_numpy(model, monkeypatch):
-    monkeypatch.setattr(pick, "_library", lambda: None)
-    sampler = make_sampler(model, SamplingParams(temperature=0.0), [], context=64)
-    (row,) = rows(1)
+@pytest.mark.parametrize("settings", [{"repeat": 1.2}, {"repeat": 1.2, "top_k": 5}, {"top_p": 1.0, "typical_p": 0.5}])
+def test_chains_that_have_to_see_every_token_have_no_picker(model, settings):
+    sampler = make_chain(model, **settings)
     try:
-        assert sampler._picker is None
-        assert isinstance(sampler, Sampler)
-        assert sampler.sample(Row(row), 0) == row.argmax()
+        # Before typical sampling stands a top-k over (nearly) all, which only a row can tell.
+        assert sampler._picker is None or settings.get("typical_p", 1) < 1
     finally:
         sampler.close()
+
+
+def test_without_a_compiler_there_is_no_picker(model, monkeypatch):
+    monkeypatch.setattr(pick, "_library", lambda: None)
+    assert not pick.available()
+    sampler = make_chain(model, temperature=0.0)
+    assert sampler._picker is None
+    sampler.close()

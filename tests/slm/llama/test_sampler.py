@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 
-from slm.llama.context import Batch
+from slm.llama import pick
+from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.sampler import Sampler
+from tests.helpers.sampler_chains import label, make_chain
 
 
 def _generate(model, context, sampler, n=12):
@@ -78,3 +81,87 @@ def test_sampler_numbers_are_checked(model, value):
     with pytest.raises(LlamaError):
         chain.logit_bias({model.n_vocab: 1.0})
     chain.close()
+
+
+# -- the compiled picker and llama.cpp's own chain -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def decoded(model):
+    """A context whose last batch's third entry has logits."""
+    with Context(model, n_ctx=64, n_threads=1) as context:
+        batch = Batch(8)
+        batch.extend([5, 9, 7], 0, 0, True)
+        context.decode(batch)
+        yield context
+
+
+def picks(model, context, settings, n=40):
+    sampler = make_chain(model, **settings)
+    try:
+        return [sampler.sample(context, 2) for _ in range(n)]
+    finally:
+        sampler.close()
+
+
+BAN = dict.fromkeys(range(0, 256, 3), -np.inf)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "bias": {7: 50.0}},
+        {"temperature": 0.0, "bias": BAN},
+        {"top_k": 5},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 0.7},
+        {"top_k": 3, "bias": {7: 50.0, 8: 49.0}},
+        {"top_p": 0.8, "temperature": 1.3},
+        {"top_p": 0.9, "min_p": 0.1, "bias": BAN},
+        {"min_p": 0.05},
+        {"min_p": 0.2, "temperature": 0.4, "seed": 11},
+        {"repeat": 1.3, "top_k": 20},
+        {"typical_p": 0.7},
+    ],
+    ids=label,
+)
+def test_the_same_tokens_with_and_without_a_compiler(model, decoded, settings, monkeypatch):
+    compiled = picks(model, decoded, settings)
+    monkeypatch.setattr(pick, "_library", lambda: None)
+    assert picks(model, decoded, settings) == compiled
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_the_whole_distribution_is_drawn_from(model, decoded, temperature, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(pick, "_library", lambda: None)
+    n = 4000
+    drawn = np.bincount(picks(model, decoded, {"temperature": temperature, "seed": 3}, n), minlength=model.n_vocab)
+    logits = decoded.logits(2).astype(np.float64) / temperature
+    p = np.exp(logits - logits.max())
+    expected = n * p / p.sum()
+    # Pearson's statistic over tokens expected often enough, the others together.
+    often = expected >= 5
+    observed = np.append(drawn[often], drawn[~often].sum())
+    expected = np.append(expected[often], expected[~often].sum())
+    statistic = ((observed - expected) ** 2 / np.maximum(expected, 1e-9)).sum()
+    freedom = len(expected) - 1
+    assert statistic < freedom + 6 * np.sqrt(2 * freedom) + 6
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_banned_tokens_are_never_drawn(model, decoded, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(pick, "_library", lambda: None)
+    assert not set(BAN) & set(picks(model, decoded, {"bias": BAN}, 500))
+
+
+def test_logits_that_are_not_numbers_are_refused(model, decoded, monkeypatch):
+    row = np.full(model.n_vocab, np.nan, np.float32)
+    monkeypatch.setattr(decoded, "row", lambda _: row)
+    monkeypatch.setattr(decoded, "row_address", lambda _: row.ctypes.data)
+    for library in (pick._library(), None):
+        monkeypatch.setattr(pick, "_library", lambda library=library: library)
+        with pytest.raises(LlamaError, match="not numbers"):
+            picks(model, decoded, {}, 1)
