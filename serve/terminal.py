@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from data.errors import UserError
 from serve.config import TerminalConfig, load
 from serve.engine.config import EngineConfig
-from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, Prompted, SamplingParams
+from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone, SamplingParams
 from serve.pool.model_files import resolve_model
 from slm.cli import run
 from slm.report import plain
@@ -109,7 +109,7 @@ class Talk:
             add_special=add_special,
             parse_special=parse_special,
             max_tokens=config.max_tokens,
-            from_cache=config.seed is None,
+            use_prefix_cache=config.seed is None,
             sampling=SamplingParams(
                 temperature=config.temperature,
                 top_k=config.top_k,
@@ -127,7 +127,7 @@ class Talk:
                 for event in events:
                     if isinstance(event, Failure):
                         raise UserError(f"{event.message} (/reset forgets the conversation)")
-                    if isinstance(event, Prompted):
+                    if isinstance(event, PrefillDone):
                         began = time.perf_counter()
                     elif isinstance(event, Delta):
                         parts.append(event.text)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data.errors import UserError
 from serve.api.openai.completions import Answer
-from serve.engine.messages import Delta, Prompted
+from serve.engine.messages import Delta, PrefillDone
 
 Form = Literal["text", "json", "off"]
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -48,9 +48,9 @@ class Record:
     error: str | None = None
     """The code of an error."""
 
-    def see(self, event: Prompted | Delta) -> None:
+    def see(self, event: PrefillDone | Delta) -> None:
         """Takes the times from an event of the engine."""
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             self.queue_s = max(self.queue_s or 0.0, event.queue_s)
         elif self.first_text is None and event.completion_tokens:
             self.first_text = time.perf_counter()

@@ -34,7 +34,7 @@ from serve.api.openai.responses import ResponsesAnswer, ResponsesRequest
 from serve.api.openai.streaming import collect, end_in_time, stream
 from serve.chat_template import ChatTemplateError
 from serve.config import ServerOptions
-from serve.engine.messages import Detokenize, Embed, Generate, Question, Tokenize
+from serve.engine.messages import Detokenize, Embed, Generate, Query, Tokenize
 from serve.pool.model_pool import Lease, Pool, model_card
 from serve.pool.request_stream import RequestFailedError
 
@@ -130,7 +130,7 @@ class Routes:
                 stop=body.stops(),
                 sampling=sampling,
                 # Who names a seed wants the same text again, which rounding could spoil.
-                from_cache=body.seed is None,
+                use_prefix_cache=body.seed is None,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
                 echo=body.echo,
@@ -177,7 +177,7 @@ class Routes:
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             sampling=sampling,
-            from_cache=body.seed is None,
+            use_prefix_cache=body.seed is None,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
@@ -268,7 +268,7 @@ class Routes:
                 }
             )
 
-    async def _ask(self, use: _Use, question: Question) -> Any:
+    async def _ask(self, use: _Use, question: Query) -> Any:
         try:
             async with asyncio.timeout_at(use.ends_at):
                 return await unless_disconnected(use.request.receive, use.lease.engine.ask(question))

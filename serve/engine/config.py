@@ -22,35 +22,35 @@ class EngineOptions:
     context: int = 0
     """Most tokens of one sequence; 0: the training context, at most ``DEFAULT_CONTEXT``."""
     kv_tokens: int = 0
-    """0: every slot has a cache of its own, of one context. Above: one cache of so many tokens is shared; when it
-    is full, the youngest sequence is sent back and computed again later.
+    """0: every slot has a cache of its own, for one context. Above 0: the slots share one cache of so many tokens; when
+    it is full, the youngest sequence is preempted and computed again later.
 
-    A seed gives the same text again when requests come one at a time. In company, the batch and the place of a
-    sequence's cells decide in which order numbers are added, and a quantized model's rounding can make that
-    visible as another text: often with a shared cache, less often with caches of their own, never with one slot.
+    When requests come one at a time, a seed gives the same text again. When several run at once, the order in which
+    numbers are added depends on the batch and on the place of a sequence's cells. The rounding of a quantized model
+    can turn that into another text: often with a shared cache, less often with a cache per slot, never with one slot.
     """
     threads: int = 0
     """0: the cores this process may use."""
     prefix_cache: bool = True
-    """Whether a slot keeps what it has computed for a later prompt that begins alike (by 16 tokens or more). The
-    rest is then computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
+    """Whether a slot keeps what it has computed, for later prompts with the same prefix (of 16 tokens or more). The
+    rest of such a prompt is computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
     exact: bool = False
-    """Every sequence is computed by itself within a step, and prompts are cut in the same places whatever else is
-    computed: the same request gives the same bits in company as alone. Dearer where many run at once."""
+    """Batch-invariant: a request gives the same bits whatever else is computed. Every sequence is computed by itself
+    within a step, and prompts are always cut into the same chunks. It costs speed where many sequences run at once."""
     kv_type: KvType = "f16"
-    """How the cache stores numbers. "f32" with ``flash_attn=False`` makes the order of requests nearly invisible for
-    an f32 model (differences of 1e-6 in the logits instead of 1e-2), at twice the memory."""
+    """How the cache stores numbers. For an f32 model, "f32" with ``flash_attn=False`` makes other requests nearly
+    invisible (differences of 1e-6 in the logits instead of 1e-2), at twice the memory."""
     flash_attn: bool | None = None
-    """None: llama.cpp's choice. It rounds to half precision, whatever ``kv_type`` says."""
+    """None: llama.cpp chooses. Flash attention rounds to half precision, whatever ``kv_type`` says."""
     speculate: Speculate = "none"
-    """How the next tokens are guessed, to be checked several in a step: "lookup" what followed the newest tokens
-    when they stood in the text before, "draft" what a smaller model says. The text is the sampler's own in any case."""
+    """Where draft tokens come from, of which several are verified in a step. "lookup": what followed the newest tokens
+    when they stood in the text before (prompt lookup). "draft": a smaller model. The text is the same in any case."""
     draft_tokens: int = 0
-    """How many guesses are checked in a step: 0: as many as pay, by what a row of a batch was measured to cost;
-    above: always so many."""
+    """How many draft tokens are verified in a step. 0: as many as pay, by the measured cost of a batch's rows; above
+    0: always so many."""
     n_gpu_layers: int = 0
     stream_ms: float = 33.0
-    """Text of running streams is told at most once in so many milliseconds; beginnings and ends at once."""
+    """Text of running streams is sent at most once in so many milliseconds; beginnings and ends at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class EngineConfig(EngineOptions):
     ubatch: int = 512
     """Most tokens of one pass through the graph."""
     prefill_chunk: int = 256
-    """Most prompt tokens of one step while other sequences are generating."""
+    """Most prompt tokens of one step while other sequences generate."""
     draft_model: Path | None = None
     """The smaller model's file; its tokenizer must be the model's."""
 

@@ -1,7 +1,7 @@
-"""What the engine has to say, held for a moment so that several steps make one message.
+"""Holds the text of running streams back for a moment, so that several steps make one message.
 
-With one stream a token takes 3 ms, and carrying it to the client alone takes a third of that on a core that the next
-token needs. Nobody reads that fast: text is told some tens of times a second, all else at once.
+With one stream a token takes 3 ms, and carrying it to the client takes a third of that again, on a core that the next
+token needs. Nobody reads that fast: text goes out some tens of times a second, everything else at once.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from dataclasses import replace
 from serve.engine.messages import Delta, Event
 
 
-class Outbox:
-    """Events in order; more text of a sequence is added to what is held of it."""
+class DeltaBuffer:
+    """Events in order. New text of a sequence is added to the text that is already held of it."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._events: list[Event] = []
-        self._place: dict[str, int] = {}
-        """Where a sequence's text is held."""
+        self._deltas: dict[str, tuple[int, Delta]] = {}
+        """Sequence id -> the index of its delta in the events, and the delta."""
         self._urgent = False
-        self._told_at = -float("inf")
+        self._flushed_at = -float("inf")
 
     def add(self, events: list[Event]) -> None:
         """Takes the events of a step."""
         for event in events:
-            plain = isinstance(event, Delta)
-            if plain and (place := self._place.get(event.id)) is not None:
-                self._events[place] = _joined(self._events[place], event)
-            else:
-                if plain:
-                    self._place[event.id] = len(self._events)
+            # The first text comes together with PrefillDone, and the last has a finish: both go out at once.
+            if not isinstance(event, Delta):
+                self._urgent = True
                 self._events.append(event)
-            # The first text comes with word of the prompt, and the last with the end: both go out at once.
-            self._urgent = self._urgent or not plain or event.finish is not None
+                continue
+            self._urgent = self._urgent or event.finish is not None
+            index, delta = len(self._events), event
+            if event.id in self._deltas:
+                index, held = self._deltas[event.id]
+                delta = replace(event, text=held.text + event.text, logprobs=held.logprobs + event.logprobs)
+                self._events[index] = delta
+            else:
+                self._events.append(delta)
+            self._deltas[event.id] = index, delta
 
-    def due(self, now: float) -> list[Event]:
-        """What is to be told at this time, in seconds of any clock; nothing while it can wait."""
-        if not self._events or not (self._urgent or now - self._told_at >= self._interval_s):
+    def take_due(self, now: float) -> list[Event]:
+        """The events that are due at this time (seconds of any clock); none while they can wait."""
+        if not self._events or not (self._urgent or now - self._flushed_at >= self._interval_s):
             return []
         events, self._events = self._events, []
-        self._place.clear()
-        self._urgent, self._told_at = False, now
+        self._deltas.clear()
+        self._urgent, self._flushed_at = False, now
         return events
-
-
-def _joined(first: Event, more: Delta) -> Delta:
-    assert isinstance(first, Delta)
-    return replace(more, text=first.text + more.text, logprobs=first.logprobs + more.logprobs)

@@ -1,16 +1,15 @@
-"""Token bytes to text that may be shown: whole characters only, and nothing that a stop string may still eat."""
+"""Token bytes to text that may be shown: whole characters only, and nothing that may become part of a stop string."""
 
 from __future__ import annotations
 
 import codecs
 
 
-class TextStream:
-    """Feed it token bytes; it hands out text as soon as that is safe.
+class Detokenizer:
+    """Takes a sequence's token bytes one after the other, and returns text as soon as it may be shown.
 
-    A character split over tokens waits for its last byte; invalid bytes become U+FFFD. Text that could be the
-    beginning of a stop string is held back until that is decided; a stop string and what follows it never come
-    out. ``emitted`` counts the characters handed out, ``total`` those decoded.
+    A character split over tokens waits for its last byte; invalid bytes become U+FFFD. Text that could be the beginning
+    of a stop string is held back until that is decided. A stop string and what follows it never come out.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
@@ -18,22 +17,25 @@ class TextStream:
         self._stop = stop
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.emitted = 0
-        self.total = 0
+        self.n_emitted = 0
+        """Characters that came out."""
+        self.n_decoded = 0
+        """Characters that were decoded."""
         self.stopped = False
+        """Whether a stop string was found."""
 
     def push(self, piece: bytes) -> str:
-        """The text that became safe with this token's bytes."""
-        return self._take(self._decoder.decode(piece), last=False)
+        """The text that this token's bytes complete."""
+        return self._release(self._decoder.decode(piece), last=False)
 
     def finish(self) -> str:
-        """The rest: no more tokens will come."""
-        return self._take(self._decoder.decode(b"", final=True), last=True)
+        """The rest: there are no more tokens."""
+        return self._release(self._decoder.decode(b"", final=True), last=True)
 
-    def _take(self, text: str, *, last: bool) -> str:
+    def _release(self, text: str, *, last: bool) -> str:
         if self.stopped:
             return ""
-        self.total += len(text)
+        self.n_decoded += len(text)
         self._held += text
         found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
         if found:
@@ -42,12 +44,12 @@ class TextStream:
         elif last:
             out, self._held = self._held, ""
         else:
-            keep = self._undecided()
+            keep = self._n_undecided()
             out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self.emitted += len(out)
+        self.n_emitted += len(out)
         return out
 
-    def _undecided(self) -> int:
+    def _n_undecided(self) -> int:
         """Length of the longest suffix of the held text that begins a stop string."""
         longest = 0
         for stop in self._stop:

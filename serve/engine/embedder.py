@@ -1,7 +1,7 @@
-"""Embeddings beside generation: a small context of its own on the same weights, a batch at a time.
+"""Embeddings next to generation: a small context of their own on the same weights, one batch at a time.
 
-The mean over the tokens of the last layer's normed output, scaled to length 1. A generation never waits longer
-for it than one batch takes, and shares no cache with it.
+An embedding is the mean over the tokens of the last layer's normed output, scaled to length 1. Generation never waits
+longer for it than one batch takes, and shares no cache with it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,35 @@ from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 
 _BATCH = 128
-"""Tokens per step. llama.cpp keeps logits of each of them too, so it is also a matter of memory."""
+"""Tokens per step. llama.cpp keeps the logits of each of them, too, so more would also cost memory."""
 _SEQUENCES = 16
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Request:
+    """A command in work."""
+
     id: str
     vectors: list[bytes | None]
+    """Per input; None: not computed yet."""
     n_tokens: int
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Input:
+    """One text of a request."""
+
     request: _Request
     index: int
     tokens: list[int]
     slot: int = -1
     n_computed: int = 0
     total: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """Sum over the computed tokens, float64 [n_embd]."""
 
 
 class Embedder:
-    """A queue of texts. The context is made when the first one comes: most servers never need it."""
+    """A queue of texts. The context is made when the first text comes: most servers never need one."""
 
     def __init__(self, model: Model, *, context: int, threads: int) -> None:
         self._model, self._n_ctx, self._threads = model, context, threads
@@ -54,19 +60,20 @@ class Embedder:
         return bool(self._queue)
 
     def add(self, command: Embed) -> list[Event]:
-        """Queues the inputs of a request, or says why not. Raises ``LlamaError`` for a bad token id."""
+        """Queues the inputs of a request; returns a failure where that cannot be. Raises ``LlamaError`` for a bad token
+        id."""
         inputs: list[list[int]] = []
         for i, given in enumerate(command.inputs):
-            tokens, whole = self._tokens(given)
+            tokens, complete = self._tokens(given)
             if not tokens:
                 return [Failure(id=command.id, code="invalid_request", message=f"input {i} has no tokens")]
             if len(tokens) > self._n_ctx:
-                n = f"{'' if whole else 'more than '}{len(tokens)}"
+                n = f"{'' if complete else 'more than '}{len(tokens)}"
                 message = f"input {i} has {n} tokens; this server embeds at most {self._n_ctx} at a time."
                 return [Failure(id=command.id, code="context_length_exceeded", message=message)]
             inputs.append(tokens)
         if self._context is None:
-            # Room for one input of any length beside a batch of others.
+            # Room for one input of any length next to a batch of others.
             self._context = Context(
                 self._model,
                 n_ctx=self._n_ctx + _BATCH,
@@ -92,18 +99,18 @@ class Embedder:
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request's inputs."""
-        assert self._context is not None or not self._queue
         for each in self._queue:
             if each.request.id == request_id and each.slot >= 0:
+                assert self._context is not None
                 self._context.seq_rm(each.slot)
         self._queue = deque(each for each in self._queue if each.request.id != request_id)
 
     def step(self) -> list[Event]:
-        """Computes one batch; gives the answers that it completes."""
+        """Computes one batch; returns the replies that it completes."""
         if not self._queue:
             return []
         assert self._context is not None
-        parts = self._fill()
+        chunks = self._fill()
         try:
             self._context.decode(self._batch)
             rows = self._context.embeddings_all(len(self._batch))
@@ -114,7 +121,7 @@ class Embedder:
             return [Failure(id=each, code="engine_error", message=str(error)) for each in failed]
         events: list[Event] = []
         start = 0
-        for each, n in parts:
+        for each, n in chunks:
             each.total += rows[start : start + n].sum(axis=0, dtype=np.float64)
             each.n_computed += n
             start += n
@@ -125,9 +132,10 @@ class Embedder:
         return events
 
     def _fill(self) -> list[tuple[_Input, int]]:
-        """Inputs in order, as far as the batch goes: only the last may be left unfinished."""
+        """Fills the batch with inputs in order; only the last may stay unfinished. Returns them with their number of
+        tokens in the batch."""
         self._batch.clear()
-        parts: list[tuple[_Input, int]] = []
+        chunks: list[tuple[_Input, int]] = []
         free = sorted(set(range(_SEQUENCES)) - {each.slot for each in self._queue})
         for each in self._queue:
             room = _BATCH - len(self._batch)
@@ -137,8 +145,8 @@ class Embedder:
                 each.slot = free.pop(0)
             chunk = each.tokens[each.n_computed : each.n_computed + room]
             self._batch.extend(chunk, each.n_computed, each.slot, True, every=True)
-            parts.append((each, len(chunk)))
-        return parts
+            chunks.append((each, len(chunk)))
+        return chunks
 
     def _finished(self, each: _Input) -> list[Event]:
         request = each.request

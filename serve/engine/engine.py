@@ -1,14 +1,15 @@
-"""The decode loop, one step at a time: plan, run, sample, make text. Knows nothing of processes or HTTP."""
+"""The decode loop, one step at a time: plan a batch, run it, sample, make text. Knows nothing of processes or HTTP."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from serve.engine import generation
 from serve.engine.config import EngineConfig
-from serve.engine.detokenizer import TextStream
 from serve.engine.embedder import Embedder
+from serve.engine.generation import Generation
 from serve.engine.messages import (
     Cancel,
     Command,
@@ -21,58 +22,25 @@ from serve.engine.messages import (
     FinishReason,
     Generate,
     ModelInfo,
-    Prompted,
     Reply,
+    Shutdown,
     Stats,
     Tokenize,
-    TokenLogprob,
 )
-from serve.engine.model_runner import Runner
-from serve.engine.sampling import likeliest, log_probabilities, make_sampler
-from serve.engine.scheduler import Chunk, Limits, Scheduler, without_guesses
-from serve.engine.sequence import Sequence
-from serve.engine.spec_decode.draft_model import make_speculator
-from serve.engine.tokenize import SlowTokenizer, tokenize_within
+from serve.engine.model_runner import ModelRunner
+from serve.engine.sampling import log_probabilities
+from serve.engine.scheduler import Chunk, Limits, Scheduler, without_drafts
+from serve.engine.spec_decode.proposer import make_proposer
+from serve.engine.tokenize import BackgroundTokenizer
+from serve.engine.vocabulary import Vocabulary
 from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
-from slm.llama.sampler import Sampler
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Generation:
-    """A request in work."""
-
-    request: Generate
-    sequence: Sequence
-    sampler: Sampler
-    text: TextStream
-    limit: int
-    """Most tokens to generate."""
-    ends_at: float = math.inf
-    """On the monotonic clock."""
-    began: float = field(default_factory=time.monotonic)
-    queue_s: float | None = None
-    """Until it first got a slot."""
-    n_drafted: int = 0
-    """Guesses that were checked."""
-    n_accepted: int = 0
-    """Of these, those that were right."""
-    prompt_done: bool = False
-    prompt_text: str = ""
-    prompt_offsets: list[int] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    held_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of tokens whose text has not come out yet."""
-
-    @property
-    def n_generated(self) -> int:
-        return len(self.sequence.tokens) - self.sequence.n_prompt
 
 
 class Engine:
     """Takes commands, and gives events step by step. One request's failure never touches another's."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._runner = Runner(config)
+        self._runner = ModelRunner(config)
         self._model = self._runner.model
         self.info: ModelInfo = self._runner.info
         self._scheduler = Scheduler(
@@ -84,22 +52,22 @@ class Engine:
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=config.prefix_cache,
                 min_copied=self._runner.min_copied,
-                aligned=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
+                fixed_chunk=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
             ),
         )
         self._embedder = Embedder(self._model, context=self.info.context, threads=self.info.threads)
-        self._tokenizer = SlowTokenizer(self._model)
-        self._speculator = make_speculator(config, self._runner)
-        self._work: dict[str, _Generation] = {}
-        self._prefix_cache, self._exact = config.prefix_cache, config.exact
-        self._pieces: dict[int, bytes] = {}
+        self._tokenizer = BackgroundTokenizer(self._model)
+        self._vocabulary = Vocabulary(self._model)
+        self._proposer = make_proposer(config, self._runner)
+        self._generations: dict[str, Generation] = {}
+        self._prefix_cache, self._batch_invariant = config.prefix_cache, config.exact
         self._next_deadline = math.inf
         self.n_preempted = 0
 
     @property
     def busy(self) -> bool:
         """Whether ``step`` has something to do."""
-        return bool(self._work) or self._embedder.busy or self._tokenizer.busy
+        return bool(self._generations) or self._embedder.busy or self._tokenizer.busy
 
     @property
     def stats(self) -> Stats:
@@ -115,7 +83,8 @@ class Engine:
     # -- commands ------------------------------------------------------------------------------------------
 
     def handle(self, command: Command) -> list[Event]:
-        """Carries a command out; generation only begins here and goes on in ``step``."""
+        """Carries a command out. A generation only begins here and goes on in ``step``."""
+        assert not isinstance(command, Shutdown), "Shutdown is for the process"
         try:
             match command:
                 case Generate():
@@ -128,7 +97,7 @@ class Engine:
                 case Tokenize():
                     return self._tokenizer.add(command)
                 case Detokenize():
-                    raw = b"".join(self._piece(token) for token in command.tokens)
+                    raw = b"".join(self._vocabulary.piece(token) for token in command.tokens)
                     return [Reply(id=command.id, value=raw.decode("utf-8", errors="replace"))]
                 case Embed():
                     return self._embedder.add(command)
@@ -137,291 +106,200 @@ class Engine:
         raise AssertionError(f"unknown command {command!r}")
 
     def _begin(self, request: Generate) -> list[Event]:
-        assert request.id not in self._work
-        context = self.info.context
-        if isinstance(request.prompt, str):
-            prompt, whole = tokenize_within(
-                self._model,
-                request.prompt,
-                context,
-                add_special=request.add_special,
-                parse_special=request.parse_special,
-            )
-        else:
-            prompt, whole = [self._model.check_token(token) for token in request.prompt], True
-        if not prompt:
-            # A model continues something: BOS, or the end of the document before, stands for "nothing".
-            start = self._model.bos if self._model.bos >= 0 else self._model.eos
-            if start < 0:
-                return [Failure(id=request.id, code="invalid_request", message="the prompt has no tokens")]
-            prompt = [start]
-        room = context - len(prompt)
-        if room < (0 if request.max_tokens == 0 else 1):
-            message = (
-                f"This model's maximum context length is {context} tokens, but the prompt has "
-                f"{'' if whole else 'more than '}{len(prompt)}. Shorten it."
-            )
-            return [Failure(id=request.id, code="context_length_exceeded", message=message)]
-        sequence = Sequence(
-            id=request.id,
-            tokens=prompt,
-            n_prompt=len(prompt),
-            # What is cached is the same to the bit, then.
-            from_cache=request.from_cache or self._exact,
-            scores_prompt=request.echo and request.top_logprobs is not None,
+        assert request.id not in self._generations
+        begun = generation.start(
+            request,
+            model=self._model,
+            vocabulary=self._vocabulary,
+            context=self.info.context,
+            batch_invariant=self._batch_invariant,
         )
-        work = _Generation(
-            request=request,
-            sequence=sequence,
-            sampler=make_sampler(self._model, request.sampling, prompt, context=context),
-            text=TextStream(request.stop),
-            limit=room if request.max_tokens is None else min(room, request.max_tokens),
-            ends_at=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
-        )
-        if request.echo:
-            self._spell_prompt(work)
-        self._work[request.id] = work
-        self._next_deadline = min(self._next_deadline, work.ends_at)
-        self._scheduler.add(sequence)
+        if isinstance(begun, Failure):
+            return [begun]
+        self._generations[request.id] = begun
+        self._next_deadline = min(self._next_deadline, begun.deadline)
+        self._scheduler.add(begun.sequence)
         return []
 
-    def _spell_prompt(self, work: _Generation) -> None:
-        stream, parts = TextStream(), []
-        for token in work.sequence.tokens:
-            work.prompt_offsets.append(stream.total)
-            parts.append(stream.push(self._piece(token)))
-        work.prompt_text = "".join(parts) + stream.finish()
-
     def _end(self, sequence_id: str) -> None:
-        work = self._work.pop(sequence_id, None)
-        if work is None:
+        ended = self._generations.pop(sequence_id, None)
+        if ended is None:
             return
         slot = self._scheduler.remove(sequence_id)
-        if self._speculator is not None:
-            self._speculator.forget(sequence_id)
-        # Guesses that were not taken lie behind what is computed.
-        if slot is not None and not (self._prefix_cache and self._runner.cut(slot, work.sequence.n_computed)):
-            self._runner.forget(slot)
-            self._scheduler.forget(slot)
-        work.sampler.close()
+        if self._proposer is not None:
+            self._proposer.forget(sequence_id)
+        # The cells of rejected draft tokens lie behind those that count.
+        if slot is not None and not (self._prefix_cache and self._runner.truncate(slot, ended.sequence.n_computed)):
+            self._runner.free_slot(slot)
+            self._scheduler.drop_cached(slot)
+        ended.sampler.close()
 
     # -- the loop ------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Computes one batch of generation and one of embeddings, where there are any; returns what came of it
-        (nothing, when a sequence had to make room)."""
+        """Computes one batch of generation and one of embeddings, where there are any. Returns the events; there are
+        none when a sequence had to be preempted."""
         events = self._expire() + self._generate() + self._embedder.step()
         if self._tokenizer.busy:
-            events += self._tokenizer.step(patient=not (self._work or self._embedder.busy))
+            events += self._tokenizer.step(patient=not (self._generations or self._embedder.busy))
         return events
 
     def _expire(self) -> list[Event]:
-        """Ends the sequences whose time is over."""
+        """Ends the sequences whose deadline has passed."""
         now = time.monotonic()
         if now < self._next_deadline:
             return []
         events: list[Event] = []
-        for work in [each for each in self._work.values() if each.ends_at <= now]:
-            if work.n_generated > 0:
-                events.append(self._finished(work, work.text.finish(), "stop" if work.text.stopped else "length"))
+        for each in [each for each in self._generations.values() if each.deadline <= now]:
+            if each.n_generated > 0:
+                text = each.detokenizer.finish()
+                events.append(self._finish(each, text, "stop" if each.detokenizer.stopped else "length"))
             else:
-                message = f"No token was made within the {work.request.deadline_s:g} seconds that the request has."
-                events += self._fail([work.sequence.id], message, code="deadline_exceeded")
-        self._next_deadline = min((each.ends_at for each in self._work.values()), default=math.inf)
+                message = f"No token was made within the {each.request.deadline_s:g} seconds that the request has."
+                events += self._fail([each.sequence.id], message, code="deadline_exceeded")
+        self._next_deadline = min((each.deadline for each in self._generations.values()), default=math.inf)
         return events
 
     def _generate(self) -> list[Event]:
-        plan = self._scheduler.plan(self._guesses())
+        plan = self._scheduler.plan(self._propose())
         if not plan.chunks:
             return []
         for sequence_id, _ in plan.admitted:
-            work = self._work[sequence_id]
-            work.queue_s = time.monotonic() - work.began if work.queue_s is None else work.queue_s
+            self._generations[sequence_id].admitted()
         try:
             try:
-                last = self._runner.run(plan)
+                last_rows = self._runner.run(plan)
             except KvCacheFull:
-                if not any(chunk.n_guesses for chunk in plan.chunks):
+                if not any(chunk.n_drafted for chunk in plan.chunks):
                     raise
-                plan = without_guesses(plan)
-                last = self._runner.run(plan)
+                plan = without_drafts(plan)
+                last_rows = self._runner.run(plan)
         except KvCacheFull:
-            evicted = self._scheduler.evict()
-            if evicted is not None:
-                self._runner.forget(evicted)
-                return []
-            preempted = self._scheduler.preempt()
-            if preempted is None:
-                return self._fail([plan.chunks[0].sequence_id], "the KV cache cannot hold the sequence")
-            self.n_preempted += 1
-            self._runner.forget(preempted[1])
-            return []
+            return self._make_room(plan.chunks[0].sequence_id)
         except LlamaError as error:
-            # What the cache holds now is unknown for all: none of them can go on.
-            events = self._fail(list(self._work), str(error))
+            # It is unknown what the cache holds now, for all sequences: none of them can go on.
+            events = self._fail(list(self._generations), str(error))
             while (slot := self._scheduler.evict()) is not None:
-                self._runner.forget(slot)
-            self._runner.forget_all()
+                self._runner.free_slot(slot)
+            self._runner.free_all()
             return events
         self._scheduler.commit(plan)
-        events: list[Event] = []
-        for chunk, index in zip(plan.chunks, last, strict=True):
+        events = []
+        for chunk, row in zip(plan.chunks, last_rows, strict=True):
             try:
-                events += self._advance(self._work[chunk.sequence_id], chunk, index)
+                events += self._advance(self._generations[chunk.sequence_id], chunk, row)
             except GrammarDeadEndError as error:
                 events += self._fail([chunk.sequence_id], str(error), code="invalid_request")
             except LlamaError as error:
                 events += self._fail([chunk.sequence_id], str(error))
         return events
 
+    def _make_room(self, first_id: str) -> list[Event]:
+        """The cache is full: evicts what a free slot caches, else preempts the youngest sequence, else fails
+        ``first_id``, the only one that runs."""
+        evicted = self._scheduler.evict()
+        if evicted is not None:
+            self._runner.free_slot(evicted)
+            return []
+        preempted = self._scheduler.preempt()
+        if preempted is None:
+            return self._fail([first_id], "the KV cache cannot hold the sequence")
+        self.n_preempted += 1
+        self._runner.free_slot(preempted[1])
+        return []
+
     def _fail(self, sequence_ids: list[str], message: str, code: FailureCode = "engine_error") -> list[Event]:
         for sequence_id in sequence_ids:
             self._end(sequence_id)
         return [Failure(id=each, code=code, message=message) for each in sequence_ids]
 
-    def _advance(self, work: _Generation, chunk: Chunk, index: int) -> list[Event]:
-        sequence = work.sequence
-        if chunk.logits == "all" and not chunk.n_guesses:
-            self._score_prompt(work, chunk, index)
-        if sequence.n_left > 0:
-            return []  # more of the prompt to come
-        events: list[Event] = []
-        if not work.prompt_done:
-            work.prompt_done = True
-            events.append(
-                Prompted(
-                    id=sequence.id,
-                    prompt_tokens=sequence.n_prompt,
-                    cached_tokens=sequence.n_cached,
-                    queue_s=work.queue_s or 0.0,
-                    text=work.prompt_text,
-                    logprobs=tuple(work.prompt_logprobs),
-                )
-            )
-        if work.limit == 0:
-            return [*events, self._finished(work, "", "length")]
-        return events + self._pick_all(work, chunk, index)
+    def _finish(self, ended: Generation, text: str, finish: FinishReason) -> Delta:
+        delta = ended.last_delta(text, finish)
+        self._end(ended.sequence.id)
+        return delta
 
-    def _guesses(self) -> dict[str, tuple[int, ...]]:
-        """Tokens to check in the next step, by sequence."""
-        if self._speculator is None:
+    def _propose(self) -> dict[str, tuple[int, ...]]:
+        """Draft tokens for the next step, by sequence."""
+        if self._proposer is None:
             return {}
         generating = self._scheduler.generating
         most = {}
         for sequence in generating:
-            work = self._work[sequence.id]
-            if work.request.speculate:
-                # The row after the last guess gives a token, too.
-                most[sequence.id] = work.limit - work.n_generated - 1
-        return self._speculator.propose(generating, most, self._runner.batch_limit)
+            each = self._generations[sequence.id]
+            if each.request.speculate:
+                # The row after the last accepted draft token gives one more token.
+                most[sequence.id] = each.max_generated - each.n_generated - 1
+        return self._proposer.propose(generating, most, self._runner.batch_limit)
 
-    def _pick_all(self, work: _Generation, chunk: Chunk, index: int) -> list[Event]:
-        """Picks a token from the last row of a chunk; where there are guesses, from the row before them and from
-        each guess's own for as long as the picks are the guesses."""
-        sequence, n = work.sequence, chunk.n_guesses
-        text, finish, i = "", None, 0
-        guesses = chunk.tokens[len(chunk.tokens) - n :]
+    def _advance(self, current: Generation, chunk: Chunk, last_row: int) -> list[Event]:
+        """What follows from a chunk that was computed; ``last_row``: the batch index of its last token."""
+        sequence = current.sequence
+        if chunk.logits == "all" and not chunk.n_drafted:
+            first_row = last_row - len(chunk.tokens) + 1
+            current.score_prompt(chunk, lambda i: self._runner.logits(first_row + i), self._vocabulary)
+        if sequence.n_to_compute > 0:
+            return []  # there is more of the prompt
+        events: list[Event] = []
+        if not current.prefill_done:
+            events.append(current.end_prefill())
+        if current.max_generated == 0:
+            return [*events, self._finish(current, "", "length")]
+        delta = self._sample_chunk(current, chunk, last_row)
+        return [*events, delta] if delta is not None else events
+
+    def _sample_chunk(self, current: Generation, chunk: Chunk, last_row: int) -> Delta | None:
+        """Samples a token from the last row of a chunk. Where there are draft tokens: from the row before them, and
+        then from each draft token's own row, for as long as the sampler picks the draft tokens."""
+        sequence, n = current.sequence, chunk.n_drafted
+        text, n_accepted = "", 0
+        drafts = chunk.tokens[len(chunk.tokens) - n :]
         while True:
-            more, finish = self._pick(work, index - n + i)
+            more, finish = self._sample(current, last_row - n + n_accepted)
             text += more
-            if i == n or sequence.tokens[-1] != guesses[i]:
+            if n_accepted == n or sequence.tokens[-1] != drafts[n_accepted]:
                 break
-            i += 1
+            n_accepted += 1
             if finish is not None:
                 break
             sequence.n_computed += 1
         if n:
-            assert self._speculator is not None
-            work.n_drafted += n
-            work.n_accepted += i
-            self._speculator.learn(sequence.id, n, i)
+            assert self._proposer is not None
+            current.n_drafted += n
+            current.n_accepted += n_accepted
+            self._proposer.observe(sequence.id, n, n_accepted)
         if finish is not None:
-            return [self._finished(work, text, finish)]
-        if i < n and not self._runner.cut(chunk.slot, sequence.n_computed):
+            return self._finish(current, text, finish)
+        if n_accepted < n and not self._runner.truncate(chunk.slot, sequence.n_computed):
             raise LlamaError("llama.cpp cannot take back tokens of this model; use serve.speculate=none")
-        logprobs = self._shown_logprobs(work)
-        if not text and not logprobs:
-            return []
-        return [Delta(id=sequence.id, text=text, logprobs=logprobs, completion_tokens=work.n_generated)]
+        return current.delta(text)
 
-    def _pick(self, work: _Generation, index: int) -> tuple[str, FinishReason | None]:
-        """The sequence's next token from a row of logits: the text that it lets out, and whether it is the last."""
-        sequence = work.sequence
-        token = self._runner.sample(work.sampler, index)
-        ends = self._model.is_eog(token) and not work.request.sampling.ignore_eos
-        if work.request.top_logprobs is not None:
-            row = log_probabilities(self._runner.logits(index))
-            entry = self._logprob(token, row, work.request.top_logprobs, offset=work.text.total)
-            work.held_logprobs.append(replace(entry, ends=True) if ends else entry)
-        if ends:
-            sequence.tokens.append(token)
-            return work.text.finish(), "stop"
-        sequence.tokens.append(token)
-        text = work.text.push(self._piece(token))
-        if work.text.stopped:
+    def _sample(self, current: Generation, row: int) -> tuple[str, FinishReason | None]:
+        """The sequence's next token, from a row of logits. Returns the text that comes out, and the reason to finish
+        if the token is the last."""
+        request, detokenizer = current.request, current.detokenizer
+        token = self._runner.sample(current.sampler, row)
+        is_eog = self._model.is_eog(token) and not request.sampling.ignore_eos
+        if request.top_logprobs is not None:
+            logprobs = log_probabilities(self._runner.logits(row))
+            entry = self._vocabulary.logprob(token, logprobs, request.top_logprobs, offset=detokenizer.n_decoded)
+            current.pending_logprobs.append(replace(entry, is_eog=True) if is_eog else entry)
+        current.sequence.tokens.append(token)
+        if is_eog:
+            return detokenizer.finish(), "stop"
+        text = detokenizer.push(self._vocabulary.piece(token))
+        if detokenizer.stopped:
             return text, "stop"
-        if work.n_generated >= work.limit:
-            text += work.text.finish()
-            return text, "stop" if work.text.stopped else "length"
+        if current.n_generated >= current.max_generated:
+            text += detokenizer.finish()
+            return text, "stop" if detokenizer.stopped else "length"
         return text, None
 
-    def _finished(self, work: _Generation, text: str, finish: FinishReason) -> Delta:
-        # After a stop string, only the tokens that began before it count; otherwise all have come out.
-        logprobs = self._shown_logprobs(work) if work.text.stopped else tuple(work.held_logprobs)
-        self._end(work.sequence.id)
-        return Delta(
-            id=work.sequence.id,
-            text=text,
-            logprobs=logprobs,
-            completion_tokens=work.n_generated,
-            finish=finish,
-            drafted_tokens=work.n_drafted,
-            accepted_tokens=work.n_accepted,
-        )
-
-    # -- text and log-probabilities ------------------------------------------------------------------------
-
-    def _piece(self, token: int) -> bytes:
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._model.token_to_piece(token)
-        return piece
-
-    def _logprob(self, token: int, row, n: int, *, offset: int) -> TokenLogprob:
-        top = tuple((each, self._spell(each), float(row[each])) for each in likeliest(row, n))
-        return TokenLogprob(token=token, piece=self._spell(token), logprob=float(row[token]), top=top, offset=offset)
-
-    def _spell(self, token: int) -> bytes:
-        """Like the text's, but control tokens show their names: a blank would tell nothing."""
-        return self._piece(token) or self._model.token_to_piece(token, special=True)
-
-    def _shown_logprobs(self, work: _Generation) -> tuple[TokenLogprob, ...]:
-        shown = [each for each in work.held_logprobs if each.offset < work.text.emitted]
-        work.held_logprobs = work.held_logprobs[len(shown) :]
-        return tuple(shown)
-
-    def _score_prompt(self, work: _Generation, chunk: Chunk, index: int) -> None:
-        tokens, n = work.sequence.tokens, work.request.top_logprobs
-        assert n is not None
-        if not work.prompt_logprobs:
-            first = tokens[0]
-            work.prompt_logprobs.append(
-                TokenLogprob(token=first, piece=self._spell(first), logprob=None, top=(), offset=0)
-            )
-        for i in range(len(chunk.tokens)):
-            scored = chunk.start + i + 1  # these logits tell of the token after
-            # A preempted sequence computes its prompt again: what is scored stays.
-            if scored != len(work.prompt_logprobs) or scored >= work.sequence.n_prompt:
-                continue
-            row = log_probabilities(self._runner.logits(index - len(chunk.tokens) + 1 + i))
-            work.prompt_logprobs.append(self._logprob(tokens[scored], row, n, offset=work.prompt_offsets[scored]))
-
     def close(self) -> None:
-        """Ends all work and frees the model."""
-        for sequence_id in list(self._work):
+        """Ends all generations and frees the model."""
+        for sequence_id in list(self._generations):
             self._end(sequence_id)
-        if self._speculator is not None:
-            self._speculator.close()
+        if self._proposer is not None:
+            self._proposer.close()
         self._embedder.close()
         self._tokenizer.close()
         self._runner.close()

@@ -1,4 +1,7 @@
-"""The engine's process: native aborts stay in here, and the decode loop has a GIL of its own."""
+"""The engine's process: native aborts stay in it, and the decode loop has a GIL of its own.
+
+Tested in tests/serve/test_life.py, tests/serve/test_several_models.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from data.errors import UserError
 from serve.engine.config import EngineConfig
-from serve.engine.delta_buffer import Outbox
+from serve.engine.delta_buffer import DeltaBuffer
 from serve.engine.messages import Ready, Shutdown, StartFailed
 
 _STATS_EVERY_S = 0.25
@@ -21,12 +24,13 @@ PROCESS_NAME = "slm-engine"
 _PR_SET_NAME = 15
 
 
-def run_process(config: EngineConfig, commands: Connection, events: Connection) -> None:
-    """Target of the child process: loads the model, says so, and works until told to end or left alone."""
+def run_engine(config: EngineConfig, commands: Connection, events: Connection) -> None:
+    """Target of the child process. Loads the model, sends ``Ready`` or ``StartFailed``, and works until a ``Shutdown``
+    comes or the parent is gone."""
     # Ctrl-C reaches the whole terminal group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _call_it(PROCESS_NAME)
-    # llama.cpp calls for a debugger when it aborts, where there is one: seconds in which nobody is served.
+    _set_process_name(PROCESS_NAME)
+    # When llama.cpp aborts, it starts a debugger where there is one. That takes seconds in which nobody is served.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from serve.engine.engine import Engine
     from slm.llama.errors import LlamaError
@@ -38,16 +42,16 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
         return
     try:
         events.send([Ready(info=engine.info)])
-        told, told_at = engine.stats, 0.0
-        outbox = Outbox(config.stream_ms / 1000)
-        # Made once: the connection's own poll() makes another selector at every call, a hundredth of a step.
+        reported, reported_at = engine.stats, 0.0
+        buffer = DeltaBuffer(config.stream_ms / 1000)
+        # Made once: the connection's own poll() makes a new selector at every call, for a hundredth of a step's time.
         arrivals = select.poll()
         arrivals.register(commands.fileno(), select.POLLIN)
         while True:
             while not engine.busy or arrivals.poll(0):
-                if not engine.busy and told != engine.stats:
-                    told = engine.stats
-                    events.send([told])
+                if not engine.busy and reported != engine.stats:
+                    reported = engine.stats
+                    events.send([reported])
                 command = commands.recv()
                 if isinstance(command, Shutdown):
                     return
@@ -56,11 +60,11 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
                     events.send(answer)
             out = engine.step()
             now = time.monotonic()
-            if now - told_at > _STATS_EVERY_S:
-                told, told_at = engine.stats, now
-                out.append(told)
-            outbox.add(out)
-            if due := outbox.due(now):
+            if now - reported_at > _STATS_EVERY_S:
+                reported, reported_at = engine.stats, now
+                out.append(reported)
+            buffer.add(out)
+            if due := buffer.take_due(now):
                 events.send(due)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
@@ -68,6 +72,6 @@ def run_process(config: EngineConfig, commands: Connection, events: Connection) 
         engine.close()
 
 
-def _call_it(name: str) -> None:
+def _set_process_name(name: str) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -1,7 +1,9 @@
 """What travels between the server and the engine process: plain, frozen, picklable data.
 
-Commands go in, lists of events come out. Whoever makes a command has validated it for the client's sake; the
-engine checks again whatever would reach native code.
+Commands go in, lists of events come out. The maker of a command has validated it, so that the client gets a good
+message; the engine checks again whatever would reach native code.
+
+Tested in tests/serve/engine/test_engine.py.
 """
 
 from __future__ import annotations
@@ -15,24 +17,24 @@ FailureCode = Literal["context_length_exceeded", "invalid_request", "engine_erro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How the next token is picked. The defaults sample from the model's own distribution."""
+    """How the next token is sampled. The defaults sample from the model's own distribution."""
 
     temperature: float = 1.0
-    """0: the likeliest token."""
+    """0: always the most likely token."""
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
-    """Tokens the repeat penalty looks back, prompt included."""
+    """How many tokens the repeat penalty looks back, the prompt's included."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     ignore_eos: bool = False
     grammar: str | None = None
-    """A GBNF grammar that serve/gbnf.py has checked."""
+    """A GBNF grammar that serve/grammar/gbnf.py has checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,35 +44,37 @@ class Generate:
     id: str
     prompt: str | tuple[int, ...]
     add_special: bool = True
-    """Put BOS before a text prompt where the model's file asks for it."""
+    """Whether BOS is put before a text prompt, where the model's file asks for it."""
     parse_special: bool = False
-    """Read special tokens spelled in a text prompt as such."""
+    """Whether the names of special tokens in a text prompt stand for those tokens."""
     max_tokens: int | None = None
-    """None: as far as the context goes. 0: only look at the prompt."""
+    """None: as many as the context has room for. 0: only the prompt is computed."""
     stop: tuple[str, ...] = ()
     sampling: SamplingParams = SamplingParams()
     top_logprobs: int | None = None
-    """None: no log-probabilities; n: the picked token's and the n likeliest."""
-    from_cache: bool = True
-    """Whether what is cached of the prompt may be used. Without, the numbers do not depend on what came before."""
+    """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""
+    use_prefix_cache: bool = True
+    """Whether cached tokens of the prompt may be used. Without them, the numbers do not depend on earlier requests."""
     echo: bool = False
-    """Give the prompt back as text, with its log-probabilities where ``top_logprobs`` is set."""
+    """Whether to return the prompt as text, with its log-probabilities where ``top_logprobs`` is set."""
     speculate: bool = True
-    """Whether guesses at its tokens may be checked, where the engine makes any. The text is the same."""
+    """Whether draft tokens may be verified for it, where the engine makes any. The text is the same."""
     deadline_s: float | None = None
-    """Seconds from when the engine takes it, waiting for a slot included. After them a sequence that has made a token
-    ends with what there is and ``finish`` "length"; one that has made none fails with "deadline_exceeded"."""
+    """Seconds from when the engine takes it; waiting for a slot counts. After that, a sequence that has generated a
+    token ends with what there is and ``finish`` "length"; one that has none fails with "deadline_exceeded"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cancel:
-    """Forget a sequence; nothing more is said about it."""
+    """Forget a sequence or a query; there are no more events of it."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokenize:
+    """A text to tokens."""
+
     id: str
     text: str
     add_special: bool
@@ -79,12 +83,16 @@ class Tokenize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detokenize:
+    """Tokens to text."""
+
     id: str
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embed:
+    """One embedding per input, each a text or tokens."""
+
     id: str
     inputs: tuple[str | tuple[int, ...], ...]
 
@@ -94,13 +102,14 @@ class Shutdown:
     """End the engine process."""
 
 
-Question = Tokenize | Detokenize | Embed
-Command = Generate | Cancel | Question | Shutdown
+Query = Tokenize | Detokenize | Embed
+"""A command that gets one ``Reply``."""
+Command = Generate | Cancel | Query | Shutdown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
-    """What the server tells about the model and needs to know of it."""
+    """What the server reports about the model and needs to know of it."""
 
     path: str
     architecture: str
@@ -115,7 +124,7 @@ class ModelInfo:
     kv_tokens: int
     threads: int
     bos: str
-    """The text of the token; "" where there is none."""
+    """The name of the token; "" where there is none."""
     eos: str
     add_bos: bool
     chat_template: str | None
@@ -124,11 +133,15 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
+    """The model is loaded: commands are taken from now on."""
+
     info: ModelInfo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartFailed:
+    """The model could not be loaded; the process ends."""
+
     message: str
 
 
@@ -143,20 +156,20 @@ class TokenLogprob:
     top: tuple[tuple[int, bytes, float], ...]
     offset: int
     """Characters of text before it (prompt tokens: in the prompt; others: in the reply)."""
-    ends: bool = False
-    """Whether it is the end-of-text token, which adds no text."""
+    is_eog: bool = False
+    """Whether it is the end-of-generation token, which adds no text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompted:
+class PrefillDone:
     """The prompt has been computed."""
 
     id: str
     prompt_tokens: int
     cached_tokens: int = 0
-    """Of these, how many were in the cache already."""
+    """Of these, how many were a prefix-cache hit."""
     queue_s: float = 0.0
-    """Seconds for which the sequence waited for a slot."""
+    """How long the sequence waited for a slot, in seconds."""
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -169,17 +182,17 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     completion_tokens: int = 0
-    """Tokens generated so far, the end-of-text token included."""
+    """Tokens generated so far, the end-of-generation token included."""
     finish: FinishReason | None = None
     drafted_tokens: int = 0
-    """Guesses that were checked, told with the last text."""
+    """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0
-    """Of these, those that were right."""
+    """Of these, those that were accepted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The sequence or question ``id`` ended without a result."""
+    """The sequence or query ``id`` ended without a result."""
 
     id: str
     code: FailureCode
@@ -194,20 +207,20 @@ class Embeddings:
     """Of all inputs."""
 
 
-Answer = list[int] | str | Embeddings
+QueryResult = list[int] | str | Embeddings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """The answer to a question."""
+    """The result of a query."""
 
     id: str
-    value: Answer
+    value: QueryResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stats:
-    """The engine's state, told now and then and when it has nothing to do."""
+    """The engine's state, sent now and then, and when it has nothing to do."""
 
     running: int = 0
     waiting: int = 0
@@ -217,4 +230,4 @@ class Stats:
     """Since this engine's start."""
 
 
-Event = Ready | StartFailed | Prompted | Delta | Failure | Reply | Stats
+Event = Ready | StartFailed | PrefillDone | Delta | Failure | Reply | Stats

@@ -1,4 +1,4 @@
-"""The only part of the engine that computes: carries a plan out on llama.cpp."""
+"""Carries plans out on llama.cpp: the part of the engine that computes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from data.errors import UserError
 from serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from serve.engine.messages import ModelInfo
-from serve.engine.scheduler import MIN_COPIED, MIN_KEPT, Plan
-from serve.engine.spec_decode.planner import StepCost
+from serve.engine.scheduler import MIN_CACHED, MIN_COPIED, Plan
+from serve.engine.step_cost import StepCost
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
@@ -18,20 +18,20 @@ from slm.llama.sampler import Sampler
 from slm.machine.hardware import compute_threads
 
 _MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
-"""Kernels take rows by fours or sixteens: a row less can cost more."""
+"""Matrix kernels take rows by fours or sixteens, so one row less can cost more."""
 
 
-class Runner:
-    """A model, its KV cache and one batch. Raises ``UserError`` or ``LlamaError`` when the file cannot be served."""
+class ModelRunner:
+    """A model, its KV cache and one batch. Raises ``UserError`` or ``LlamaError`` where the file cannot be served."""
 
     def __init__(self, config: EngineConfig) -> None:
         started = time.perf_counter()
         self.model = Model(config.model_path, n_gpu_layers=config.n_gpu_layers)
         context = config.context or min(self.model.n_ctx_train, DEFAULT_CONTEXT)
         shared = config.kv_tokens > 0
-        # A sequence must be able to finish when it is alone.
+        # A sequence that runs alone must be able to finish.
         kv_tokens = max(config.kv_tokens, context) if shared else config.slots * context
-        self._exact = config.exact
+        self._batch_invariant = config.exact
         threads = config.threads or compute_threads()
         try:
             self._context = Context(
@@ -50,9 +50,9 @@ class Runner:
             raise
         self.mixes = shared
         """Whether one pass takes different numbers of tokens of the sequences."""
-        # With one cache, a copy is a mark on the cells. Else the whole of a slot's cache is copied, which takes as
-        # long as computing a hundredth of its tokens or so.
-        self.min_copied = MIN_KEPT if shared else max(MIN_COPIED, context // 32)
+        # With one cache, a copy is a mark on the cells. With a cache per slot, the slot's whole cache is copied, which
+        # takes about as long as computing a hundredth of its tokens.
+        self.min_copied = MIN_CACHED if shared else max(MIN_COPIED, context // 32)
         if not self.model.keeps_cells:
             self.min_copied = 0
         self.batch_limit = self._context.n_batch
@@ -70,14 +70,14 @@ class Runner:
             slots=config.slots,
             kv_tokens=self._context.n_ctx,
             threads=threads,
-            bos=self._spelled(self.model.bos),
-            eos=self._spelled(self.model.eos),
+            bos=self._name(self.model.bos),
+            eos=self._name(self.model.eos),
             add_bos=self.model.add_bos,
             chat_template=self.model.chat_template(),
             load_s=time.perf_counter() - started,
         )
 
-    def _spelled(self, token: int) -> str:
+    def _name(self, token: int) -> str:
         return self.model.token_to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def run(self, plan: Plan) -> list[int]:
@@ -85,44 +85,45 @@ class Runner:
 
         Raises ``KvCacheFull`` when the cache has no room, and then nothing has changed.
         """
-        for (_, slot), n_kept, source in zip(plan.admitted, plan.kept, plan.sources, strict=True):
+        for (_, slot), n_cached, source in zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True):
             if source is not None:
                 self._context.seq_rm(slot)
-                # A cache per slot can only be copied whole: the copy is cut like any other.
+                # A cache per slot can only be copied as a whole; the copy is then cut back.
                 self._context.seq_cp(source, slot)
-            if not self._context.seq_rm(slot, n_kept):
-                raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_kept} tokens")
+            if not self._context.seq_rm(slot, n_cached):
+                raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_cached} tokens")
         self._batch.clear()
         last = {}
-        # llama.cpp computes together only sequences that follow each other in the order of slots: none does, backwards.
-        for chunk in sorted(plan.chunks, key=lambda chunk: chunk.slot, reverse=self._exact):
+        # llama.cpp computes sequences together only where they follow each other in the order of slots. Backwards, each
+        # is computed by itself.
+        for chunk in sorted(plan.chunks, key=lambda chunk: chunk.slot, reverse=self._batch_invariant):
             wanted, every = chunk.logits != "none", chunk.logits == "all"
             last[chunk.slot] = self._batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
         self._context.decode(self._batch)
         return [last[chunk.slot] for chunk in plan.chunks]
 
     def step_cost(self) -> StepCost:
-        """See ``measure_cost``."""
-        return measure_cost(self._context, self._batch)
+        """See ``measure_step_cost``."""
+        return measure_step_cost(self._context, self._batch)
 
     def logits(self, index: int) -> np.ndarray:
         """float32 [n_vocab] of a batch entry that asked for logits."""
         return self._context.logits(index)
 
     def sample(self, sampler: Sampler, index: int) -> int:
-        """The chain's pick from the logits of a batch entry."""
+        """The token that a sampler picks from the logits of a batch entry."""
         return sampler.sample(self._context, index)
 
-    def cut(self, slot: int, n: int) -> bool:
-        """Cuts a slot back to its first ``n`` positions; whether it then holds exactly those. Not so where llama.cpp
-        keeps a window of them, or a state instead of cells."""
+    def truncate(self, slot: int, n: int) -> bool:
+        """Cuts a slot back to its first ``n`` positions; returns whether it then holds exactly those. It does not where
+        llama.cpp keeps only a window of them, or a state instead of cells."""
         return self._context.seq_rm(slot, n) and self._context.seq_pos_range(slot) == (0, n - 1)
 
-    def forget(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Frees a slot's cells."""
         self._context.seq_rm(slot)
 
-    def forget_all(self) -> None:
+    def free_all(self) -> None:
         """Frees every cell."""
         self._context.clear()
 
@@ -132,13 +133,13 @@ class Runner:
         self.model.close()
 
 
-def measure_cost(context: Context, batch: Batch) -> StepCost:
-    """How long passes of different sizes take; forgets what is cached. Raises ``UserError`` for a model whose tokens
-    cannot be taken back."""
+def measure_step_cost(context: Context, batch: Batch) -> StepCost:
+    """How long passes of different numbers of rows take; clears the cache. Raises ``UserError`` for a model whose cache
+    cannot take back tokens."""
     if not context.model.keeps_cells:
         raise UserError(f"the cache of {context.model.path} cannot take back tokens; use serve.speculate=none")
     seconds: dict[int, float] = {}
-    # In rounds, so that a moment in which the machine is busy with something else spoils no size altogether.
+    # In rounds: a moment in which the machine is busy with something else must not spoil all measurements of a size.
     for _ in range(3):
         for n in _MEASURED_ROWS:
             if n > batch.capacity:

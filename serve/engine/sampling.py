@@ -1,4 +1,4 @@
-"""From sampling parameters to llama.cpp's sampler chain, and log-probabilities from logits."""
+"""Sampling parameters to llama.cpp's sampler chain, and logits to log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from slm.llama.sampler import Sampler
 
 
 def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
-    """A chain of its own for one sequence, in llama.cpp's order: grammar, bias, penalties, top-k, typical, top-p,
+    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, top-k, typical, top-p,
     min-p, temperature, draw.
 
-    The frequency and presence penalties count the reply. The repeat penalty also counts the prompt, within its
-    window; where it is on, the three share that window. Raises ``LlamaError`` for values out of range.
+    The frequency and presence penalties count the reply's tokens. The repeat penalty also counts the prompt's, within
+    its window; where it is on, the three share that window. ``context``: most tokens of the sequence. Raises
+    ``LlamaError`` for values out of range.
     """
     chain = Sampler(model)
     try:
@@ -40,7 +41,7 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
             if params.top_k > 0:
                 chain.top_k(params.top_k)
             if params.typical_p < 1:
-                # Its sums are no numbers where a token has no probability at all: the banned ones go first.
+                # Its sums are NaN where a token has no probability at all, so banned tokens are removed first.
                 chain.top_k(model.n_vocab - sum(value == -math.inf for value in bias.values()))
                 chain.typical(params.typical_p)
             if params.top_p < 1:
@@ -60,13 +61,13 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """float32 [..., n_vocab] -> natural log-probabilities, in float64."""
+    """Logits, float32 [..., n_vocab], to natural log-probabilities in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def likeliest(logprobs: np.ndarray, n: int) -> list[int]:
-    """Ids of the n highest entries of one row, highest first (equal ones by id)."""
+def most_likely(logprobs: np.ndarray, n: int) -> list[int]:
+    """Ids of the ``n`` highest entries of one row, float [n_vocab], highest first (equal ones by id)."""
     if n <= 0:
         return []
     n = min(n, len(logprobs))

@@ -1,4 +1,7 @@
-"""The state of one sequence as the scheduler sees it: tokens, how far they are computed, and its slot."""
+"""The state of one sequence as the scheduler sees it: its tokens, how many of them are computed, and its slot.
+
+Tested in tests/serve/engine/test_scheduler.py.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,22 @@ class Sequence:
     n_computed: int = 0
     """Leading tokens that are in the KV cache."""
     slot: int | None = None
-    """Its sequence number in the cache while it runs; None while it waits."""
+    """Its sequence number in the KV cache while it runs; None while it waits."""
     admitted: bool = False
     """Whether it has ever had a slot."""
     n_cached: int = 0
-    """Leading prompt tokens that another sequence had left in the slot when this one first got it."""
-    from_cache: bool = True
-    """Whether it may begin with what another has left in a slot."""
+    """Leading prompt tokens that were a prefix-cache hit when it first got a slot."""
+    use_prefix_cache: bool = True
+    """Whether it may begin with what another sequence computed."""
     scores_prompt: bool = False
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
 
     @property
-    def n_left(self) -> int:
-        """Tokens still to compute before the next one can be picked."""
+    def n_to_compute(self) -> int:
+        """Tokens still to compute before the next one can be sampled."""
         return len(self.tokens) - self.n_computed
 
     @property
     def generating(self) -> bool:
-        """Whether only its newest token is to compute."""
-        return self.n_left == 1 and self.n_computed >= self.n_prompt
+        """Whether its prompt is computed, so that only its newest token remains to compute."""
+        return self.n_to_compute == 1 and self.n_computed >= self.n_prompt

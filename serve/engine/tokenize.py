@@ -1,4 +1,4 @@
-"""Texts to tokens without holding up those who stream: a text of megabytes takes seconds."""
+"""Text to tokens without holding up the streams: a text of megabytes takes seconds."""
 
 from __future__ import annotations
 
@@ -8,72 +8,73 @@ from serve.engine.messages import Event, Failure, Reply, Tokenize
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 
-_CHARACTERS = 8
-"""Of a text, this many per token that it may have are looked at first."""
+_CHARACTERS_PER_TOKEN = 8
+"""How much of a text is looked at first, per token that it may have."""
 _SHORT = 16_384
-"""Characters that are turned to tokens at once."""
+"""Characters that are tokenized at once."""
 
 
 def tokenize_within(
     model: Model, text: str, limit: int, *, add_special: bool, parse_special: bool
 ) -> tuple[list[int], bool]:
-    """The tokens of a text and True; for a text that has more than ``limit``, perhaps only those of a beginning that
-    has more than ``limit`` by itself, and False."""
-    size = max(_CHARACTERS * limit, _SHORT)
+    """The tokens of a text, and whether they are all of them.
+
+    A text that has more than ``limit`` tokens may be cut: then the tokens of a beginning are returned, which alone are
+    more than ``limit``, and False.
+    """
+    size = max(_CHARACTERS_PER_TOKEN * limit, _SHORT)
     while size < len(text):
         tokens = model.tokenize(text[:size], add_special=add_special, parse_special=parse_special)
-        # Where the text is cut, a word may have other tokens than in the whole text; not by so many.
+        # Where the text is cut, a word may have other tokens than in the whole text, but not by so many.
         if len(tokens) > limit + limit // 4 + 64:
             return tokens, False
         size *= 4
     return model.tokenize(text, add_special=add_special, parse_special=parse_special), True
 
 
-class SlowTokenizer:
-    """Turns long texts into tokens in a thread. llama.cpp does not hold Python's lock meanwhile, and the vocabulary
-    does not change."""
+class BackgroundTokenizer:
+    """Tokenizes long texts in a thread. llama.cpp does not hold Python's lock meanwhile, and the vocabulary does not
+    change."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._thread: ThreadPoolExecutor | None = None
-        self._asked: dict[str, Future[list[int]]] = {}
+        self._pending: dict[str, Future[list[int]]] = {}
 
     @property
     def busy(self) -> bool:
         """Whether ``step`` has something to wait for."""
-        return bool(self._asked)
+        return bool(self._pending)
 
-    def add(self, question: Tokenize) -> list[Event]:
-        """The answer to a short question; a long one's comes from ``step``. Raises ``LlamaError``."""
+    def add(self, query: Tokenize) -> list[Event]:
+        """The reply for a short text; that of a long one comes from ``step``. Raises ``LlamaError``."""
 
         def work() -> list[int]:
-            return self._model.tokenize(
-                question.text, add_special=question.add_special, parse_special=question.parse_special
-            )
+            return self._model.tokenize(query.text, add_special=query.add_special, parse_special=query.parse_special)
 
-        if len(question.text) <= _SHORT:
-            return [Reply(id=question.id, value=work())]
+        if len(query.text) <= _SHORT:
+            return [Reply(id=query.id, value=work())]
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tokenize")
-        self._asked[question.id] = self._thread.submit(work)
+        self._pending[query.id] = self._thread.submit(work)
         return []
 
-    def cancel(self, question_id: str) -> None:
-        """Forgets a question."""
-        asked = self._asked.pop(question_id, None)
-        if asked is not None:
-            asked.cancel()
+    def cancel(self, query_id: str) -> None:
+        """Forgets a query."""
+        pending = self._pending.pop(query_id, None)
+        if pending is not None:
+            pending.cancel()
 
     def step(self, *, patient: bool) -> list[Event]:
-        """Answers that are there; ``patient``: waits a moment where there is none."""
+        """The replies that are ready. ``patient``: waits a moment where there is none."""
         if patient:
-            wait(self._asked.values(), timeout=0.02, return_when=FIRST_COMPLETED)
+            wait(self._pending.values(), timeout=0.02, return_when=FIRST_COMPLETED)
         events: list[Event] = []
-        for question_id in [key for key, asked in self._asked.items() if asked.done()]:
+        for query_id in [key for key, pending in self._pending.items() if pending.done()]:
             try:
-                events.append(Reply(id=question_id, value=self._asked.pop(question_id).result()))
+                events.append(Reply(id=query_id, value=self._pending.pop(query_id).result()))
             except LlamaError as error:
-                events.append(Failure(id=question_id, code="invalid_request", message=str(error)))
+                events.append(Failure(id=query_id, code="invalid_request", message=str(error)))
         return events
 
     def close(self) -> None:

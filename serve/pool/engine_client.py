@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from data.errors import UserError
 from serve.engine.config import EngineConfig
 from serve.engine.messages import (
-    Answer,
     Cancel,
     Delta,
     Embeddings,
@@ -25,8 +24,9 @@ from serve.engine.messages import (
     Failure,
     Generate,
     ModelInfo,
-    Prompted,
-    Question,
+    PrefillDone,
+    Query,
+    QueryResult,
     Ready,
     Reply,
     StartFailed,
@@ -54,7 +54,7 @@ class EngineClient:
         self._of_model = f" of {name}" if name else ""
         self._max_in_flight = config.slots + max_waiting
         self._streams: dict[str, RequestStream] = {}
-        self._questions: dict[str, asyncio.Future[Answer]] = {}
+        self._questions: dict[str, asyncio.Future[QueryResult]] = {}
         self._ids = itertools.count()
         self._process: EngineProcess | None = None
         self._closing = False
@@ -189,18 +189,18 @@ class EngineClient:
                     question = self._questions.pop(key)
                     if not question.done():
                         question.set_exception(RequestFailedError(event))
-                case Prompted(id=key) | Delta(id=key) | Failure(id=key):
+                case PrefillDone(id=key) | Delta(id=key) | Failure(id=key):
                     # The engine works: the next restart need not wait.
                     self._backoff_s = 0.0
                     self._deliver(key, event)
 
-    def _deliver(self, key: str, event: Prompted | Delta | Failure) -> None:
+    def _deliver(self, key: str, event: PrefillDone | Delta | Failure) -> None:
         stream = self._streams.get(key)
         if stream is None:
             return  # cancelled while the event was on its way
         if isinstance(event, Delta):
             self.counters.observe(self._times[event.id], event)
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             self.counters.prompt_tokens += event.prompt_tokens
             self.counters.cached_tokens += event.cached_tokens
         elif isinstance(event, Failure) or event.finish:
@@ -245,7 +245,7 @@ class EngineClient:
             self.counters.finished["canceled"] += 1
             self._process.send(Cancel(id=sequence_id))
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Query) -> QueryResult:
         """The engine's answer. Raises ``QueueFullError``, ``EngineDownError`` or ``RequestFailedError``. Canceled, it
         cancels the engine's work."""
         if not self.ready or self._process is None:

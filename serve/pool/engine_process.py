@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 
 from serve.engine.config import EngineConfig
-from serve.engine.engine_main import run_process
+from serve.engine.engine_main import run_engine
 from serve.engine.messages import Command, Event, Shutdown
 
 _PRELOADED = ["serve.__main__", "serve.engine.engine"]
@@ -55,7 +55,7 @@ class EngineProcess:
         commands_out, self._command_pipe = context.Pipe(duplex=False)
         self._event_pipe, events_in = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=run_process, args=(config, commands_out, events_in), name="slm-engine", daemon=True
+            target=run_engine, args=(config, commands_out, events_in), name="slm-engine", daemon=True
         )
         self._process.start()
         # While this process holds copies of the child's ends, the child's death would not be an end of file.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from serve.engine.messages import Delta, Failure, Prompted
+from serve.engine.messages import Delta, Failure, PrefillDone
 
 
 class QueueFullError(Exception):
@@ -34,9 +34,9 @@ class RequestStream:
         self._cancel = cancel
         self._index = {sequence_id: i for i, sequence_id in enumerate(sequence_ids)}
         self._unfinished = set(sequence_ids)
-        self._events: asyncio.Queue[Prompted | Delta | Failure] = asyncio.Queue()
+        self._events: asyncio.Queue[PrefillDone | Delta | Failure] = asyncio.Queue()
 
-    def put(self, event: Prompted | Delta | Failure) -> None:
+    def put(self, event: PrefillDone | Delta | Failure) -> None:
         """Called by the engine client."""
         self._events.put_nowait(event)
 
@@ -50,7 +50,7 @@ class RequestStream:
         """Whether every sequence has finished and all events have been read."""
         return not self._unfinished
 
-    async def next_events(self) -> list[tuple[int, Prompted | Delta]]:
+    async def next_events(self) -> list[tuple[int, PrefillDone | Delta]]:
         """Waits for an event and returns all that are there, each with the index of its sequence.
 
         Raises ``RequestFailedError`` when a sequence has failed; the request then has no result.

@@ -76,7 +76,7 @@ async def load(url, watch):
 WAYS = {
     "a cache per slot": (),
     "one cache for all": ("serve.kv_tokens=600",),
-    "with guesses": ("serve.speculate=lookup", "serve.draft_tokens=4"),
+    "with draft tokens": ("serve.speculate=lookup", "serve.draft_tokens=4"),
 }
 
 

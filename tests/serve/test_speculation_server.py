@@ -1,4 +1,4 @@
-"""What clients and Prometheus see of guessed tokens."""
+"""What clients and Prometheus see of draft tokens."""
 
 import httpx
 import pytest
@@ -7,29 +7,31 @@ LOOP = "the red boat and the blue hat and the old fox and " * 3
 
 
 @pytest.fixture(scope="module")
-def guessing(tmp_path_factory, tiny_path, start_server):
+def speculating(tmp_path_factory, tiny_path, start_server):
     words = ("serve.speculate=lookup", "serve.draft_tokens=8", "serve.kv_type=f32", "serve.flash_attn=false")
     with start_server(tmp_path_factory.mktemp("log") / "server.log", tiny_path, *words) as server:
         yield server
 
 
-def test_usage_and_metrics_count_guesses_where_there_are_any(guessing, server):
+def test_usage_and_metrics_count_draft_tokens_where_there_are_any(speculating, server):
     body = {"prompt": LOOP, "max_tokens": 60, "temperature": 0}
     plain = httpx.post(server.url + "/v1/completions", json=body, timeout=60).json()
     assert "completion_tokens_details" not in plain["usage"]
-    answers = [httpx.post(guessing.url + "/v1/completions", json=body, timeout=60).json() for _ in range(2)]
+    answers = [httpx.post(speculating.url + "/v1/completions", json=body, timeout=60).json() for _ in range(2)]
     details = [each["usage"]["completion_tokens_details"] for each in answers]
     accepted = sum(each["accepted_prediction_tokens"] for each in details)
     rejected = sum(each["rejected_prediction_tokens"] for each in details)
     assert accepted > 0
-    metrics = guessing.metrics()
+    metrics = speculating.metrics()
     assert metrics["slm_drafted_tokens_accepted_total"] == accepted
     assert metrics["slm_drafted_tokens_total"] == accepted + rejected
     assert {each["usage"]["completion_tokens"] for each in answers} == {60}
     for without in ({"seed": 1}, {"speculate": False}):
-        usage = httpx.post(guessing.url + "/v1/completions", json={**body, **without}, timeout=60).json()["usage"]
+        usage = httpx.post(speculating.url + "/v1/completions", json={**body, **without}, timeout=60).json()["usage"]
         assert "completion_tokens_details" not in usage
-    usage = httpx.post(guessing.url + "/v1/completions", json={**body, "seed": 1, "speculate": True}, timeout=60).json()
+    usage = httpx.post(
+        speculating.url + "/v1/completions", json={**body, "seed": 1, "speculate": True}, timeout=60
+    ).json()
     assert usage["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     assert server.metrics()["slm_drafted_tokens_total"] == 0
 

@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from serve.engine.messages import Delta, Embeddings, FinishReason, Prompted, TokenLogprob
+from serve.engine.messages import Delta, Embeddings, FinishReason, PrefillDone, TokenLogprob
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 
 
 @dataclass(kw_only=True)
 class _Choice:
-    prompted: Prompted | None = None
+    prompted: PrefillDone | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     n_tokens: int = 0
@@ -42,10 +42,10 @@ class Answer:
         self.model, self._n, self._with_logprobs = model, n, with_logprobs
         self._choices = [_Choice() for _ in range(n_choices)]
 
-    def take(self, index: int, event: Prompted | Delta) -> None:
+    def take(self, index: int, event: PrefillDone | Delta) -> None:
         """Remembers an event."""
         choice = self._choices[index]
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             choice.prompted = event
             return
         choice.text.append(event.text)
@@ -88,7 +88,7 @@ class Answer:
         """The last chunk of a stream whose client asked for usage."""
         return {**self._head(self.part), "choices": [], "usage": self.usage()}
 
-    def chunks(self, index: int, event: Prompted | Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, event: PrefillDone | Delta) -> list[dict[str, Any]]:
         """The chunks of a stream that an event makes; ``take`` must have had it before."""
         raise NotImplementedError
 
@@ -124,9 +124,9 @@ class CompletionAnswer(Answer):
             )
         return choices
 
-    def chunks(self, index: int, event: Prompted | Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, event: PrefillDone | Delta) -> list[dict[str, Any]]:
         """The chunks of a stream that an event makes."""
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             if not event.text:
                 return []
             text, entries, finish = event.text, list(event.logprobs), None
@@ -160,9 +160,9 @@ class ChatAnswer(Answer):
             for index, choice in enumerate(self._choices)
         ]
 
-    def chunks(self, index: int, event: Prompted | Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, event: PrefillDone | Delta) -> list[dict[str, Any]]:
         """The chunks of a stream that an event makes: the role first, the reason to end alone and last."""
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             return [self._chunk(index, {"role": "assistant", "content": ""})]
         out = []
         if event.text or event.logprobs:
@@ -183,7 +183,7 @@ class ChatAnswer(Answer):
         content = []
         for entry in entries:
             assert entry.logprob is not None
-            if entry.ends:
+            if entry.is_eog:
                 continue  # OpenAI's chat tells only of tokens that the message consists of
             top = [_chat_entry(piece, logprob) for _, piece, logprob in entry.top]
             content.append({**_chat_entry(entry.piece, entry.logprob), "top_logprobs": top})

@@ -22,7 +22,7 @@ from serve.api.openai.requests import (
     Strict,
     TextFormat,
 )
-from serve.engine.messages import Delta, Prompted
+from serve.engine.messages import Delta, PrefillDone
 
 
 class ContentPart(Strict):
@@ -158,9 +158,9 @@ class ResponsesAnswer(Answer):
     def _content(text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def chunks(self, index: int, event: Prompted | Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, event: PrefillDone | Delta) -> list[dict[str, Any]]:
         """The events of a stream that an engine's event makes."""
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             begun = {**self.body(), "output": []}
             return [
                 self._event("response.created", response=begun),

@@ -10,7 +10,7 @@ from serve.api.access_log import Record
 from serve.api.errors import error_body
 from serve.api.http import DONE, sse
 from serve.api.openai.completions import Answer
-from serve.engine.messages import Delta, Prompted
+from serve.engine.messages import Delta, PrefillDone
 from serve.pool.request_stream import RequestFailedError, RequestStream
 
 _GRACE_S = 2.0
@@ -35,7 +35,7 @@ async def collect(request_stream: RequestStream, answer: Answer, record: Record)
 async def stream(
     request_stream: RequestStream,
     answer: Answer,
-    events: list[tuple[int, Prompted | Delta]],
+    events: list[tuple[int, PrefillDone | Delta]],
     record: Record,
     include_usage: bool,
 ) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Guesses at next tokens by a smaller model of the same vocabulary, with a KV cache of its own."""
+"""Draft tokens from a smaller model of the same vocabulary, which has a KV cache of its own."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from pathlib import Path
 
 from data.errors import UserError
 from serve.engine.config import EngineConfig
-from serve.engine.model_runner import Runner, measure_cost
+from serve.engine.model_runner import ModelRunner, measure_step_cost
 from serve.engine.sequence import Sequence
-from serve.engine.spec_decode.planner import LENGTHS, Acceptance, Candidate, Lookup, Planner
+from serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 
 _MATCH = 8
-"""The class of ``Acceptance`` that a draft's guesses are counted in."""
+"""The class of ``Acceptance`` in which a draft model's tokens are counted."""
 
 
 @dataclass(slots=True)
-class _Held:
-    """What the draft's cache has in a slot."""
+class _SlotState:
+    """What the draft model's cache holds in a slot."""
 
     sequence_id: str = ""
     tokens: list[int] = field(default_factory=list)
-    n_right: int = 0
-    """Of these, so many are known to be the sequence's own."""
+    n_verified: int = 0
+    """Leading tokens that are known to be the sequence's own."""
 
 
-class Draft:
-    """Guesses are what the draft model finds likeliest. Its slots are those of the model that it guesses for.
+class DraftModelProposer:
+    """Proposes the tokens that the draft model finds most likely; see ``Proposer``. A sequence has the same slot in the
+    draft model's cache as in the target's.
 
     Raises ``UserError`` where the two models do not have the same vocabulary.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         assert config.draft_model is not None
         target, shared = runner.model, config.kv_tokens > 0
         self._model = Model(config.draft_model, n_gpu_layers=config.n_gpu_layers)
@@ -55,7 +56,7 @@ class Draft:
                 flash_attn=config.flash_attn,
             )
             self._batch = Batch(self._context.n_batch, config.slots)
-            own = measure_cost(self._context, self._batch)
+            own_cost = measure_step_cost(self._context, self._batch)
             target_cost = runner.step_cost()
         except BaseException:
             self.close()
@@ -63,21 +64,21 @@ class Draft:
         self._planner = Planner(
             target_cost,
             shared=shared,
-            guess_cost=lambda sequences, n: n * own(sequences),
+            draft_cost=lambda sequences, n: n * own_cost(sequences),
             always=config.draft_tokens,
         )
-        self._catch_up = config.prefill_chunk
-        self._held = [_Held() for _ in range(config.slots)]
+        self._prefill_room = config.prefill_chunk
+        self._slots = [_SlotState() for _ in range(config.slots)]
         self._acceptance: dict[str, Acceptance] = {}
 
     def propose(self, sequences: Seq[Sequence], most: Mapping[str, int], room: int) -> dict[str, tuple[int, ...]]:
-        """As ``Lookup.propose``. A sequence whose text the draft has not read yet gets no guesses until it has, a
-        part in each step."""
+        """See ``Proposer.propose``. The draft model first computes what its cache lacks of a sequence, a chunk in each
+        step; until that is done, the sequence gets no draft tokens."""
         candidates, by_slot = [], {}
         for sequence in sequences:
             assert sequence.slot is not None
             by_slot[sequence.slot] = sequence
-            limit = min(most.get(sequence.id, 0), LENGTHS[-1])
+            limit = min(most.get(sequence.id, 0), DRAFT_LENGTHS[-1])
             if limit > 0:
                 rate = self._acceptance.setdefault(sequence.id, Acceptance()).rate(_MATCH)
                 candidates.append(Candidate(sequence.slot, rate, limit))
@@ -86,24 +87,24 @@ class Draft:
             if each.slot not in chosen:
                 self._acceptance[by_slot[each.slot].id].relax(_MATCH)
         try:
-            guesses = self._guess({slot: (by_slot[slot], n) for slot, n in chosen.items()})
+            drafts = self._draft({slot: (by_slot[slot], n) for slot, n in chosen.items()})
         except LlamaError:
-            # Its cache is full, or it is unknown what that holds. Without guesses, nothing is lost but time.
+            # The cache is full, or what it holds is unknown. Without draft tokens, only time is lost.
             assert self._context is not None
             self._context.clear()
-            self._held = [_Held() for _ in self._held]
+            self._slots = [_SlotState() for _ in self._slots]
             return {}
-        return {by_slot[slot].id: tuple(tokens) for slot, tokens in guesses.items()}
+        return {by_slot[slot].id: tuple(tokens) for slot, tokens in drafts.items()}
 
-    def _guess(self, wanted: dict[int, tuple[Sequence, int]]) -> dict[int, list[int]]:
-        """Greedy continuations by slot, of all sequences together, a token of each in every pass."""
+    def _draft(self, wanted: dict[int, tuple[Sequence, int]]) -> dict[int, list[int]]:
+        """Greedy continuations by slot. Every pass computes one token of each sequence."""
         assert self._context is not None
-        room = min(self._catch_up, self._batch.capacity)
+        room = min(self._prefill_room, self._batch.capacity)
         feed: dict[int, list[int]] = {}
         ready = set()
         for slot, (sequence, _) in sorted(wanted.items()):
+            # At least one token is missing, so there are logits to draft from.
             missing = self._missing(slot, sequence)
-            # One token is always fed: there must be logits to guess from.
             feed[slot] = missing[:room]
             room -= len(feed[slot])
             if feed[slot] and len(feed[slot]) == len(missing):
@@ -113,7 +114,7 @@ class Draft:
             self._batch.clear()
             last = {}
             for slot, tokens in sorted(feed.items()):
-                held = self._held[slot].tokens
+                held = self._slots[slot].tokens
                 last[slot] = self._batch.extend(tokens, len(held), slot, slot in ready)
                 held.extend(tokens)
             self._context.decode(self._batch)
@@ -125,12 +126,13 @@ class Draft:
         return out
 
     def _missing(self, slot: int, sequence: Sequence) -> list[int]:
-        """Cuts a slot back to what is the sequence's; the tokens that it lacks, at least the newest."""
+        """Cuts a slot back to the tokens that it shares with the sequence; returns the sequence's other tokens, at
+        least the newest."""
         assert self._context is not None
-        held = self._held[slot]
+        held = self._slots[slot]
         if held.sequence_id != sequence.id:
-            held.sequence_id, held.n_right = sequence.id, 0
-        n = held.n_right
+            held.sequence_id, held.n_verified = sequence.id, 0
+        n = held.n_verified
         for ours, theirs in zip(held.tokens[n:], sequence.tokens[n:-1], strict=False):
             if ours != theirs:
                 break
@@ -139,15 +141,15 @@ class Draft:
             if not self._context.seq_rm(slot, n):
                 raise LlamaError("the draft model's cache cannot take back tokens")
             del held.tokens[n:]
-        held.n_right = n
+        held.n_verified = n
         return sequence.tokens[n:]
 
-    def learn(self, sequence_id: str, n_checked: int, n_right: int) -> None:
-        """What became of the last guesses of a sequence."""
-        self._acceptance[sequence_id].learn(_MATCH, n_checked, n_right)
+    def observe(self, sequence_id: str, n_drafted: int, n_accepted: int) -> None:
+        """See ``Proposer.observe``."""
+        self._acceptance[sequence_id].observe(_MATCH, n_drafted, n_accepted)
 
     def forget(self, sequence_id: str) -> None:
-        """The sequence has ended. What its slot holds may serve the next that begins alike."""
+        """The sequence has ended. What its slot holds may serve the next one, as far as their tokens are the same."""
         self._acceptance.pop(sequence_id, None)
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class Draft:
 
 
 def check_vocabulary(draft: Model, target: Model, path: Path) -> None:
-    """Raises ``UserError`` unless both models mean the same by every token id."""
+    """Raises ``UserError`` unless every token id means the same to both models."""
     if draft.n_vocab != target.n_vocab:
         raise UserError(
             f"serve.draft_model={path} has {draft.n_vocab} tokens and the model has {target.n_vocab}; "
@@ -171,13 +173,3 @@ def check_vocabulary(draft: Model, target: Model, path: Path) -> None:
                 f"serve.draft_model={path} means {ours!r} by token {token} and the model means {theirs!r}; "
                 "a draft must be a run with the same tokenizer"
             )
-
-
-def make_speculator(config: EngineConfig, runner: Runner) -> Lookup | Draft | None:
-    """What makes the guesses that the configuration asks for; forgets what the runner has cached. Raises ``UserError``
-    where the model or its draft cannot serve for that."""
-    if config.speculate == "none":
-        return None
-    if config.speculate == "draft":
-        return Draft(config, runner)
-    return Lookup(Planner(runner.step_cost(), shared=config.kv_tokens > 0, always=config.draft_tokens))

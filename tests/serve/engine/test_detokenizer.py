@@ -1,18 +1,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.engine.detokenizer import TextStream
+from serve.engine.detokenizer import Detokenizer
 
 
 def feed(pieces, stop=()):
-    stream = TextStream(stop)
+    detokenizer = Detokenizer(stop)
     out = []
     for piece in pieces:
-        out.append(stream.push(piece))
-        if stream.stopped:
-            return out, stream
-    out.append(stream.finish())
-    return out, stream
+        out.append(detokenizer.push(piece))
+        if detokenizer.stopped:
+            return out, detokenizer
+    out.append(detokenizer.finish())
+    return out, detokenizer
 
 
 def test_a_character_split_over_tokens_comes_whole():
@@ -25,10 +25,10 @@ def test_invalid_and_cut_off_bytes_are_replaced():
 
 
 def test_a_stop_string_across_tokens_never_shows():
-    out, stream = feed([b"Hello EN", b"D of", b" it"], stop=("END",))
+    out, detokenizer = feed([b"Hello EN", b"D of", b" it"], stop=("END",))
     assert out == ["Hello ", ""]
-    assert stream.stopped
-    assert stream.finish() == ""
+    assert detokenizer.stopped
+    assert detokenizer.finish() == ""
 
 
 def test_held_text_comes_out_when_it_is_no_stop():
@@ -49,13 +49,13 @@ def test_any_cut_gives_the_same_text(text, stops, data):
         n = data.draw(st.integers(1, 5))
         pieces.append(raw[at : at + n])
         at += n
-    out, stream = feed(pieces, tuple(stops))
+    out, detokenizer = feed(pieces, tuple(stops))
     joined = "".join(out)
-    assert stream.emitted == len(joined)
+    assert detokenizer.n_emitted == len(joined)
     assert text.startswith(joined)
     assert not any(stop in joined for stop in stops)
     if not any(stop in text for stop in stops):
         assert joined == text
-        assert stream.total == len(text)
+        assert detokenizer.n_decoded == len(text)
     else:
-        assert stream.stopped
+        assert detokenizer.stopped

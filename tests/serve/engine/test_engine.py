@@ -1,12 +1,13 @@
 import dataclasses
 import math
+import time
 
 import numpy as np
 import pytest
 
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Detokenize, Failure, Generate, Prompted, SamplingParams, Tokenize
+from serve.engine.messages import Cancel, Delta, Detokenize, Failure, Generate, PrefillDone, SamplingParams, Tokenize
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 
@@ -122,7 +123,7 @@ def test_logprobs_and_echo_agree_with_the_logits(tiny_path):
     request = Generate(id="a", prompt=PROMPTS[0], sampling=GREEDY, max_tokens=6, top_logprobs=3, echo=True)
     _, _, events = drain(one, [request])["a"]
     prompted = events[0]
-    assert isinstance(prompted, Prompted)
+    assert isinstance(prompted, PrefillDone)
     assert prompted.text == PROMPTS[0]
     entries = [e for event in events if isinstance(event, Delta) for e in event.logprobs]
     assert len(entries) == 6
@@ -199,3 +200,21 @@ def test_empty_prompt_and_tokens_there_and_back(tiny_path):
     (reply,) = one.handle(Tokenize(id="t", text="hello 🙂", add_special=False, parse_special=False))
     (back,) = one.handle(Detokenize(id="d", tokens=tuple(reply.value)))
     assert back.value == "hello 🙂"
+
+
+def test_a_deadline_ends_what_has_begun_and_fails_what_has_not(tiny_path):
+    one = engine(tiny_path, slots=1)
+    one.handle(Generate(id="a", prompt="x", sampling=SamplingParams(temperature=0, ignore_eos=True), deadline_s=0.3))
+    one.handle(Generate(id="b", prompt="x", sampling=GREEDY, deadline_s=0.3))
+    one.handle(Generate(id="c", prompt="x", sampling=GREEDY, max_tokens=2, deadline_s=600))
+    events = one.step()
+    time.sleep(0.31)
+    while one.busy:
+        events += one.step()
+    last = {event.id: event for event in events if not isinstance(event, PrefillDone)}
+    assert last["a"].finish == "length"
+    assert last["a"].completion_tokens >= 1
+    assert last["b"].code == "deadline_exceeded"
+    assert "0.3 seconds" in last["b"].message
+    assert last["c"].completion_tokens == 2
+    one.close()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from serve.engine.config import EngineConfig
-from serve.engine.model_runner import Runner
+from serve.engine.model_runner import ModelRunner
 from serve.engine.scheduler import Chunk, Plan
 
 PROMPTS = {0: tuple(b"the old fox"), 1: tuple(b"hello"), 2: tuple(b"a red boat in the river")}
@@ -10,7 +10,7 @@ PROMPTS = {0: tuple(b"the old fox"), 1: tuple(b"hello"), 2: tuple(b"a red boat i
 
 @pytest.fixture(scope="module")
 def runner(tiny_path):
-    runner = Runner(EngineConfig(model_path=tiny_path, threads=1, slots=3, kv_type="f32", flash_attn=False))
+    runner = ModelRunner(EngineConfig(model_path=tiny_path, threads=1, slots=3, kv_type="f32", flash_attn=False))
     yield runner
     runner.close()
 
@@ -38,13 +38,21 @@ def test_sequences_are_put_in_the_order_of_their_slots(runner):
 def test_what_a_plan_keeps_is_kept_and_the_rest_is_cut(runner):
     runner.run(plan(2))
     assert runner.model.keeps_cells
-    assert runner.cut(2, len(PROMPTS[2]))
+    assert runner.truncate(2, len(PROMPTS[2]))
     (index,) = runner.run(plan(2))
     whole = runner.logits(index)
     n = 7
     rest = Plan((("a", 2),), (Chunk("a", 2, n, PROMPTS[2][n:], "last"),), (n,), (None,))
     (index,) = runner.run(rest)
     np.testing.assert_allclose(runner.logits(index), whole, atol=1e-4)
-    assert runner.cut(2, len(PROMPTS[2]))
-    runner.forget(2)
-    assert not runner.cut(2, len(PROMPTS[2]))
+    assert runner.truncate(2, len(PROMPTS[2]))
+    runner.free_slot(2)
+    assert not runner.truncate(2, len(PROMPTS[2]))
+
+
+def test_the_cost_is_measured(tiny_path):
+    runner = ModelRunner(EngineConfig(model_path=tiny_path, threads=1, kv_type="f32", flash_attn=False))
+    cost = runner.step_cost()
+    assert 0 < cost(1) < cost(32)
+    assert cost(64) > cost(32)
+    runner.close()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from serve.engine.messages import SamplingParams
-from serve.engine.sampling import likeliest, log_probabilities, make_sampler
+from serve.engine.sampling import log_probabilities, make_sampler, most_likely
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 
@@ -54,7 +54,7 @@ def test_top_k_of_a_grammars_tokens(model):
     tokens = draws(model, params, 60)
     allowed = [t for t, piece in enumerate(model.spellings) if piece[:1] in (b"b", b"c", b"d", b"e", b"f")]
     best = sorted(allowed, key=lambda token: -tokens[0][1][token])
-    # Where the chain's own pick fits, it stays; else it is drawn from the two likeliest that fit.
+    # Where the chain's own pick fits, it stays; else it is drawn from the two most_likely that fit.
     free = set(np.argsort(-tokens[0][1])[:2].tolist())
     assert {token for token, _ in tokens} <= set(best[:2]) | (free & set(allowed))
 
@@ -64,6 +64,6 @@ def test_log_probabilities():
     rows = log_probabilities(logits)
     np.testing.assert_allclose(np.exp(rows).sum(axis=1), 1)
     assert rows[1, 0] == 0
-    assert likeliest(rows[0], 2) == [2, 1]
-    assert likeliest(rows[0], 9) == [2, 1, 0]
-    assert likeliest(np.zeros(4), 0) == []
+    assert most_likely(rows[0], 2) == [2, 1]
+    assert most_likely(rows[0], 9) == [2, 1, 0]
+    assert most_likely(np.zeros(4), 0) == []

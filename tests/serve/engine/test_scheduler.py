@@ -168,7 +168,7 @@ def test_random_traffic_loses_and_doubles_nothing(mixed):
         scheduler.commit(plan)
         for chunk in plan.chunks:
             sequence, goal = alive[chunk.sequence_id]
-            if sequence.n_left == 0:
+            if sequence.n_to_compute == 0:
                 assert chunk.logits == "last"
                 sequence.tokens.append(len(sequence.tokens))
                 if len(sequence.tokens) >= goal:

@@ -8,7 +8,7 @@ import pytest
 
 from data.errors import UserError
 from serve.engine.config import EngineConfig
-from serve.engine.messages import Delta, Generate, ModelInfo, Prompted, Ready, StartFailed
+from serve.engine.messages import Delta, Generate, ModelInfo, PrefillDone, Ready, StartFailed
 from serve.pool import engine_client
 from serve.pool.engine_client import EngineClient
 from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError
@@ -127,9 +127,9 @@ def test_requests_in_flight_fail_at_once_and_a_new_engine_takes_over(processes, 
         stream = client.submit([request(client)])
         key = processes[1].sent[-1].id
         delta = Delta(id=key, text="a", completion_tokens=1, finish="stop")
-        processes[1].emit(Prompted(id=key, prompt_tokens=3, cached_tokens=1), delta)
+        processes[1].emit(PrefillDone(id=key, prompt_tokens=3, cached_tokens=1), delta)
         events = [event for _, event in await stream.next_events()]
-        assert isinstance(events[0], Prompted)
+        assert isinstance(events[0], PrefillDone)
         assert events[1] == delta
         assert stream.done
         processes[1].may_exit.set()

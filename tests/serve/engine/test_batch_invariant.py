@@ -1,4 +1,4 @@
-"""serve.exact: the same request gives the same bits, whatever else is computed and whatever is in the cache."""
+"""``serve.exact`` (batch-invariant): the same request gives the same bits, whatever else is computed or cached."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from data.errors import UserError
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
+from serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.llama.quantize import quantize
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
@@ -37,7 +37,7 @@ def collect(events, into):
             into[event.id] += [(each.token, each.logprob, each.top) for each in event.logprobs]
 
 
-def test_in_company_as_alone(path):
+def test_the_bits_do_not_depend_on_the_batch(path):
     rng = random.Random(6)
     asked = {}
     for i in range(40):
@@ -47,7 +47,7 @@ def test_in_company_as_alone(path):
             sampling=SamplingParams(temperature=rng.choice([0, 0.8]), seed=i),
             max_tokens=rng.randint(1, 24),
             top_logprobs=3,
-            from_cache=rng.random() < 0.5,
+            use_prefix_cache=rng.random() < 0.5,
         )
     many, together, cached = engine(path, slots=6), {key: [] for key in asked}, 0
     for request in asked.values():
@@ -59,11 +59,11 @@ def test_in_company_as_alone(path):
             many.handle(Cancel(id=gone))
             del together[gone]
         collect(events, together)
-        cached += sum(event.cached_tokens for event in events if isinstance(event, Prompted))
+        cached += sum(event.cached_tokens for event in events if isinstance(event, PrefillDone))
     while many.busy:
         events = many.step()
         collect(events, together)
-        cached += sum(event.cached_tokens for event in events if isinstance(event, Prompted))
+        cached += sum(event.cached_tokens for event in events if isinstance(event, PrefillDone))
     assert cached > 200
     many.close()
     for options in ({"slots": 1, "prefix_cache": False}, {"slots": 3}):

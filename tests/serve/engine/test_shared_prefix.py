@@ -1,4 +1,4 @@
-"""Prompts that begin like one that is being computed: the beginning is computed once, and copied."""
+"""Pending prefix-cache hits: a prefix that several prompts have is computed once, and copied."""
 
 import dataclasses
 import random
@@ -7,7 +7,7 @@ import pytest
 
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
+from serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from serve.engine.scheduler import Limits, Scheduler, make_plan
 from serve.engine.sequence import Sequence
 
@@ -28,7 +28,7 @@ def run(engine, requests):
         events += engine.step()
         n_steps += 1
     assert not any(isinstance(event, Failure) for event in events), events
-    prompted = {event.id: event for event in events if isinstance(event, Prompted)}
+    prompted = {event.id: event for event in events if isinstance(event, PrefillDone)}
     texts = {request.id: "" for request in requests}
     for event in events:
         if isinstance(event, Delta):
@@ -58,7 +58,7 @@ OPTIONS = [{}, {"kv_tokens": 4096}, {"batch": 32, "ubatch": 32}, {"speculate": "
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_who_arrives_together_shares(tiny_path, plain, options):
+def test_prompts_that_arrive_together_share_their_prefix(tiny_path, plain, options):
     one = engine(tiny_path, slots=6, **options)
     for _ in range(2):
         prompts = [SYSTEM + each for each in ("hello", "why is the boat red", "x", "a fox", "the end", "once more")]
@@ -87,14 +87,14 @@ def test_n_completions_of_a_prompt_compute_it_once(tiny_path):
 
 def test_a_request_that_may_not_share_computes_its_own(tiny_path, plain):
     one = engine(tiny_path, slots=3)
-    out = run(one, [ask(i, SYSTEM, from_cache=False) for i in range(3)])
+    out = run(one, [ask(i, SYSTEM, use_prefix_cache=False) for i in range(3)])
     assert [value[2] for value in out.values()] == [0, 0, 0]
     assert {value[0] for value in out.values()} == {plain(SYSTEM)}
     one.close()
 
 
 def test_a_conversation_stays_while_another_begins_like_it(tiny_path, plain):
-    """With an empty slot beside it, the beginning is copied out of the kept one, which goes on holding the rest."""
+    """With an empty slot free, the prefix is copied out of the slot that caches it, which keeps the rest."""
     one = engine(tiny_path, slots=3)
     talk = SYSTEM + "and then " * 30
     run(one, [ask("a", talk)])
@@ -129,8 +129,8 @@ def test_random_arrivals_and_departures(tiny_path, plain, options):
         if isinstance(event, Delta) and event.id in texts:
             texts[event.id] += event.text
     assert texts == {key: plain(prompt) for key, prompt in asked.items()}
-    cached = sum(event.cached_tokens for event in events if isinstance(event, Prompted))
-    assert cached > sum(event.prompt_tokens for event in events if isinstance(event, Prompted)) / 3
+    cached = sum(event.cached_tokens for event in events if isinstance(event, PrefillDone))
+    assert cached > sum(event.prompt_tokens for event in events if isinstance(event, PrefillDone)) / 3
     one.close()
 
 
@@ -149,38 +149,39 @@ def test_the_second_waits_for_the_first_and_others_pass():
     admitted = []
     for _ in range(6):
         plan = scheduler.plan()
-        admitted += [(key, kept, source) for (key, _), kept, source in zip(plan.admitted, plan.kept, plan.sources)]  # noqa: B905
+        hits = zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True)
+        admitted += [(key, n_cached, source) for (key, _), n_cached, source in hits]
         scheduler.commit(plan)
     assert admitted[0] == ("a", 0, None)
-    # Room in the batch was only left when "a" had been read; then "b" has what they share.
+    # The batch had no room before "a" was computed; then "b" has what they share.
     assert {(key, source) for key, _, source in admitted} == {("a", None), ("b", 0), ("c", None)}
-    assert all(kept > 200 - LIMITS.min_copied for key, kept, _ in admitted if key == "b")
+    assert all(n_cached > 200 - LIMITS.min_copied for key, n_cached, _ in admitted if key == "b")
 
 
-def test_a_slot_is_kept_for_who_waits():
+def test_a_slot_is_reserved_for_a_pending_hit():
     shared = list(range(200))
     busy = Sequence(id="a", tokens=[*shared, 900], n_prompt=201, n_computed=100, slot=0)
     queue = [waiting("b", [*shared, 901]), waiting("c", [5] * 3)]
     roomy = dataclasses.replace(LIMITS, batch=128)
     assert make_plan([busy], queue, [1], roomy).admitted == ()
     assert make_plan([busy], queue, [1, 2], roomy).admitted == (("c", 1),)
-    # Where the common beginning is too short, nobody waits.
+    # Where the common prefix is too short, nobody waits.
     queue = [waiting("b", [*shared[:60], 901])]
     plan = make_plan([busy], queue, [1, 2], roomy)
-    assert (plan.admitted, plan.kept, plan.sources) == ((("b", 1),), (0,), (None,))
+    assert (plan.admitted, plan.n_cached, plan.copied_from) == ((("b", 1),), (0,), (None,))
 
 
 def test_what_a_running_sequence_has_is_copied_at_once():
     shared = list(range(200))
     busy = Sequence(id="a", tokens=[*shared, 900, 1], n_prompt=201, n_computed=201, slot=0)
     plan = make_plan([busy], [waiting("b", [*shared, 901, 902])], [1, 2], LIMITS)
-    assert (plan.admitted, plan.kept, plan.sources) == ((("b", 1),), (200,), (0,))
+    assert (plan.admitted, plan.n_cached, plan.copied_from) == ((("b", 1),), (200,), (0,))
     assert plan.chunks[-1].tokens == (901, 902)
     for without in (
-        waiting("b", [*shared, 901], from_cache=False),
+        waiting("b", [*shared, 901], use_prefix_cache=False),
         waiting("b", [*shared, 901], scores_prompt=True),
     ):
-        assert make_plan([busy], [without], [1, 2], LIMITS).sources == (None,)
-    assert make_plan([busy], [waiting("b", [*shared, 901])], [1], dataclasses.replace(LIMITS, min_copied=0)).kept == (
-        0,
-    )
+        assert make_plan([busy], [without], [1, 2], LIMITS).copied_from == (None,)
+    assert make_plan(
+        [busy], [waiting("b", [*shared, 901])], [1], dataclasses.replace(LIMITS, min_copied=0)
+    ).n_cached == (0,)

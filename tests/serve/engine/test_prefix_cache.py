@@ -7,9 +7,8 @@ import pytest
 
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
-from serve.engine.kv_slots import SlotTable
-from serve.engine.messages import Cancel, Delta, Failure, Generate, Prompted, SamplingParams
-from serve.engine.scheduler import MIN_KEPT, Limits, Scheduler, make_plan
+from serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
+from serve.engine.scheduler import MIN_CACHED, Limits, Scheduler, make_plan
 from serve.engine.sequence import Sequence
 from slm.llama.quantize import quantize
 
@@ -29,7 +28,7 @@ def run(engine, *requests):
     while engine.busy:
         events += engine.step()
     assert not any(isinstance(event, Failure) for event in events), events
-    cached = {event.id: event.cached_tokens for event in events if isinstance(event, Prompted)}
+    cached = {event.id: event.cached_tokens for event in events if isinstance(event, PrefillDone)}
     texts = {request.id: "" for request in requests}
     for event in events:
         if isinstance(event, Delta):
@@ -79,7 +78,7 @@ def test_a_prompt_may_go_back_behind_the_reply_and_differ(tiny_path, plain):
     run(one, ask("a", SYSTEM + "one", max_tokens=60))
     for prompt in (SYSTEM + "two", SYSTEM[:60] + "three", SYSTEM):
         text, cached = run(one, ask("b", prompt))["b"]
-        assert cached >= MIN_KEPT
+        assert cached >= MIN_CACHED
         assert text == plain(prompt)
     one.close()
 
@@ -106,7 +105,7 @@ def test_random_traffic_with_cancels_equals_the_uncached(tiny_path, plain):
         assert not isinstance(event, Failure)
         if isinstance(event, Delta) and event.id in texts:
             texts[event.id] += event.text
-        if isinstance(event, Prompted):
+        if isinstance(event, PrefillDone):
             reused += event.cached_tokens > 0
     assert texts == {key: plain(prompt, max_tokens=8) for key, prompt in asked.items()}
     assert reused > 5
@@ -128,7 +127,7 @@ def test_scored_prompts_are_computed_whole(tiny_path):
 def test_a_request_may_do_without(tiny_path):
     one = engine(tiny_path, slots=1)
     for key in "ab":
-        assert run(one, ask(key, SYSTEM, from_cache=False))[key][1] == 0
+        assert run(one, ask(key, SYSTEM, use_prefix_cache=False))[key][1] == 0
     assert run(one, ask("c", SYSTEM))["c"][1] > 0
     one.close()
 
@@ -145,7 +144,7 @@ def test_a_seed_repeats_on_a_quantized_model_whatever_came_before(tiny_path, tmp
         prompt = rng.choice(prompts)
         seeded = rng.random() < 0.5
         sampling = SamplingParams(seed=7, temperature=1.0)
-        request = Generate(id=str(i), prompt=prompt, sampling=sampling, max_tokens=30, from_cache=not seeded)
+        request = Generate(id=str(i), prompt=prompt, sampling=sampling, max_tokens=30, use_prefix_cache=not seeded)
         text, cached = run(one, request)[str(i)]
         if seeded:
             assert cached == 0
@@ -154,7 +153,7 @@ def test_a_seed_repeats_on_a_quantized_model_whatever_came_before(tiny_path, tmp
     one.close()
 
 
-def test_turned_off(tiny_path):
+def test_without_a_prefix_cache_nothing_is_reused(tiny_path):
     one = engine(tiny_path, prefix_cache=False)
     for key in "ab":
         assert run(one, ask(key, SYSTEM))[key][1] == 0
@@ -165,37 +164,37 @@ def waiting(key, tokens):
     return Sequence(id=key, tokens=list(tokens), n_prompt=len(tokens))
 
 
-def test_the_longest_common_beginning_is_chosen():
-    left = {0: range(30), 1: range(50), 2: [9] * 60}
-    plan = make_plan([], [waiting("a", range(60))], [2, 0, 1], LIMITS, left)
+def test_the_longest_common_prefix_is_chosen():
+    cached = {0: range(30), 1: range(50), 2: [9] * 60}
+    plan = make_plan([], [waiting("a", range(60))], [2, 0, 1], LIMITS, cached)
     assert plan.admitted == (("a", 1),)
-    assert plan.kept == (50,)
+    assert plan.n_cached == (50,)
     assert (plan.chunks[0].start, plan.chunks[0].tokens) == (50, tuple(range(50, 60)))
     # All of it: one token is computed all the same.
-    plan = make_plan([], [waiting("a", range(50))], [2, 0, 1], LIMITS, left)
-    assert plan.kept == (49,)
+    plan = make_plan([], [waiting("a", range(50))], [2, 0, 1], LIMITS, cached)
+    assert plan.n_cached == (49,)
     assert plan.chunks[0].logits == "last"
 
 
 def test_a_few_shared_words_do_not_cost_a_long_conversation():
-    left = {0: list(range(20)) + [7] * 400}
-    plan = make_plan([], [waiting("a", [*range(20), 8])], [1, 0], LIMITS, left)
-    assert (plan.admitted, plan.kept) == ((("a", 1),), (0,))
+    cached = {0: list(range(20)) + [7] * 400}
+    plan = make_plan([], [waiting("a", [*range(20), 8])], [1, 0], LIMITS, cached)
+    assert (plan.admitted, plan.n_cached) == ((("a", 1),), (0,))
     # With no other slot free, they are of use.
-    plan = make_plan([], [waiting("a", [*range(20), 8])], [0], LIMITS, left)
-    assert (plan.admitted, plan.kept) == ((("a", 0),), (20,))
+    plan = make_plan([], [waiting("a", [*range(20), 8])], [0], LIMITS, cached)
+    assert (plan.admitted, plan.n_cached) == ((("a", 0),), (20,))
     # Fewer than it is worth.
-    assert make_plan([], [waiting("a", range(MIN_KEPT))], [0], LIMITS, left).kept == (0,)
+    assert make_plan([], [waiting("a", range(MIN_CACHED))], [0], LIMITS, cached).n_cached == (0,)
 
 
-def test_slots_beside_those_in_use_are_preferred():
-    def chosen(free, left, taken=3, prompt=range(100)):
+def test_slots_next_to_those_in_use_are_preferred():
+    def chosen(free, cached, taken=3, prompt=range(100)):
         busy = Sequence(id="z", tokens=[1, 2, 3], n_prompt=2, n_computed=2, slot=taken)
-        return make_plan([busy], [waiting("a", prompt)], free, LIMITS, left).admitted[0][1]
+        return make_plan([busy], [waiting("a", prompt)], free, LIMITS, cached).admitted[0][1]
 
     assert chosen([0, 1, 2, 4], {}) == 2
     assert chosen([0, 1, 4, 2], {}) == 4
-    # A long common beginning is worth the gap, a short one is not.
+    # A long common prefix is worth the gap, a short one is not.
     assert chosen([0, 1, 2, 4], {0: range(90)}) == 0
     assert chosen([0, 1, 2, 4], {0: range(30)}) == 2
     # Sequences admitted together stay together.
@@ -203,19 +202,7 @@ def test_slots_beside_those_in_use_are_preferred():
     assert [slot for _, slot in plan.admitted] == [5, 6]
 
 
-def test_free_slots_in_order_of_use():
-    table = SlotTable(4)
-    assert table.free() == [0, 1, 2, 3]
-    for slot, tokens in ((2, (1, 2)), (0, (3,)), (1, ())):
-        table.take(slot, "a")
-        table.release(slot, "a", tokens)
-    assert table.free() == [1, 3, 2, 0]
-    assert table.kept(2) == (1, 2)
-    table.forget(2)
-    assert table.free() == [1, 2, 3, 0]
-
-
-def test_only_what_was_computed_is_kept_and_evicted_oldest_first():
+def test_only_what_was_computed_is_cached_and_evicted_oldest_first():
     scheduler = Scheduler(slots=2, limits=LIMITS)
     for key in "ab":
         scheduler.add(waiting(key, range(40)))
@@ -225,14 +212,14 @@ def test_only_what_was_computed_is_kept_and_evicted_oldest_first():
     assert (scheduler.remove("a"), scheduler.remove("b")) == (0, 1)
     scheduler.add(waiting("c", range(100)))
     plan = scheduler.plan()
-    assert (plan.admitted, plan.kept) == ((("c", 0),), (40,))
+    assert (plan.admitted, plan.n_cached) == ((("c", 0),), (40,))
     scheduler.remove("c")
     assert scheduler.evict() == 1
     assert scheduler.evict() == 0
     assert scheduler.evict() is None
 
 
-def test_usage_and_metrics_tell(server):
+def test_usage_and_metrics_report_cached_tokens(server):
     def post(prompt):
         body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
         return httpx.post(server.url + "/v1/completions", json=body).json()
