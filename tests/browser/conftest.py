@@ -5,27 +5,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import devtools, tiny_gguf
+from tests.helpers import tiny_gguf
 from tests.helpers.servers import running_server
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory):
+    """A headless browser for one file of tests.
+
+    While it is open, Playwright's event loop is the running loop of this thread, and ``asyncio.run`` is refused. So it
+    must be closed before a worker goes on with the tests of other folders.
+    """
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip(f"no browser: install Debian's chromium (looked for {', '.join(PROGRAMS)})")
-    browser = devtools.Browser(program, tmp_path_factory.mktemp("browser"))
-    yield browser
-    browser.close()
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'slm[dev]'")
+    from tests.helpers.browser_page import FLAGS
+
+    home = {**os.environ, "HOME": str(tmp_path_factory.mktemp("browser"))}
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=FLAGS, env=home)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
 def page(browser):
-    page = browser.page()
-    page.size(1200, 800)
-    page.scheme("light")
+    """An empty tab, 1200 x 800, light."""
+    from tests.helpers.browser_page import Page
+
+    page = Page(browser)
     yield page
     page.close()
 

@@ -21,7 +21,7 @@ def test_every_route_is_there_and_nothing_comes_from_elsewhere(page, server):
     assert set(shown) == wanted
     assert {"POST/v1/chat/completions", "POST/v1/embeddings", "GET/metrics"} <= wanted
     assert page.run("document.querySelectorAll('nav a').length") == len(wanted)
-    assert page.troubles() == []
+    assert page.errors == []
     assert page.requested()
     assert all(url.startswith(server.url + "/") for url in page.requested())
     headers = httpx.get(server.url + "/docs").headers
@@ -60,8 +60,7 @@ def test_each_example_works_as_it_stands(page, server):
 
 def test_copying(page, server):
     page.open(server.url + "/docs")
-    page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-    page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("#post-v1-chat-completions .copy")
     page.wait("document.getElementById('copied').textContent == 'Copied'")
     copied = page.run("navigator.clipboard.readText()")
@@ -99,8 +98,8 @@ def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_light_and_dark_wide_and_narrow(page, server, pictures, contrast, scheme, width, height):
-    page.size(width, height, phone=width < 760)
     page.scheme(scheme)
+    (page.phone if width < 760 else page.size)(width, height)
     page.open(server.url + "/docs")
     page.screenshot(pictures / f"docs-{scheme}-{width}.png")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")

@@ -29,7 +29,7 @@ def test_it_loads_alone_and_tells_about_the_model(page, server):
         assert part in facts
     assert page.text("#model") == "chatty"
     assert page.focused() == "prompt"
-    assert page.troubles() == []
+    assert page.errors == []
     assert page.requested()
     assert all(url.startswith(server.url + "/") for url in page.requested())
     headers = httpx.get(server.url + "/").headers
@@ -57,11 +57,10 @@ def test_a_chat_streams_and_shows_its_figures(page, server):
     ask(page, "and then?", max_tokens=5)
     finished(page)
     assert page.run("document.querySelectorAll('.assistant').length") == 2
-    sent = [e for e in page.events if e.get("method") == "Network.requestWillBeSent"]
-    body = json.loads(sent[-1]["params"]["request"]["postData"])
+    body = json.loads(page.requests[-1].post_data)
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "user"]
     assert body["messages"][1]["content"] == first.removeprefix("Model")
-    assert page.troubles() == []
+    assert page.errors == []
 
 
 def test_the_text_is_the_servers(page, server):
@@ -85,7 +84,7 @@ def test_probabilities_by_mouse_and_by_keyboard(page, server):
     page.open(server.url + "/")
     ask(page)
     finished(page)
-    page.point_at(".token")
+    page.tab.hover(".token")
     page.wait("!document.getElementById('tip').hidden")
     rows = page.run("[...document.querySelectorAll('#tip tr')].map((row) => row.cells[1].textContent)")
     assert len(rows) >= 5
@@ -175,7 +174,7 @@ def test_text_of_a_model_is_text(page, server):
     ask(page, "<img src=x onerror=alert(1)><b>bold</b>", max_tokens=2)
     finished(page)
     assert page.run("document.querySelectorAll('#output img, #output b').length") == 0
-    assert page.troubles() == []
+    assert page.errors == []
 
 
 def test_a_base_model_begins_with_completion(page, tmp_path, tiny_path, start_server):
@@ -206,11 +205,10 @@ def test_several_models(page, tmp_path, tiny_path, server, pictures, start_serve
         finished(page)
         page.wait("!document.getElementById('facts').textContent.includes('loaded when asked')")
         assert page.run("document.getElementById('models').value") == "chatty"
-        sent = [e for e in page.events if e.get("method") == "Network.requestWillBeSent"]
-        bodies = [json.loads(e["params"]["request"].get("postData", "{}")) for e in sent]
+        bodies = [json.loads(request.post_data or "{}") for request in page.requests]
         assert [body["model"] for body in bodies if "model" in body] == ["tiny", "chatty"]
         page.screenshot(pictures / "models.png")
-        assert page.troubles() == []
+        assert page.errors == []
 
 
 def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
@@ -233,8 +231,8 @@ def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (390, 844), (320, 640)])
 def test_light_and_dark_wide_and_narrow(page, server, pictures, contrast, scheme, width, height):
-    page.size(width, height, phone=width < 760)
     page.scheme(scheme)
+    (page.phone if width < 760 else page.size)(width, height)
     page.open(server.url + "/")
     ask(page, "Tell me of the old fox and the little bird.", max_tokens=70)
     finished(page)

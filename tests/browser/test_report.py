@@ -72,7 +72,7 @@ def test_it_is_one_file_with_every_curve(opened, pictures):
     assert opened.run("document.querySelectorAll('#chart-loss .line').length") == 3
     assert opened.run("document.querySelectorAll('#chart-loss .flag').length") == 1
     assert opened.text(".status") == "finished"
-    assert opened.troubles() == []
+    assert opened.errors == []
     assert [url for url in opened.requested() if not url.startswith(("file:", "data:"))] == []
     assert len(opened.requested()) <= 2
     assert not opened.run("document.querySelector('#reload-label').offsetParent")
@@ -93,10 +93,11 @@ def test_text_of_models_and_people_stays_text(opened):
         "document.body.append(late); })()"
     )
     assert opened.run("document.title").startswith("one")
+    assert any("Content Security Policy" in error for error in opened.errors)
 
 
 def test_the_mouse_reads_values_and_looks_closer(opened, pictures):
-    opened.point_at("#chart-loss svg[tabindex]")
+    opened.tab.hover("#chart-loss svg[tabindex]")
     opened.wait("document.getElementById('tip')")
     tip = opened.run("document.getElementById('tip').innerText")
     for part in ("step ", "tokens", "training, smoothed", "validation at step"):
@@ -110,13 +111,15 @@ def test_the_mouse_reads_values_and_looks_closer(opened, pictures):
     before = opened.run("document.querySelector('#chart-rate .line').getAttribute('d')")
     box = opened.run("(() => { const b = document.querySelector('#chart-loss svg[tabindex]').getBoundingClientRect();"
                      "return [b.x + b.width * 0.4, b.x + b.width * 0.7, b.y + 100]; })()")  # fmt: skip
-    for kind, x in (("mousePressed", box[0]), ("mouseMoved", box[1]), ("mouseReleased", box[1])):
-        opened.call("Input.dispatchMouseEvent", type=kind, x=x, y=box[2], button="left", clickCount=1)
+    opened.tab.mouse.move(box[0], box[2])
+    opened.tab.mouse.down()
+    opened.tab.mouse.move(box[1], box[2])
+    opened.tab.mouse.up()
     opened.wait("!document.getElementById('reset').hidden")
     assert opened.run("document.querySelector('#chart-rate .line').getAttribute('d')") != before
     opened.click("#reset")
     assert opened.run("document.querySelector('#chart-rate .line').getAttribute('d')") == before
-    assert opened.troubles() == []
+    assert opened.errors == []
 
 
 def test_the_keyboard_reads_values(opened):
@@ -153,11 +156,11 @@ def test_what_is_chosen_is_drawn_and_kept(opened):
     assert opened.run(smooth) != rough
     opened.click("input[name=range][value=half]")
     kept = axis()
-    opened.call("Page.reload")
-    opened.wait("document.readyState === 'complete' && document.body.dataset.ready")
+    opened.tab.reload()
+    opened.wait("document.body.dataset.ready")
     assert axis() == kept
     assert opened.run("document.querySelector('input[name=x]:checked').value") == "time"
-    assert opened.troubles() == []
+    assert opened.errors == []
 
 
 def test_dark_and_on_a_phone(opened, runs, pictures):
@@ -165,14 +168,14 @@ def test_dark_and_on_a_phone(opened, runs, pictures):
     dark = "getComputedStyle(document.body).backgroundColor"
     assert sum(map(int, opened.run(dark).strip("rgb()").split(","))) < 150
     opened.screenshot(pictures / "report-dark.png")
-    opened.size(390, 844, phone=True)
+    opened.phone(390, 844)
     opened.open((runs / "one" / "report.html").as_uri())
     assert opened.run("document.documentElement.scrollWidth <= innerWidth")
     assert drawn(opened, "loss") > 100
     boxes = "[...document.querySelectorAll('figure, .tiles > div, article')]"
     assert opened.run(f"{boxes}.filter((box) => box.getBoundingClientRect().right > innerWidth).length") == 0
     opened.screenshot(pictures / "report-phone.png")
-    assert opened.troubles() == []
+    assert opened.errors == []
 
 
 CONTRAST = """() => {
@@ -209,15 +212,14 @@ def test_everything_can_be_read_in_both_schemes(page, runs, scheme):
 
 
 def test_without_scripts_the_figures_are_there(page, runs):
-    page.call("Emulation.setScriptExecutionDisabled", value=True)
-    page.call("Page.navigate", url=(runs / "one" / "report.html").as_uri())
-    page.wait("document.readyState === 'complete' && document.querySelector('.tiles')")
+    page.renew(java_script_enabled=False)
+    page.tab.goto((runs / "one" / "report.html").as_uri())
+    page.wait("document.querySelector('.tiles')")
     text = page.run("document.body.innerText")
     for part in ("bits per byte", "perplexity", "need JavaScript", "nats per token", "resumed from step-"):
         assert part in text, part
     assert page.run("document.querySelectorAll('#charts > *').length") == 0
     assert page.run("document.querySelectorAll('tbody tr').length") > 20
-    page.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 def compare(runs: Path) -> Path:
@@ -240,12 +242,12 @@ def test_two_runs_beside_each_other(page, runs, pictures):
     assert page.run("document.querySelectorAll('.final tbody tr').length") == 2
     assert "optim.lr" in page.text("body")
     assert "losses per token may be compared, too" in page.text("main")
-    page.point_at("#chart-bits svg[tabindex]")
+    page.tab.hover("#chart-bits svg[tabindex]")
     page.wait("document.getElementById('tip')")
     assert page.run("document.querySelectorAll('#tip tr').length") == 2
     page.screenshot(pictures / "compare-light.png")
-    page.size(390, 844, phone=True)
+    page.phone(390, 844)
     page.open(compare(runs).as_uri())
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     page.screenshot(pictures / "compare-phone.png")
-    assert page.troubles() == []
+    assert page.errors == []
