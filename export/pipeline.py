@@ -27,7 +27,8 @@ from export.quantize import (
 )
 from export.staging import Staging, check_room
 from slm import runs
-from slm.evaluate.perplexity import TorchScorer, chunked_plan
+from slm.evaluate.perplexity import chunked_plan
+from slm.evaluate.scorers import TorchScorer
 from slm.files import atomic_write_json
 from slm.llama.gguf_check import read_header
 from slm.llama.quantize import quant_types

@@ -15,14 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from slm.evaluate.perplexity import (
-    GGUFScorer,
-    Score,
-    TorchScorer,
-    Window,
-    chunked_plan,
-    reduce,
-)
+from slm.evaluate.perplexity import Score, Window, chunked_plan, reduce
+from slm.evaluate.scorers import GGUFScorer, TorchScorer
 
 PROBES = (
     "",

@@ -6,6 +6,7 @@ from typing import Literal
 
 from data.errors import UserError
 from export.config import UNQUANTIZED, CalibrationConfig, ExportConfig
+from slm.evaluate.config import TextOptions
 
 QUANT = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_nl", "q3_k_m", "q2_k")
 NEEDS_IMATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
@@ -14,24 +15,17 @@ NEEDS_IMATRIX_FILES = ("q2_k_s", "iq3_xs")
 """File types of which some tensors need one."""
 
 
-@dataclass(kw_only=True)
-class SweepEvalConfig:
-    """The text that the files are compared on."""
+@dataclass(frozen=True, kw_only=True)
+class SweepEvalConfig(TextOptions):
+    """The text that the files are compared on. Without ``text``, it is the run's validation.txt, else WikiText-2's raw
+    test set."""
 
-    text: Path | None = None
-    """A UTF-8 file; None takes the run's validation.txt, else WikiText-2's raw test set."""
     max_tokens: int | None = 16_384
-    """Use about this many tokens from the start of the text."""
-    context: int | None = None
-    """Context of the sliding window, tokens; None takes the model's own, at most 1024."""
     kl_tokens: int = 4_096
     """Positions whose whole distribution is compared, about."""
 
     def __post_init__(self) -> None:
-        if self.context is not None and self.context < 8:
-            raise UserError(f"eval.context={self.context} must be at least 8 tokens")
-        if self.max_tokens is not None and self.max_tokens < 16:
-            raise UserError(f"eval.max_tokens={self.max_tokens} is too few to score; give at least 16")
+        super().__post_init__()
         if self.kl_tokens < 16:
             raise UserError(f"eval.kl_tokens={self.kl_tokens} must be at least 16")
 

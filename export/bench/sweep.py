@@ -26,7 +26,7 @@ from slm.machine.hardware import compute_threads, share_cores
 from slm.machine.record import machine_record
 
 if TYPE_CHECKING:
-    from slm.evaluate.evaluate import Text
+    from slm.evaluate.text import Text
 
 Say = Callable[[str], None]
 
@@ -151,7 +151,7 @@ def sweep(config: SweepConfig, say: Say = lambda line: None) -> dict[str, Any]:
 
 def read_text(config: SweepConfig, run: runs.Run) -> "Text":
     """The text to compare on: named, else the run's held-out documents, else WikiText."""
-    from slm.evaluate.evaluate import read_text as read
+    from slm.evaluate.text import read_text as read
 
     return read(config.eval.text or run.validation_text)
 
@@ -160,8 +160,10 @@ class Judge:
     """The reference's predictions, kept on the disk, and the comparison of every file with them."""
 
     def __init__(self, config: SweepConfig, path: Path, text: "Text", folder: Path, threads: int) -> None:
-        from slm.evaluate.evaluate import LONGEST_DEFAULT_CONTEXT, shorten
-        from slm.evaluate.perplexity import GGUFScorer, sliding_plan
+        from slm.evaluate.config import LONGEST_DEFAULT_CONTEXT
+        from slm.evaluate.perplexity import sliding_plan
+        from slm.evaluate.scorers import GGUFScorer
+        from slm.evaluate.text import shorten
 
         self.folder, self.threads = folder, threads
         self.context = config.eval.context or LONGEST_DEFAULT_CONTEXT
@@ -187,8 +189,9 @@ class Judge:
     def compare(self, path: Path, variant: Variant) -> Row:
         """One pass over the text; the first file is the reference and leaves its logits for the others."""
         from export.proof import compare_logits
-        from slm.evaluate.evaluate import progress_bar
-        from slm.evaluate.perplexity import GGUFScorer, bits_per_byte, nll_of, reduce
+        from slm.evaluate.perplexity import bits_per_byte, nll_of, reduce
+        from slm.evaluate.progress import progress_bar
+        from slm.evaluate.scorers import GGUFScorer
 
         found: list[np.ndarray] = []
         total = sum(window.stop - window.start for window in self.windows)

@@ -5,90 +5,32 @@ not be mixed up (see :mod:``slm.evaluate.perplexity``). The last line printed is
 """
 
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from data.errors import UserError
 from slm import report, runs
-from slm.configuration import build, load_config
+from slm.configuration import load
+from slm.evaluate.config import LONGEST_DEFAULT_CONTEXT, EvalConfig, EvaluateConfig
 from slm.evaluate.perplexity import (
-    GGUFScorer,
-    Progress,
     Score,
     Scorer,
-    TorchScorer,
     bits_per_byte,
     chunked_plan,
     reduce,
     sliding_plan,
     word_perplexity,
 )
+from slm.evaluate.progress import progress_bar
+from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
+from slm.evaluate.text import Text, read_text, shorten
+from slm.llama.gguf_check import read_header
 from slm.machine.hardware import compute_threads, share_cores
-
-LONGEST_DEFAULT_CONTEXT = 1024
-
-
-@dataclass(kw_only=True)
-class EvalConfig:
-    """What to score and how much of it."""
-
-    text: Path | None = None
-    """A UTF-8 text file; None takes WikiText-2's raw test set from the Hub."""
-    n_ctx: int = 512
-    """Window of llama.cpp's definition, tokens; a model with less context gets less."""
-    context: int | None = None
-    """Context of the sliding window, tokens; None takes the model's own, at most 1024."""
-    max_tokens: int | None = None
-    """Use about this many tokens from the start of the text."""
-    files: list[Path] | None = None
-    """GGUF files to score instead of all the run's."""
-    checkpoint: bool = True
-    """Score the checkpoint too."""
-    threads: int | None = None
-    """CPU threads; None for the physical cores that this process may use."""
-
-    def __post_init__(self) -> None:
-        if self.n_ctx < 8 or (self.context is not None and self.context < 8):
-            raise UserError("eval.n_ctx and eval.context must be at least 8 tokens")
-        if self.max_tokens is not None and self.max_tokens < 16:
-            raise UserError(f"eval.max_tokens={self.max_tokens} is too few to score; give at least 16")
-
-
-@dataclass(kw_only=True)
-class EvaluateConfig:
-    """The command's configuration."""
-
-    run: Path
-    """A run, one of its checkpoints, or a Hugging Face model directory."""
-    eval: EvalConfig = field(default_factory=EvalConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    """What is scored."""
-
-    content: str
-    name: str
-
-    @property
-    def n_words(self) -> int:
-        return len(self.content.split())
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.content.encode("utf-8"))
 
 
 def main(argv: list[str]) -> int:
     """Score everything, print the table and the JSON line."""
-    config = build(EvaluateConfig, load_config("evaluate", argv), where="")
+    config = load(EvaluateConfig, "evaluate", argv)
     share_cores()
     run = runs.resolve(config.run)
     rows = evaluate(run, config.eval)
@@ -118,38 +60,14 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
     return rows
 
 
-def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScorer:
-    """A scorer of a checkpoint directory, f32."""
-    import torch
-
-    from data.tokenizers.make import load_tokenizer
-    from slm.model.checkpoint import load_model
-    from slm.model.special_tokens import read_specials
-
-    torch.set_num_threads(threads or compute_threads())
-    model = load_model(checkpoint)
-    specials = read_specials(checkpoint, model.config.vocab_size)
-    return TorchScorer(
-        model,
-        load_tokenizer(checkpoint).encode,
-        name=checkpoint.name,
-        bos=specials.bos_added,
-        document_start=specials.document_start,
-    )
-
-
 def check_is_model(path: Path) -> None:
     """UserError unless the file is a GGUF language model (an importance matrix is a GGUF too)."""
-    from slm.llama.gguf_check import read_header
-
     if "general.architecture" not in read_header(path).metadata:
         raise UserError(f"{path} is a GGUF file but not a model (an importance matrix?); leave it out of eval.files")
 
 
 def longest_window(config: EvalConfig, path: Path) -> int:
     """Tokens of context the file's scorer needs for both definitions."""
-    from slm.llama.gguf_check import read_header
-
     metadata = read_header(path).metadata
     own = metadata.get(f"{metadata['general.architecture']}.context_length", LONGEST_DEFAULT_CONTEXT)
     return min(own, max(config.n_ctx, sliding_context(config, own)))
@@ -158,13 +76,6 @@ def longest_window(config: EvalConfig, path: Path) -> int:
 def sliding_context(config: EvalConfig, own: int) -> int:
     """Context of the sliding window for a model whose own is ``own`` tokens."""
     return min(own, config.context or LONGEST_DEFAULT_CONTEXT)
-
-
-def read_text(path: Path | None) -> Text:
-    """The text to score. A file is taken as it is; without one, WikiText-2's raw test set."""
-    from data.sources import wikitext
-
-    return Text(content=wikitext.load(path), name="WikiText-2 raw test" if path is None else path.name)
 
 
 def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]]:
@@ -184,18 +95,6 @@ def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]
         row(scorer, f"llama.cpp/{n_ctx}", by_chunks, None),
         row(scorer, f"sliding/{context}", by_sliding, part),
     ]
-
-
-def shorten(scorer: Scorer, content: str, max_tokens: int | None) -> tuple[str, np.ndarray]:
-    """The text, or its whole words from the start with about ``max_tokens`` at most; and its ids."""
-    ids = scorer.tokenize(content)
-    if max_tokens is None or len(ids) <= max_tokens:
-        return content, ids
-    part = content[: int(len(content) * max_tokens / len(ids))]
-    while part and not part[-1].isspace():
-        part = part[:-1]
-    part = part.rstrip() or content
-    return part, scorer.tokenize(part)
 
 
 def row(scorer: Scorer, definition: str, score: Score, text: Text | None) -> dict[str, Any]:
@@ -240,37 +139,3 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
             "the two are different quantities: compare only rows of one definition, and perplexities of one tokenizer"
         ),
     )
-
-
-PLAIN_SECONDS = 30.0
-"""Without a terminal, a line of progress at most this often."""
-
-
-@contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Progress | None]:
-    """A bar with the time left in a terminal, else a line now and then."""
-    from rich.progress import Progress as Bar
-
-    if not sys.stdout.isatty():
-        yield plain_progress(name, total)
-        return
-    with Bar(transient=True) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda tokens: bar.advance(task, tokens)
-
-
-def plain_progress(name: str, total: int) -> Progress:
-    """Prints how far the scoring is and the minutes left, for logs."""
-    started = last = perf_counter()
-    done = 0
-
-    def advance(tokens: int) -> None:
-        nonlocal done, last
-        done += tokens
-        now = perf_counter()
-        if now - last >= PLAIN_SECONDS:
-            last = now
-            left = (now - started) / done * (total - done)
-            print(f"{name}: {done:,} of {total:,} tokens, {left / 60:.1f} min left", flush=True)
-
-    return advance

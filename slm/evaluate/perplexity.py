@@ -1,4 +1,4 @@
-"""Perplexity in two definitions, of a checkpoint or of a GGUF, through the same windows and the same sums.
+"""Perplexity in two definitions: their windows over a text, and the sums. The engines are in scorers.py.
 
 - **llama.cpp's** (its ``llama-perplexity``): the text, one trailing newline dropped, becomes tokens (with the
   beginning-of-text token first, where the model adds one); windows of ``n_ctx`` that do not overlap, the remainder
@@ -11,25 +11,20 @@
 Word perplexity and bits per byte are lm-eval's: the sliding pass's total over the words (separated by whitespace)
 and UTF-8 bytes of the original text, so that they compare across tokenizers.
 
-Shape suffixes: B windows, T positions, V vocabulary, N scored tokens. Only the checkpoint's scorer imports torch.
+Shape suffixes: V vocabulary, N scored tokens. This module loads neither torch nor llama.cpp.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from data.errors import UserError
 
-if TYPE_CHECKING:
-    from slm.llama.context import Batch, Context
-    from slm.model.transformer import LanguageModel
-
 Progress = Callable[[int], None]
-"""Called with the tokens run since the last call."""
+"""Called with the number of tokens run since the last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,177 +186,3 @@ def sliding_plan(scorer: Scorer, ids: np.ndarray, context: int) -> tuple[np.ndar
     start = scorer.document_start
     stream = ids if start is None else np.concatenate([np.array([start], ids.dtype), ids])
     return stream, sliding_windows(len(stream), min(context, scorer.max_context))
-
-
-class TorchScorer:
-    """Scores a checkpoint, f32, in this process."""
-
-    engine = "torch"
-
-    def __init__(
-        self,
-        model: "LanguageModel",
-        tokenize: Callable[[str], list[int]],
-        *,
-        name: str,
-        bos: int | None,
-        document_start: int | None,
-        logits_budget: int = 16_000_000,
-    ) -> None:
-        """``logits_budget``: most logits held at once (4 bytes each)."""
-        self.model, self._tokenize, self.name = model, tokenize, name
-        self.bos, self.document_start = bos, document_start
-        self.max_context = model.config.seq_len
-        self.logits_budget = logits_budget
-
-    def tokenize(self, text: str) -> np.ndarray:
-        return np.array(self._tokenize(text), np.int32)
-
-    def logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
-        import torch
-        import torch.nn.functional as F
-
-        with torch.inference_mode():
-            for window in windows:
-                x_TD = self._hidden([window], stream)[0]
-                logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
-                yield window, logits.float().numpy()
-
-    def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        import torch
-        import torch.nn.functional as F
-
-        found = []
-        with torch.inference_mode():
-            for group in _alike(windows, most_tokens=8_192):
-                x_BTD = self._hidden(group, stream)
-                first, last = group[0].first, group[0].last
-                x_ND = x_BTD[:, first:last].flatten(0, 1)
-                targets_N = torch.from_numpy(
-                    np.concatenate([window.targets(stream) for window in group]).astype(np.int64)
-                )
-                rows = max(1, self.logits_budget // self.model.config.vocab_size)
-                for part_ND, part_N in zip(x_ND.split(rows), targets_N.split(rows), strict=True):
-                    logits_NV = F.linear(part_ND, self.model.head_weight_VD).float()
-                    found.append(F.cross_entropy(logits_NV, part_N, reduction="none").double().numpy())
-                if progress:
-                    progress(sum(window.stop - window.start for window in group))
-        return np.concatenate(found)
-
-    def _hidden(self, group: Sequence[Window], stream: np.ndarray):
-        import torch
-
-        inputs_BT = np.stack([window.inputs(stream) for window in group]).astype(np.int64)
-        return self.model.hidden(torch.from_numpy(inputs_BT))
-
-
-class GGUFScorer:
-    """Scores a GGUF with llama.cpp. Close it (or use ``with``) before opening many.
-
-    Windows are run several at a time, laid out as llama-perplexity lays them out, so that figures agree with its own
-    to about 1e-7: sums in f32 depend on who sits beside whom in a batch.
-    """
-
-    engine = "llama.cpp"
-    batch_tokens = 2_048
-    """Tokens of one batch (llama-perplexity's default)."""
-    logits_budget = 128 * 2**20
-    """Most logits of one batch (4 bytes each); fewer windows go together where the vocabulary is large."""
-
-    def __init__(self, path: Path, *, context: int, n_threads: int | None = None, exact: bool = False) -> None:
-        """``context``: the longest window that will be asked for. ``exact`` keeps keys and values in f32 and leaves
-        flash attention out, for the closest comparison; the default is what llama.cpp's own tools and servers do."""
-        from slm.llama.model import Model
-
-        self.path, self.name, self.exact, self.n_threads = path, path.name, exact, n_threads
-        self.llama = Model(path)
-        self.max_context = min(context, self.llama.n_ctx_train)
-        self.bos = self.llama.bos if self.llama.add_bos and self.llama.bos >= 0 else None
-        self.document_start = next((token for token in (self.llama.bos, self.llama.eos) if token >= 0), None)
-        self._context: Context | None = None
-        self._length = 0
-
-    def tokenize(self, text: str) -> np.ndarray:
-        return np.array(self.llama.tokenize(text, add_special=False, parse_special=False), np.int32)
-
-    def logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
-        if not windows:
-            return
-        context, batch = self._room_for(max(window.stop - window.start for window in windows))
-        for group in _alike(windows, most_windows=context.n_seq_max):
-            context.clear()
-            batch.clear()
-            for sequence, window in enumerate(group):
-                for position, token in enumerate(window.inputs(stream).tolist()):
-                    batch.add(token, position, sequence, window.first <= position < window.last)
-            context.decode(batch)
-            for sequence, window in enumerate(group):
-                start = sequence * (window.stop - window.start)
-                logits_NV = np.empty((window.last - window.first, self.llama.n_vocab), np.float32)
-                for row, position in enumerate(range(window.first, window.last)):
-                    logits_NV[row] = context.logits(start + position)
-                yield window, logits_NV
-
-    def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        found = []
-        for window, logits_NV in self.logits(windows, stream):
-            found.append(nll_of(logits_NV, window.targets(stream)))
-            if progress:
-                progress(window.stop - window.start)
-        return np.concatenate(found)
-
-    def _room_for(self, length: int) -> "tuple[Context, Batch]":
-        """A context for windows of ``length``, as many at once as a batch holds, each with cells of its own."""
-        from slm.llama.context import Batch, Context
-
-        # A vocabulary of 150,000 would need over a gigabyte for the logits of a whole batch.
-        tokens = min(self.batch_tokens, self.logits_budget // self.llama.n_vocab)
-        n_windows = min(max(1, tokens // length), 64)
-        if self._context is None or self._length != length:
-            if self._context is not None:
-                self._context.close()
-            self._length = length
-            self._context = Context(
-                self.llama,
-                n_ctx=n_windows * length,
-                n_batch=n_windows * length,
-                n_seq_max=n_windows,
-                n_threads=self.n_threads,
-                n_threads_batch=self.n_threads,
-                kv_unified=False,
-                flash_attn=False if self.exact else None,
-                kv_type="f32" if self.exact else "f16",
-            )
-        return self._context, Batch(n_windows * length, n_windows)
-
-    def close(self) -> None:
-        if self._context is not None:
-            self._context.close()
-        self.llama.close()
-
-    def __enter__(self) -> "GGUFScorer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _alike(
-    windows: Sequence[Window], *, most_windows: int | None = None, most_tokens: int | None = None
-) -> Iterator[list[Window]]:
-    """Runs of successive windows of one shape, so that they go through the model together."""
-    group: list[Window] = []
-    for window in windows:
-        if group:
-            length = group[0].stop - group[0].start
-            full = len(group) == most_windows or (most_tokens and (len(group) + 1) * length > most_tokens)
-            if full or _shape(window) != _shape(group[0]):
-                yield group
-                group = []
-        group.append(window)
-    if group:
-        yield group
-
-
-def _shape(window: Window) -> tuple[int, int, int]:
-    return window.stop - window.start, window.first, window.last

@@ -9,8 +9,9 @@ from export.bench.config import SweepConfig, nominal_bits, variants
 from export.bench.sweep import main
 from export.config import CalibrationConfig, ExportConfig
 from export.pipeline import export
-from slm.evaluate.evaluate import read_text, shorten
-from slm.evaluate.perplexity import GGUFScorer, bits_per_byte, score_sliding, sliding_plan
+from slm.evaluate.perplexity import bits_per_byte, score_sliding, sliding_plan
+from slm.evaluate.scorers import GGUFScorer
+from slm.evaluate.text import read_text, shorten
 from tests.helpers import tiny_checkpoint as tiny
 
 

@@ -1,0 +1,55 @@
+"""The options of ``python -m slm.evaluate``; configs/evaluate.yaml holds the same defaults."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data.errors import UserError
+
+LONGEST_DEFAULT_CONTEXT = 1024
+"""Tokens of the sliding window where no context is given and the model has more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Which text is scored, how much of it, and in which context."""
+
+    text: Path | None = None
+    """A UTF-8 text file; None takes the command's default."""
+    context: int | None = None
+    """Context of the sliding window, tokens; None takes the model's own, at most 1024."""
+    max_tokens: int | None = None
+    """Use about this many tokens from the start of the text; None takes all."""
+
+    def __post_init__(self) -> None:
+        if self.context is not None and self.context < 8:
+            raise UserError(f"eval.context={self.context} must be at least 8 tokens")
+        if self.max_tokens is not None and self.max_tokens < 16:
+            raise UserError(f"eval.max_tokens={self.max_tokens} is too few to score; give at least 16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(TextOptions):
+    """What to score and how much of it. Without ``text``, it is WikiText-2's raw test set from the Hub."""
+
+    n_ctx: int = 512
+    """Window of llama.cpp's definition, tokens; a model with less context gets less."""
+    files: list[Path] | None = None
+    """GGUF files to score instead of all the run's."""
+    checkpoint: bool = True
+    """Score the checkpoint too."""
+    threads: int | None = None
+    """CPU threads; None for the physical cores that this process may use."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_ctx < 8:
+            raise UserError(f"eval.n_ctx={self.n_ctx} must be at least 8 tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """The command's configuration."""
+
+    run: Path
+    """A run, one of its checkpoints, or a Hugging Face model directory."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
