@@ -1,4 +1,7 @@
-"""Configuration of the engine: what its process gets once, at the start."""
+"""Configuration of the engine: what its process gets once, at the start.
+
+Tested in tests/serve/engine/test_batch_invariant.py, tests/serve/engine/spec_decode/test_draft_model.py.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Grammars that force an answer's form: JSON schema to GBNF, and GBNF read and checked before llama.cpp sees it."""
+"""Grammars that constrain a reply: JSON Schema to GBNF, and GBNF that is checked before llama.cpp sees it."""

@@ -1,12 +1,11 @@
-"""GBNF grammars, read and checked before llama.cpp sees them.
+"""GBNF grammars, parsed and checked before llama.cpp sees them.
 
-llama.cpp reads a grammar with a recursive parser and then expands it while sampling; one that refers to itself on
-the left through rules that may be empty, or that branches without end, fills the memory or hangs the process,
-where nothing can be caught. So a grammar is parsed here, checked, and written out again: what llama.cpp compiles
-is exactly what was checked.
+llama.cpp parses a grammar recursively and expands it while sampling. A grammar with hidden left recursion (through
+rules that may be empty), or one that branches without end, fills the memory or hangs the process, and neither can be
+caught. So a grammar is parsed here, checked, and written out again: llama.cpp compiles exactly what was checked.
 
-Not promised: that a grammar which passes is quick. Ambiguous ones can still take longer with every token; the
-sampler gives those up by the clock.
+Not promised: that a grammar which passes is fast. An ambiguous one can take longer with every token; the sampler gives
+it up when a token takes too long.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from serve.grammar.tree import (
     Literal,
     Ref,
     Repeat,
-    spell_choice,
+    format_choice,
 )
 
 
 def check(text: str) -> str:
-    """The grammar in canonical form. Raises ``GrammarError`` for what is malformed, endless, too deep or too big."""
+    """The grammar in canonical form. Raises ``GrammarError`` where it is malformed, endless, too deep or too large."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
         raise GrammarError(f"the grammar is longer than {MAX_BYTES} bytes")
     rules = _Parser(text).grammar()
     check_rules(rules)
-    return "\n".join(f"{name} ::= {spell_choice(body)}" for name, body in rules.items()) + "\n"
+    return "\n".join(f"{name} ::= {format_choice(body)}" for name, body in rules.items()) + "\n"
 
 
 class _Parser:
-    """The syntax of llama.cpp's grammars/README.md, without references to tokens."""
+    """A recursive-descent parser for the syntax of llama.cpp's grammars/README.md, without references to tokens."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -92,7 +91,7 @@ class _Parser:
                 item = self._choice(depth + 1)
                 self._expect(")")
             elif char and _is_word(char):
-                # At the top, a word that "::=" follows begins the next rule; there is a line end before it.
+                # This cannot be the name of the next rule: at the top level, a line end stands before that.
                 item = Ref(self._name())
             else:
                 if char == "<":

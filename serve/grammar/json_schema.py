@@ -1,9 +1,9 @@
-"""JSON Schema to GBNF, for the part of JSON Schema that a grammar can hold to.
+"""JSON Schema to GBNF, for the part of JSON Schema that a grammar can express.
 
 Whatever the grammar allows is valid under the schema. The reverse is not promised: properties come in the order
 in which the schema names them, properties that it does not name are left out, numbers have at most 16 digits
-before and 15 after the point, and white space is sparing. A keyword that would constrain and is not supported is
-refused by name; it is never dropped.
+before and 15 after the point, and there is little white space. A keyword that would constrain and is not supported is
+refused by name. It is never ignored, as other converters do (see docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from serve.grammar.gbnf import check
 from serve.grammar.tree import MAX_REPEATS, GrammarError, quote
 
 MAX_DEPTH = 32
-"""Levels of schemas within schemas, references not counted."""
+"""Levels of schemas within schemas; references are not counted."""
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_COMPARISONS = 50_000
-"""Most pairs of values or schemas that are compared for ``oneOf``: a fraction of a second."""
+"""Pairs of values or schemas that are compared for ``oneOf`` at most. So many take a fraction of a second."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OF_TYPE = {
@@ -29,7 +29,7 @@ _OF_TYPE = {
 }
 _COMBINING = {"enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
 _SUPPORTED = {"type"}.union(_COMBINING, *_OF_TYPE.values())
-# These say something about a schema, and constrain nothing.
+# These describe a schema and constrain nothing.
 _ANNOTATIONS = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator",
     "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "contentMediaType", "contentEncoding",
@@ -59,7 +59,7 @@ def json_object_grammar() -> str:
 
 
 def schema_grammar(schema: Any) -> str:
-    """The grammar of a JSON Schema. Raises ``GrammarError`` that names what is not supported, and where."""
+    """The grammar of a JSON Schema. Raises ``GrammarError``, which names what is not supported, and where."""
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except RecursionError:
@@ -77,7 +77,7 @@ def schema_grammar(schema: Any) -> str:
 
 
 class _Converter:
-    """Rules as they are found; a schema behind a ``$ref`` becomes one rule, so that it may refer to itself."""
+    """Collects the rules. A schema behind a ``$ref`` becomes one rule, so that it may refer to itself."""
 
     def __init__(self, document: Any) -> None:
         self._document = document
@@ -85,13 +85,15 @@ class _Converter:
         self._named: dict[str, str] = {}
         """Pointer -> rule."""
         self._to_visit: list[tuple[str, Any]] = []
-        """Schemas behind references, by pointer. One after the other: a chain of them is no recursion."""
+        """Schemas behind references, with their pointers. They are visited one after the other, so that a chain of
+        references is no deep recursion."""
         self._to_compare: list[tuple[str, list[Any]]] = []
-        """The schemas of a ``oneOf``, and where it is. Compared last, when all that they name is known to be valid."""
+        """Where each ``oneOf`` is, and its schemas. They are compared last, when all references are known to lead
+        somewhere."""
         self._n_compared = 0
 
     def convert(self) -> str:
-        """The name of the document's rule; every rule is there then."""
+        """Visits the document; returns the name of its rule."""
         root = self.visit(self._document, "", 0)
         while self._to_visit:
             pointer, schema = self._to_visit.pop()
@@ -106,6 +108,7 @@ class _Converter:
         return root
 
     def text(self) -> str:
+        """All rules in GBNF."""
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules)
 
     def _rule(self, body: str) -> str:
@@ -114,7 +117,7 @@ class _Converter:
         return name
 
     def visit(self, schema: Any, where: str, depth: int) -> str:
-        """The name of the rule for a schema at JSON pointer ``where``."""
+        """Adds the rules of the schema at JSON pointer ``where``; returns the name of its rule."""
         if depth > MAX_DEPTH:
             raise GrammarError(f"{_at(where)} is more than {MAX_DEPTH} levels deep")
         if schema is True or schema == {}:
@@ -135,7 +138,7 @@ class _Converter:
         given = schema.get("type")
         kinds = [given] if isinstance(given, str) else given
         if "type" not in schema:
-            # Keywords of one type without that type: what they speak of is meant.
+            # Keywords that belong to one type stand for that type.
             kinds = [kind for kind, own in _OF_TYPE.items() if own & schema.keys()]
             if not kinds:
                 return ["value"]  # nothing but annotations
@@ -176,7 +179,7 @@ class _Converter:
             value = self.visit(more, f"{where}/additionalProperties", depth + 1)
             member = f'string ":" ws {value} ws'
             return self._rule(f'"{{" ws ({member} ("," ws {member})*)? "}}"')
-        # Two chains of rules, last property first: before the first comma and after it.
+        # Two chains of rules, built from the last property: for the first member of the object and for later ones.
         first, rest = None, None
         for name, each in reversed(properties.items()):
             value = self.visit(each, f"{where}/properties/{_pointer(name)}", depth + 1)
@@ -210,11 +213,11 @@ class _Converter:
 
     def _combined(self, schema: dict[str, Any], combining: list[str], where: str, depth: int) -> str:
         keyword = combining[0]
-        beside = [key for key in schema if key not in _ANNOTATIONS and key != keyword]
+        others = [key for key in schema if key not in _ANNOTATIONS and key != keyword]
         if keyword in ("enum", "const"):
-            beside = [key for key in beside if key != "type"]
-        if beside:
-            raise GrammarError(f"{_at(where)}: {beside[0]!r} beside {keyword!r} is not supported")
+            others = [key for key in others if key != "type"]
+        if others:
+            raise GrammarError(f"{_at(where)}: {others[0]!r} next to {keyword!r} is not supported")
         value = schema[keyword]
         if keyword == "$ref":
             return self._reference(value, where)
@@ -241,7 +244,7 @@ class _Converter:
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
             raise GrammarError(f"{_at(where)}: $ref must point into this document, like '#/$defs/name'")
         if pointer not in self._named:
-            # A reference starts a depth of its own: it is visited once, however often it is used.
+            # It is visited once, however often it is used, and its depth is counted from there.
             self._to_visit.append((pointer, self._find(pointer, where)))
             self._named[pointer] = f"ref{len(self._named)}"
         return self._named[pointer]
@@ -258,10 +261,10 @@ class _Converter:
                 raise GrammarError(f"{_at(where)}: $ref {pointer[:100]!r} points to nothing")
         return found
 
-    # -- no value fits both --------------------------------------------------------------------------------
+    # -- oneOf ---------------------------------------------------------------------------------------------
 
     def _disjoint(self, a: Any, b: Any, depth: int = 0) -> bool:
-        """Whether it is certain that no value fits both schemas. Both have been visited, and so are well-formed."""
+        """Whether it is certain that no value fits both schemas. Both have been visited, so they are well-formed."""
         a, b = self._resolved(a), self._resolved(b)
         if a is None or b is None or depth > MAX_DEPTH:
             return False
@@ -297,7 +300,7 @@ class _Converter:
             return {kind for kind in _TYPES for each in values if _is_a(each, kind)}
         if not schema.keys().isdisjoint(_COMBINING):
             return set(_TYPES)
-        # Without a type every value is possible, whatever a generator would make of it.
+        # Without a type every value is possible, although the grammar may allow fewer.
         given = schema.get("type", list(_TYPES))
         return set([given] if isinstance(given, str) else given)
 

@@ -1,7 +1,11 @@
-"""What must hold of a grammar's rules so that llama.cpp can expand them: all defined, none endless, few branches."""
+"""Whether llama.cpp can expand a grammar's rules: all are defined, none is endless, none branches too much.
+
+Tested in tests/serve/grammar/test_gbnf.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
 
 from serve.grammar.tree import MAX_BRANCHES, MAX_ELEMENTS, Chars, Choice, GrammarError, Item, Literal, Ref, Repeat
@@ -13,11 +17,16 @@ def check_rules(rules: dict[str, Choice]) -> None:
 
 
 class _Checker:
+    """The properties of rules that refer to each other, found by repetition until nothing changes."""
+
     def __init__(self, rules: dict[str, Choice]) -> None:
         self._rules = rules
         self._nullable: set[str] = set()
+        """Rules that match the empty text."""
         self._finite: set[str] = set()
+        """Rules that match some finite text."""
         self._branches: dict[str, int] = {}
+        """Per rule, at how many places it may begin."""
 
     def check(self) -> None:
         if "root" not in self._rules:
@@ -28,26 +37,27 @@ class _Checker:
                     raise GrammarError(f"the rule {ref!r}, used in {name!r}, is not defined")
         if sum(_size(body) for body in self._rules.values()) > MAX_ELEMENTS:
             raise GrammarError(f"the grammar has more than {MAX_ELEMENTS} elements, repetitions written out")
-        self._grow(self._nullable, self._may_be_empty)
-        self._grow(self._finite, self._may_end)
+        self._close(self._nullable, self._may_be_empty)
+        self._close(self._finite, self._may_end)
         for name in self._rules:
             if name not in self._finite:
                 raise GrammarError(f"the rule {name!r} can never come to an end")
         for name, body in self._rules.items():
             self._check_repeats(name, body)
         try:
-            left = {name: self._left(body) for name, body in self._rules.items()}
-            order = list(TopologicalSorter(left).static_order())
+            leftmost = {name: self._leftmost(body) for name, body in self._rules.items()}
+            order = list(TopologicalSorter(leftmost).static_order())
         except CycleError as error:
-            way = " -> ".join(reversed(error.args[1][:8]))
-            raise GrammarError(f"the grammar refers to itself on the left, without a character: {way}") from None
+            cycle = " -> ".join(reversed(error.args[1][:8]))
+            raise GrammarError(f"the grammar refers to itself on the left, without a character: {cycle}") from None
         for name in order:
-            self._branches[name] = n = self._count(self._rules[name])
+            self._branches[name] = n = self._n_branches(self._rules[name])
             if n > MAX_BRANCHES:
                 raise GrammarError(f"the rule {name!r} can begin in more than {MAX_BRANCHES} ways")
 
-    def _grow(self, found: set[str], holds) -> None:
-        # A rule is looked at again only when something that it uses has changed.
+    def _close(self, found: set[str], holds: Callable[[Item], bool]) -> None:
+        """Adds to ``found`` every rule for which ``holds``, which itself depends on ``found``."""
+        # A rule is checked again only when a rule that it uses was added.
         users: dict[str, set[str]] = {name: set() for name in self._rules}
         for name, body in self._rules.items():
             for ref in _refs(body):
@@ -93,36 +103,36 @@ class _Checker:
                     for inner in each:
                         self._check_repeats(name, inner)
 
-    def _left(self, item: Item) -> set[str]:
-        """Rules that may begin where the item begins."""
+    def _leftmost(self, item: Item) -> set[str]:
+        """Rules that may stand at the item's beginning."""
         match item:
             case Ref(name):
                 return {name}
             case Repeat(inner, _, high):
-                return self._left(inner) if high != 0 else set()
+                return self._leftmost(inner) if high != 0 else set()
             case Choice(alternatives):
                 out: set[str] = set()
                 for each in alternatives:
                     for inner in each:
-                        out |= self._left(inner)
+                        out |= self._leftmost(inner)
                         if not self._may_be_empty(inner):
                             break
                 return out
         return set()
 
-    def _count(self, item: Item) -> int:
-        """At how many places the item may begin, at most."""
+    def _n_branches(self, item: Item) -> int:
+        """At how many places the item may begin; an upper bound."""
         match item:
             case Ref(name):
                 return self._branches[name]
             case Repeat(inner, _, high):
-                n = self._count(inner)
+                n = self._n_branches(inner)
                 return n * (high or 1) if self._may_be_empty(inner) else n
             case Choice(alternatives):
                 total = 0
                 for each in alternatives:
                     for inner in each:
-                        total += self._count(inner)
+                        total += self._n_branches(inner)
                         if not self._may_be_empty(inner):
                             break
                 return min(total, 10 * MAX_BRANCHES)
@@ -141,11 +151,12 @@ def _refs(item: Item) -> set[str]:
 
 
 def _size(item: Item) -> int:
+    """Characters and references, with repetitions written out."""
     match item:
         case Literal(text):
             return len(text)
         case Repeat(inner, low, high):
-            # A group becomes a rule of its own; what is repeated is a reference to it.
+            # llama.cpp makes a group a rule of its own and repeats only the reference to it.
             own, times = _size(inner), max(low + 1, high or 0)
             return own + times if isinstance(inner, Choice) else own * times
         case Choice(alternatives):

@@ -1,18 +1,23 @@
-"""Grammars as trees: what a rule may hold, the limits, and how it is written in GBNF."""
+"""Grammars as syntax trees: what a rule may hold, how large it may be, and how it is written in GBNF.
+
+Tested in tests/serve/grammar/test_gbnf.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_BYTES = 64 * 1024
+"""Of a grammar's text."""
 MAX_DEPTH = 48
+"""Levels of groups within groups."""
 MAX_RULES = 4000
 MAX_REPEATS = 1000
-"""Most that a bounded repetition may ask for (llama.cpp reads more than 2,000 as "no limit")."""
+"""The largest bound of a repetition (llama.cpp reads more than 2,000 as "no limit")."""
 MAX_ELEMENTS = 100_000
-"""Most characters and references, with repetitions written out."""
+"""Characters and references, with repetitions written out."""
 MAX_BRANCHES = 4000
-"""Most places at which a rule may begin."""
+"""Places at which a rule may begin."""
 
 
 class GrammarError(ValueError):
@@ -21,7 +26,7 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of some ranges, or outside them."""
+    """One character inside some ranges of code points, or outside them."""
 
     ranges: tuple[tuple[int, int], ...]
     negated: bool = False
@@ -29,16 +34,22 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
+    """A fixed text."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
+    """The name of a rule."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
+    """An item, ``low`` to ``high`` times; None: no limit."""
+
     item: Item
     low: int
     high: int | None
@@ -54,10 +65,11 @@ class Choice:
 Item = Chars | Literal | Ref | Repeat | Choice
 
 ANY = Chars((), negated=True)
+"""Any character."""
 
 
 def quote(text: str) -> str:
-    """A text as a GBNF literal. Parentheses are escaped so that those that are left tell how deep it is nested."""
+    """A text as a GBNF literal. Parentheses are escaped, so that the remaining ones show how deep groups are nested."""
     return '"' + "".join(_escape(char, '"\\()') for char in text) + '"'
 
 
@@ -68,7 +80,7 @@ def _escape(char: str, special: str) -> str:
     return f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
 
 
-def _spell(item: Item) -> str:
+def _format(item: Item) -> str:
     match item:
         case Literal(text):
             return quote(text)
@@ -77,20 +89,21 @@ def _spell(item: Item) -> str:
         case Repeat(inner, low, high):
             short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
             bounds = f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
-            # Repeating a literal repeats its last character in some dialects; a group is clear in all.
-            return (f"({_spell(inner)})" if isinstance(inner, Literal) else _spell(inner)) + (short or bounds)
+            # In some dialects a repetition after a literal repeats its last character. A group is clear in all of them.
+            return (f"({_format(inner)})" if isinstance(inner, Literal) else _format(inner)) + (short or bounds)
         case Chars(ranges, negated):
             if not ranges:
                 return "."
             special = "[]()\\^-"
-            spelled = [
+            formatted = [
                 _escape(chr(low), special) + (f"-{_escape(chr(high), special)}" if high > low else "")
                 for low, high in ranges
             ]
-            return f"[{'^' if negated else ''}{''.join(spelled)}]"
+            return f"[{'^' if negated else ''}{''.join(formatted)}]"
         case Choice():
-            return f"({spell_choice(item)})"
+            return f"({format_choice(item)})"
 
 
-def spell_choice(choice: Choice) -> str:
-    return " | ".join(" ".join(map(_spell, each)) or '""' for each in choice.alternatives)
+def format_choice(choice: Choice) -> str:
+    """A rule's body in GBNF."""
+    return " | ".join(" ".join(map(_format, each)) or '""' for each in choice.alternatives)

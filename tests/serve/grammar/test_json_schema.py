@@ -1,4 +1,4 @@
-"""Text that a random model makes under a schema's grammar is valid under the schema."""
+"""Text that a random model generates under a schema's grammar is valid under the schema."""
 
 import json
 import re
@@ -188,7 +188,7 @@ def test_a_grammar_and_a_ban_that_leave_nothing_are_an_error(engine):
         ({"allOf": [{"type": "string"}, {"maxLength": 2}]}, "'allOf'"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "0 and 1 may overlap"),
         ({"oneOf": [{"type": "string"}, {"maxLength": 2}]}, "may overlap"),
-        ({"anyOf": [{"type": "string"}], "maxLength": 2}, "'maxLength' beside 'anyOf'"),
+        ({"anyOf": [{"type": "string"}], "maxLength": 2}, "'maxLength' next to 'anyOf'"),
         ({"$ref": "#/$defs/none"}, "points to nothing"),
         ({"$ref": "https://example.com/schema"}, "into this document"),
         ({"$ref": "#"}, "never come to an end"),
