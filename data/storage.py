@@ -1,4 +1,4 @@
-"""Files of the cache: written whole or not at all, and checked when they are read."""
+"""Files of the cache: written atomically, and checked when they are read."""
 
 import contextlib
 import hashlib
@@ -16,22 +16,22 @@ DIGEST_BYTES = 16
 
 
 def cache_home() -> Path:
-    """The folder of all that may be made again: ``slm`` in ``$XDG_CACHE_HOME`` (unset or empty: ``~/.cache``)."""
+    """The folder of all files that can be made again: ``slm`` in ``$XDG_CACHE_HOME`` (unset or empty: ``~/.cache``)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm"
 
 
-def fingerprint(parts: Any) -> str:
-    """A short name for what ``parts`` (plain values) say."""
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+def fingerprint(values: Any) -> str:
+    """A short hash of plain values."""
+    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()
 
 
 def stamps(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
-    """Files as they are at the moment: path, size, and when they were changed."""
+    """The present state of files: path, size in bytes, time of the last change in nanoseconds."""
     return tuple((os.path.abspath(path), os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths)
 
 
 class NoRoomError(UserError):
-    """A disk without room for a file of the cache, or a folder that cannot be written."""
+    """The disk has no room for a file of the cache, or its folder cannot be written."""
 
 
 def write_checked(path: Path, content: bytes) -> None:
@@ -65,7 +65,7 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 def read_checked(path: Path) -> bytes | None:
-    """What :func:``write_checked`` wrote; None where there is no such file or its hash does not fit."""
+    """The content that :func:``write_checked`` wrote; None if there is no such file or its hash does not match."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -84,17 +84,22 @@ def digest_of(path: str | Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the kernel lets go of it when the process ends."""
-    import fcntl
+    """Hold the lock file ``path``. One process holds it at a time, and the others wait without a time limit.
 
+    The kernel releases it when the process ends, however it ends. Raises NoRoomError if the file cannot be made.
+    """
+    from filelock import FileLock  # its import takes 40 ms, which commands without a cache need not wait for
+
+    lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        lock.acquire()
     except OSError as error:
         raise NoRoomError(
             f"{path} cannot be written ({error.strerror or error}): name another folder with data.cache_dir=DIR, or "
             "add data.cache=false"
         ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        lock.release()

@@ -1,0 +1,126 @@
+"""Files of the cache: written atomically, damaged ones are found, locks end with their processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from data import storage
+from data.storage import NoRoomError, cache_home, fingerprint, locked, read_checked, stamps, write_checked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from data.storage import locked
+
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(repository, path):
+    """A process that holds the lock ``path``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        cwd=repository,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_home() == tmp_path / "slm"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_home() == tmp_path / ".cache" / "slm"
+
+
+def test_a_file_comes_back_unless_it_is_damaged(tmp_path):
+    path = tmp_path / "folder" / "file"
+    assert read_checked(path) is None
+    write_checked(path, b"content")
+    assert read_checked(path) == b"content"
+    assert storage.digest_of(path) == path.read_bytes()[:16].hex()
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read_checked(path) is None
+    path.write_bytes(b"")
+    assert read_checked(path) is None
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_checked(path, b"old")
+    monkeypatch.setattr(storage, "RESERVE", shutil.disk_usage(tmp_path).free + (1 << 30))
+    with pytest.raises(NoRoomError, match=r"GB free, too little.*data\.cache_dir=DIR.*data\.cache=false"):
+        write_checked(path, b"new")
+    assert read_checked(path) == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_names_follow_the_values(tmp_path):
+    assert fingerprint((1, "a")) == fingerprint((1, "a")) != fingerprint((1, "b"))
+    path = tmp_path / "file"
+    path.write_text("one")
+    before = stamps([str(path)])
+    assert before == ((str(path), 3, path.stat().st_mtime_ns),)
+    os.utime(path, (1, 1))
+    assert stamps([str(path)]) != before
+
+
+def test_a_lock_waits_for_a_living_process_and_not_for_a_killed_one(repository, tmp_path):
+    path = tmp_path / "folder" / "file.lock"
+    process = holder(repository, path)
+    entered = threading.Event()
+
+    def enter():
+        with locked(path):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    try:
+        thread.start()
+        assert not entered.wait(0.5)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    assert entered.wait(10)
+    thread.join()
+    with locked(path):  # it is free again
+        pass
+
+
+def test_threads_of_one_process_wait_for_each_other(tmp_path):
+    inside, most = [], []
+
+    def enter():
+        with locked(tmp_path / "lock"):
+            inside.append(1)
+            most.append(len(inside))
+            inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+
+
+def test_a_lock_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(NoRoomError, match=r"cannot be written .*data\.cache_dir=DIR"), locked(tmp_path / "file" / "x"):
+        pass
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(NoRoomError, match=r"cannot be written \(Is a directory\)"), locked(tmp_path / "lock"):
+        pass
