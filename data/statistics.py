@@ -1,4 +1,4 @@
-"""What a source holds: documents, bytes, tokens, duplicates, and what the filters leave out. Pure counting."""
+"""Counts over a source: documents, bytes, tokens, duplicates, and the documents that the filters reject."""
 
 from array import array
 from collections import Counter
@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from data.progress import Progress
+from data.sources.corpus import records
+from data.sources.documents import TalesStream
 from data.sources.duplicates import Finder
 from data.sources.filters import make_filter
-from data.sources.plan import Plan, TalesStream, hash_place, open_corpus
+from data.sources.plan import Plan, open_whole_corpus, unit_hash
 
 BATCH = 64
 
@@ -24,17 +26,18 @@ class Statistics:
         self._threshold = plan.held_out
         self._finder = finder
         self.documents = 0
-        """Read, empty ones not counted."""
+        """Documents that were read; empty ones are not counted."""
         self.left_out: Counter[str] = Counter()
-        """By the filter that refuses them."""
+        """Documents that a filter rejects, by the filter's option."""
         self.repeated: Counter[str] = Counter()
-        """Exact and near duplicates among those that the filters let pass."""
+        """Exact and near duplicates among the documents that pass the filters."""
         self.bytes = 0
-        """UTF-8 bytes of what neither filters nor duplicates take away; so are the counts below."""
+        """UTF-8 bytes of the documents that are kept: they pass the filters and are no duplicates. The counts below
+        are of these documents, too."""
         self.tokens = 0
-        """Ids, the end-of-text token of each document among them."""
+        """Ids, with the end-of-text token of each document."""
         self.held_out_tokens = 0
-        """Tokens of the documents that the hash gives to validation."""
+        """Tokens of the documents whose hash puts them into the validation split."""
         self.lengths = array("I")
         """Tokens of each document."""
 
@@ -56,7 +59,7 @@ class Statistics:
             self.bytes += len(text.encode("utf-8", "replace"))
             self.tokens += length
             self.lengths.append(length)
-            if self._threshold and hash_place(text) < self._threshold:
+            if self._threshold and unit_hash(text) < self._threshold:
                 self.held_out_tokens += length
 
     def record(self) -> dict[str, Any]:
@@ -82,7 +85,7 @@ class Statistics:
 
 
 def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int) -> bool:
-    """Count the first ``max_docs`` documents of a source, in their natural order; whether those were all."""
+    """Count the first ``max_docs`` documents of a source, in their natural order. Returns whether those were all."""
     progress = Progress(plan.source.label)
     documents = _documents(plan, seed)
     batch: list[str] = []
@@ -91,7 +94,7 @@ def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int) -> boo
         if len(batch) == BATCH or statistics.documents + len(batch) == max_docs:
             statistics.add(batch)
             batch = []
-            # Whichever ends first: the text or the documents that were asked for.
+            # The count ends with the text or with the documents that were asked for, whichever comes first.
             done = max(share, statistics.documents / max_docs)
             progress.update(done, 1.0, f"{statistics.documents:,} documents, {statistics.tokens:,} tokens")
         if statistics.documents == max_docs:
@@ -103,29 +106,25 @@ def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int) -> boo
 
 
 def _documents(plan: Plan, seed: int) -> Iterator[tuple[str, float]]:
-    """Documents, held-out ones too, each with about how much of the source has been read."""
+    """Documents of both splits, each with the fraction of the source that has been read, roughly."""
     if plan.source.kind == "tales":
         stories = TalesStream(seed=seed, shard_index=0, num_shards=1, count=None)
         while True:
             yield next(stories), 0.0
-    corpus = open_corpus(plan, whole=True)
-    count = corpus.count()
-    for part in range(count):
-        reader = corpus.open(part, 0, None)
-        while True:
-            try:
-                record = next(reader)
-            except StopIteration:
-                break
+    corpus = open_whole_corpus(plan)
+    n_files = corpus.n_files()
+    for file in range(n_files):
+        reader = corpus.open(file, 0, None)
+        for record in records(reader):
             text = reader.document(record)
             if text is not None:
-                yield text, (part + reader.share()) / count
+                yield text, (file + reader.fraction_read()) / n_files
 
 
 def histogram(lengths: array, span: tuple[int, int] | None = None, bins: int = 40) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens are in documents of each length: ``(edges[n + 1], tokens[n])``, on a logarithmic scale.
+    """The number of tokens in documents of each length: ``(edges[bins + 1], tokens[bins])``, logarithmic bins.
 
-    ``span``: the least and the greatest length; by default those of ``lengths``.
+    ``span`` is the shortest and the longest length; by default those of ``lengths``.
     """
     values = np.frombuffer(lengths, dtype=np.uint32).astype(np.float64)
     least, greatest = span or (values.min(), values.max())

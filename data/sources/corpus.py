@@ -1,105 +1,113 @@
-"""A source as parts (files, shards) of records, read from any position: one pass over it, or over a share of it."""
+"""A corpus: files of records, read from any position. A pass over it covers all of it or one shard's share."""
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from data.sources import files
-from data.stream.packing import Document, State
+from data.sources.document_stream import Doc, Document, State
+
+Doc_co = TypeVar("Doc_co", bound=Document, covariant=True)
 
 
-class Reader(Protocol):
-    """The records of one part, from some position on."""
+class Reader(Protocol[Doc_co]):
+    """The records of one file, from some position on."""
 
     def __next__(self) -> Any:
-        """The next record, not yet looked into."""
+        """The next record, not yet parsed."""
         ...
 
-    def document(self, record: Any) -> Document | None:
-        """What the record that was just given holds; None where it is left out or empty."""
+    def document(self, record: Any) -> Doc_co | None:
+        """The document in the record that ``__next__`` just returned; None where it is left out or empty."""
         ...
 
     def position(self) -> Any:
-        """Where the reader is, JSON-serialisable; None: the record's number says it all."""
+        """The reader's position, JSON-serialisable; None: the record's number is enough."""
         ...
 
-    def share(self) -> float:
-        """About how much of the part has been read, 0 to 1; 0 where that is not known."""
-        ...
-
-
-class Corpus(Protocol):
-    """Parts that can be opened at a position."""
-
-    def count(self) -> int:
-        """How many parts there are."""
-        ...
-
-    def by_part(self, num_shards: int) -> bool:
-        """Whether shards take whole parts (else every ``num_shards``-th record)."""
-        ...
-
-    def open(self, part: int, record: int, at: Any) -> Reader:
-        """Read ``part`` from its record number ``record``, which is at the position ``at`` (None: not known)."""
+    def fraction_read(self) -> float:
+        """Roughly how much of the file has been read, 0 to 1; 0 where that is not known."""
         ...
 
 
-class PartStream:
-    """One pass over a corpus in an order of its parts, or one shard's share of it.
+class Corpus(Protocol[Doc_co]):
+    """Numbered files of records. Local files, a Hub split's files, or a whole split as one file."""
 
-    The state's ``at`` only saves time: the numbers beside it are enough to find the place.
+    def n_files(self) -> int:
+        """How many files there are."""
+        ...
+
+    def splits_by_file(self, n_shards: int) -> bool:
+        """Whether each of ``n_shards`` shards takes whole files; otherwise it takes every ``n_shards``-th record."""
+        ...
+
+    def open(self, file: int, record: int, position: Any) -> Reader[Doc_co]:
+        """Read the file number ``file`` from its record number ``record``.
+
+        ``position`` is what the reader's ``position()`` gave there, None: not known.
+        """
+        ...
+
+
+class CorpusStream(Generic[Doc]):
+    """One pass over a corpus, its files in the order that ``order(n_files)`` gives, or one shard's share of the pass.
+
+    The state's ``at`` only saves time: the numbers next to it are enough to find the position.
     """
 
     def __init__(
-        self, corpus: Corpus, *, order: Callable[[int], list[int]], shard_index: int = 0, num_shards: int = 1
+        self, corpus: Corpus[Doc], *, order: Callable[[int], list[int]], shard_index: int = 0, num_shards: int = 1
     ) -> None:
         self._corpus = corpus
         self._make_order = order
         self._order: list[int] | None = None
-        self._index, self._count = shard_index, num_shards
-        self._place = 0  # in the order
-        self._record = 0  # of the part: the next one
+        self._shard_index, self._num_shards = shard_index, num_shards
+        self._index = 0  # into the order
+        self._record = 0  # of the file: the next one
         self._ordinal = 0  # of the next record in the whole pass
-        self._at: Any = None
-        self._reader: Reader | None = None
+        self._position: Any = None
+        self._reader: Reader[Doc] | None = None
 
-    def __iter__(self) -> "PartStream":
+    def __iter__(self) -> "CorpusStream[Doc]":
         return self
 
-    def __next__(self) -> Document:
+    def __next__(self) -> Doc:
         if self._order is None:
-            self._set_order()
-        while self._place < len(self._order):
+            self._order = self._own_order()
+        while self._index < len(self._order):
             if self._reader is None:
-                self._reader = self._corpus.open(self._order[self._place], self._record, self._at)
-            for record in _until_end(self._reader):
-                mine = self._ordinal % self._count == self._index
+                self._reader = self._corpus.open(self._order[self._index], self._record, self._position)
+            for record in records(self._reader):
+                mine = self._ordinal % self._num_shards == self._shard_index
                 self._ordinal += 1
                 self._record += 1
                 if mine:
                     document = self._reader.document(record)
                     if document is not None:
                         return document
-            self._place, self._record, self._at, self._reader = self._place + 1, 0, None, None
+            self._index, self._record, self._position, self._reader = self._index + 1, 0, None, None
         raise StopIteration
 
-    def _set_order(self) -> None:
-        self._order = self._make_order(self._corpus.count())
-        if self._corpus.by_part(self._count):
-            self._order = self._order[self._index :: self._count]
-            self._index, self._count = 0, 1
+    def _own_order(self) -> list[int]:
+        """The files that this shard reads, all of them where the shards share each file's records."""
+        order = self._make_order(self._corpus.n_files())
+        if self._corpus.splits_by_file(self._num_shards):
+            order = order[self._shard_index :: self._num_shards]
+            self._shard_index, self._num_shards = 0, 1
+        return order
 
     def state_dict(self) -> State:
-        at = self._at if self._reader is None else self._reader.position()
-        return {"part": self._place, "record": self._record, "ordinal": self._ordinal, "at": at}
+        position = self._position if self._reader is None else self._reader.position()
+        return {"part": self._index, "record": self._record, "ordinal": self._ordinal, "at": position}
 
     def load_state_dict(self, state: State) -> None:
-        self._place, self._record, self._ordinal = state["part"], state["record"], state["ordinal"]
-        self._at, self._reader = state["at"], None
+        self._index, self._record, self._ordinal = state["part"], state["record"], state["ordinal"]
+        self._position, self._reader = state["at"], None
 
 
-def _until_end(reader: Reader) -> Any:
+def records(reader: Reader[Any]) -> Iterator[Any]:
+    """The reader's records up to the end of its file."""
     while True:
         try:
             yield next(reader)
@@ -108,55 +116,58 @@ def _until_end(reader: Reader) -> Any:
 
 
 class FileCorpus:
-    """Local files; every shard reads all of them and takes its records."""
+    """Local files. Every shard reads all of them and takes its own records."""
 
     def __init__(self, paths: tuple[str, ...], reading: files.Reading) -> None:
         self._paths = paths
         self._reading = reading
 
-    def count(self) -> int:
+    def n_files(self) -> int:
         return len(self._paths)
 
-    def by_part(self, num_shards: int) -> bool:
+    def splits_by_file(self, n_shards: int) -> bool:
         return False
 
-    def open(self, part: int, record: int, at: Any) -> Reader:
-        reader = _FileReader(self._paths[part], self._reading, at or 0)
-        if at is None:
+    def open(self, file: int, record: int, position: Any) -> Reader[str]:
+        reader = _FileReader(self._paths[file], self._reading, position or 0)
+        if position is None:
             for _ in range(record):
                 next(reader)
         return reader
 
 
 class _FileReader:
-    def __init__(self, path: str, reading: files.Reading, at: int) -> None:
+    def __init__(self, path: str, reading: files.Reading, position: int) -> None:
         self._path = path
         self._reading = reading
-        self._at = at
-        self._records = files.read(path, at, reading)
+        self._position = position
+        self._records = files.read(path, position, reading)
 
     def __next__(self) -> files.Raw:
-        raw, self._at = next(self._records)
+        raw, self._position = next(self._records)
         return raw
 
     def document(self, record: files.Raw) -> str | None:
-        text = files.parse(record, self._path, self._at, self._reading)
+        text = files.parse(record, self._path, self._position, self._reading)
         return text if text and not text.isspace() else None
 
     def position(self) -> int:
-        return self._at
+        return self._position
 
-    def share(self) -> float:
+    def fraction_read(self) -> float:
         end = files.extent(self._path)
-        return min(1.0, self._at / end) if end else 0.0
+        return min(1.0, self._position / end) if end else 0.0
 
 
-class Selected:
-    """A corpus without the documents that ``accepts`` refuses and without the records in ``skipped``."""
+class SelectedCorpus:
+    """A corpus without the documents that ``accepts`` rejects and without the records in ``skipped``.
+
+    ``skipped`` maps a file's number to the sorted numbers of its records.
+    """
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Corpus[str],
         *,
         accepts: Callable[[str], bool] | None = None,
         skipped: dict[int, np.ndarray] | None = None,
@@ -165,20 +176,20 @@ class Selected:
         self._accepts = accepts
         self._skipped = skipped or {}
 
-    def count(self) -> int:
-        return self._corpus.count()
+    def n_files(self) -> int:
+        return self._corpus.n_files()
 
-    def by_part(self, num_shards: int) -> bool:
-        return self._corpus.by_part(num_shards)
+    def splits_by_file(self, n_shards: int) -> bool:
+        return self._corpus.splits_by_file(n_shards)
 
-    def open(self, part: int, record: int, at: Any) -> Reader:
-        reader = self._corpus.open(part, record, at)
-        return _SelectedReader(reader, record, self._accepts, self._skipped.get(part))
+    def open(self, file: int, record: int, position: Any) -> Reader[str]:
+        reader = self._corpus.open(file, record, position)
+        return _SelectedReader(reader, record, self._accepts, self._skipped.get(file))
 
 
 class _SelectedReader:
     def __init__(
-        self, reader: Reader, record: int, accepts: Callable[[str], bool] | None, skipped: np.ndarray | None
+        self, reader: Reader[str], record: int, accepts: Callable[[str], bool] | None, skipped: np.ndarray | None
     ) -> None:
         self._reader = reader
         self._next = record
@@ -190,11 +201,11 @@ class _SelectedReader:
         self._next += 1
         return record
 
-    def document(self, record: Any) -> Document | None:
+    def document(self, record: Any) -> str | None:
         if self._skipped is not None:
             number = self._next - 1
-            place = int(np.searchsorted(self._skipped, number))
-            if place < len(self._skipped) and self._skipped[place] == number:
+            index = int(np.searchsorted(self._skipped, number))
+            if index < len(self._skipped) and self._skipped[index] == number:
                 return None
         document = self._reader.document(record)
         if document is None or (self._accepts and not self._accepts(document)):
@@ -204,5 +215,5 @@ class _SelectedReader:
     def position(self) -> Any:
         return self._reader.position()
 
-    def share(self) -> float:
-        return self._reader.share()
+    def fraction_read(self) -> float:
+        return self._reader.fraction_read()

@@ -1,10 +1,10 @@
-"""Documents that repeat earlier ones: found in one pass over the sources, kept as a list that the streams skip.
+"""Documents that repeat earlier ones: found in one pass over the sources, and listed so that streams skip them.
 
-Two documents are exact duplicates when their words are the same (case, white space and Unicode composition aside),
-near duplicates when the sets of their five-word sequences overlap by ``data.dedup_threshold`` (Jaccard). Near ones are
-found by MinHash and locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998) as the ``rensa`` library does
-them: 128 hashes in 16 or 32 bands, candidates compared by their sketches. That finds nearly every pair well above the
-threshold, about half of those right at it, and none far below. The first of several stays.
+Two documents are exact duplicates if their words are the same (case, white space and Unicode composition aside). They
+are near duplicates if the sets of their five-word sequences overlap by ``data.dedup_threshold`` (Jaccard). Near ones
+are found by MinHash and locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998) as the ``rensa`` library
+implements them: 128 hashes in 16 or 32 bands, candidates compared by their sketches. This finds nearly every pair well
+above the threshold, about half of the pairs right at it, and none far below. The first of several duplicates stays.
 """
 
 import functools
@@ -13,34 +13,32 @@ import io
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from data.config import DataConfig
 from data.errors import UserError
 from data.progress import Progress
+from data.sources.corpus import Corpus, records
 from data.sources.filters import make_filter, options
+from data.sources.plan import Plan, open_whole_corpus
 from data.storage import fingerprint, locked, read_checked, stamps, write_checked
-
-if TYPE_CHECKING:
-    from data.sources.corpus import Corpus
-    from data.sources.plan import Plan
 
 VERSION = 1
 N_HASHES = 128
-WIDE, NARROW = 16, 32  # bands: from a threshold of 0.75 on half as many find the same pairs in half the memory
+FEW_BANDS, MANY_BANDS = 16, 32  # thresholds of 0.75 and more need only half the bands, and half the memory
 SHINGLE = 5  # words
-BATCH = 256  # documents handed to the library together
+BATCH = 256  # documents given to the library at once
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\w+")  # Chinese and Japanese: a character is a word
 
 Verdict = Literal["", "exact", "near"]
 
 
 class Finder:
-    """Tells of each document in turn whether it repeats an earlier one.
+    """Decides for each document in turn whether it repeats an earlier one.
 
     Memory per document: about 90 bytes for ``exact``; for ``near`` 2.2 KB, or 4.6 KB below a threshold of 0.75.
     """
@@ -56,33 +54,33 @@ class Finder:
                 threshold=threshold,
                 num_perm=N_HASHES,
                 use_lsh=True,
-                num_bands=WIDE if threshold >= 0.75 else NARROW,
+                num_bands=FEW_BANDS if threshold >= 0.75 else MANY_BANDS,
                 seed=1,
             )
 
     def add(self, texts: Sequence[str]) -> list[Verdict]:
-        """A verdict on each text: ``""`` for one that is unlike all before."""
+        """A verdict on each text: ``""`` for one that repeats no earlier text."""
         verdicts: list[Verdict] = []
         fresh: list[tuple[int, str]] = []
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             plain = normalized(text)
             digest = int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest())
             repeated = digest in self._seen
             verdicts.append("exact" if repeated else "")
             if not repeated:
                 self._seen.add(digest)
-                fresh.append((place, plain))
+                fresh.append((index, plain))
         if self._near is not None:
             entries = [(str(self._number + i), shingles(plain)) for i, (_, plain) in enumerate(fresh)]
             self._number += len(fresh)
-            for (place, _), kept in zip(fresh, self._near.add_pairs(entries), strict=True):
+            for (index, _), kept in zip(fresh, self._near.add_pairs(entries), strict=True):
                 if not kept:
-                    verdicts[place] = "near"
+                    verdicts[index] = "near"
         return verdicts
 
 
 def normalized(text: str) -> str:
-    """What makes two documents the same: composed, without case, words apart by one space."""
+    """The form in which documents are compared: composed (NFC), case-folded, words separated by one space."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
@@ -94,13 +92,14 @@ def shingles(plain: str) -> list[str]:
     return list(map(" ".join, zip(*(words[i:] for i in range(SHINGLE)), strict=False)))
 
 
-def find(config: DataConfig, plans: list["Plan"], *, whole: Callable[["Plan"], "Corpus"]) -> str:
+def list_duplicates(config: DataConfig, plans: list[Plan]) -> str:
     """The path of the list of duplicates among the plans' documents; made if it is not in the cache.
 
-    ``plans`` are those of all sources and both splits; what comes first is kept, so validation text is best given
-    first. At most ``data.dedup_max_docs`` documents are compared. The embedded stories are left out: no two are
-    the same.
+    ``plans`` are those of all sources and both splits. The first of several duplicates is kept, so validation text
+    should come first. At most ``data.dedup_max_docs`` documents are compared. The embedded stories are not compared:
+    no two are the same.
     """
+    assert config.dedup != "none"
     corpora: dict[str, Plan] = {}
     for plan in plans:
         if plan.source.kind != "tales":
@@ -110,26 +109,26 @@ def find(config: DataConfig, plans: list["Plan"], *, whole: Callable[["Plan"], "
     path = config.cache_folder / "duplicates" / f"{fingerprint(key)}.npz"
     with locked(path.with_suffix(".lock")):
         if _read(path) is None:
-            _make(path, config, corpora, whole)
+            _make(path, config, config.dedup, corpora)
     return str(path)
 
 
-def _make(path: Path, config: DataConfig, corpora: dict[str, "Plan"], whole: Callable[["Plan"], "Corpus"]) -> None:
-    progress = Progress(f"looking for {config.dedup} duplicates (once)")
-    finder = Finder(config.dedup, config.dedup_threshold)
+def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpora: dict[str, Plan]) -> None:
+    progress = Progress(f"looking for {mode} duplicates (once)")
+    finder = Finder(mode, config.dedup_threshold)
     lists: dict[str, np.ndarray] = {}
     counts = {"documents": 0, "exact": 0, "near": 0}
     cut = False
     for key, plan in corpora.items():
-        found = (array("Q"), array("Q"))  # parts, records
-        for batch, done, total in _batches(plan, whole(plan)):
-            room = config.dedup_max_docs - counts["documents"]
-            cut = cut or len(batch) > room
-            for (part, record, _), verdict in zip(batch, finder.add([text for *_, text in batch[:room]]), strict=False):
+        found = (array("Q"), array("Q"))  # files, records
+        for batch, done, total in _batches(plan, open_whole_corpus(plan)):
+            left = config.dedup_max_docs - counts["documents"]
+            cut = cut or len(batch) > left
+            for (file, record, _), verdict in zip(batch, finder.add([text for *_, text in batch[:left]]), strict=False):
                 counts["documents"] += 1
                 if verdict:
                     counts[verdict] += 1
-                    found[0].append(part)
+                    found[0].append(file)
                     found[1].append(record)
             note = (
                 f"{plan.source.label}: {counts['documents']:,} documents, {counts['exact'] + counts['near']:,} repeated"
@@ -140,7 +139,7 @@ def _make(path: Path, config: DataConfig, corpora: dict[str, "Plan"], whole: Cal
         lists[key] = np.array([found[0], found[1]], dtype=np.uint64).reshape(2, -1)
     progress.done()
     buffer = io.BytesIO()
-    np.savez(buffer, **lists)
+    np.savez(buffer, **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
     write_checked(path, buffer.getvalue())
     print(
         f"{counts['documents']:,} documents compared: {counts['exact']:,} exact and {counts['near']:,} near duplicates "
@@ -148,26 +147,21 @@ def _make(path: Path, config: DataConfig, corpora: dict[str, "Plan"], whole: Cal
     )
 
 
-def _batches(plan: "Plan", corpus: "Corpus") -> Any:
-    """Documents as (part, record, text) in their natural order, with how much is done of how much."""
+def _batches(plan: Plan, corpus: Corpus[str]) -> Iterator[tuple[list[tuple[int, int, str]], float, int]]:
+    """Documents as (file, record, text) in their natural order, with the files done (also in part) and all files."""
     reason = make_filter(plan.source)
     batch: list[tuple[int, int, str]] = []
-    count = corpus.count()
-    for part in range(count):
-        reader, record = corpus.open(part, 0, None), 0
-        while True:
-            try:
-                raw = next(reader)
-            except StopIteration:
-                break
-            text = reader.document(raw)
+    n_files = corpus.n_files()
+    for file in range(n_files):
+        reader = corpus.open(file, 0, None)
+        for number, record in enumerate(records(reader)):
+            text = reader.document(record)
             if text is not None and (reason is None or reason(text) is None):
-                batch.append((part, record, text))
-            record += 1
+                batch.append((file, number, text))
             if len(batch) == BATCH:
-                yield batch, part + reader.share(), count
+                yield batch, file + reader.fraction_read(), n_files
                 batch = []
-    yield batch, count, count
+    yield batch, n_files, n_files
 
 
 @functools.lru_cache(maxsize=4)
@@ -175,13 +169,13 @@ def _lists(path: str) -> dict[str, dict[int, np.ndarray]]:
     lists = _read(Path(path))
     if lists is None:
         raise UserError(
-            f"the list of duplicates {path} is missing or damaged: run the same command again to make it anew"
+            f"the list of duplicates {path} is missing or damaged: run the same command again to make it again"
         )
     return lists
 
 
 def load(path: str, corpus: str) -> dict[int, np.ndarray]:
-    """The records to leave out of a corpus: for each part their sorted numbers."""
+    """The records to leave out of a corpus: for each file their sorted numbers."""
     return _lists(path).get(corpus, {})
 
 
@@ -192,6 +186,6 @@ def _read(path: Path) -> dict[str, dict[int, np.ndarray]] | None:
     with np.load(io.BytesIO(content)) as file:
         lists = {}
         for key in file.files:
-            parts, records = file[key]
-            lists[key] = {int(part): np.sort(records[parts == part]) for part in np.unique(parts)}
+            numbers, skipped = file[key]  # of files and of their records
+            lists[key] = {int(each): np.sort(skipped[numbers == each]) for each in np.unique(numbers)}
     return lists

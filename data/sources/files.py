@@ -1,7 +1,7 @@
 """Local text as documents: txt, md, jsonl and parquet, also gzip- and zstd-compressed.
 
-Every reader gives raw documents with the position just after each (a byte offset into the decompressed text, or
-a row number), so that reading can start again at any of them.
+Every reader returns raw documents, each with the position after it (a byte offset into the decompressed text, or a
+row number), so that reading can resume after any of them.
 """
 
 import glob
@@ -12,8 +12,9 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 from data.errors import UserError, nearest
 
@@ -30,7 +31,7 @@ Raw = Any  # bytes for text and JSON lines, str or None for parquet
 
 
 def file_format(path: str) -> str | None:
-    """``text``, ``jsonl`` or ``parquet`` by the file's name (before .gz or .zst), None where it does not say."""
+    """``text``, ``jsonl`` or ``parquet`` by the file's name (without .gz or .zst), None for any other name."""
     name = path.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
@@ -44,10 +45,10 @@ def file_format(path: str) -> str | None:
 
 
 def expand(patterns: list[str], option: str = "data.files") -> list[str]:
-    """The files behind paths, globs and folders, each once, in order.
+    """The files that paths, globs and folders name, each once, in order.
 
-    A file named in full may have any ending (unknown ones are read as plain text); globs and folders give those
-    with a known one. Raises UserError for what matches nothing.
+    A file named by its path may have any suffix (an unknown one is read as plain text); globs and folders give only
+    files with a known suffix. Raises UserError for a pattern that matches nothing.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -102,7 +103,7 @@ def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
 
 
 def extent(path: str) -> int | None:
-    """The position at the end of a file, None where only reading it would tell."""
+    """The position at the end of a file, None where that is not known without reading it (compressed files)."""
     if path.lower().endswith(COMPRESSED_SUFFIXES):
         return None
     if file_format(path) != "parquet":
@@ -113,7 +114,7 @@ def extent(path: str) -> int | None:
 
 
 def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
-    """The text of a raw document that :func:``read`` gave with the position ``end``; ``""`` where it has none."""
+    """The text of a raw document that :func:``read`` returned with the position ``end``; ``""`` where it has none."""
     kind = file_format(path) or "text"
     if kind == "parquet":
         return raw or ""
@@ -125,19 +126,20 @@ def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
         raise _not_utf8(path, end, raw, error) from error
 
 
-def _open(path: str) -> BinaryIO:
+def _open(path: str) -> BufferedIOBase:
     if path.lower().endswith(".gz"):
         return gzip.open(path, "rb")
     if path.lower().endswith(".zst"):
         import zstandard
 
         raw = open(path, "rb")  # noqa: SIM115 (the reader closes it)
-        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=True)
+        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=True)
+        return cast(BufferedIOBase, reader)  # a binary file in all but its base class
     return open(path, "rb")
 
 
-def _skip(stream: BinaryIO, count: int, path: str) -> None:
-    """Move to ``count`` bytes from the start, by seeking where the file is not compressed."""
+def _skip(stream: BufferedIOBase, count: int, path: str) -> None:
+    """Move to ``count`` bytes from the start: by seeking, or in a compressed file by reading."""
     if path.lower().endswith(COMPRESSED_SUFFIXES):
         while count:
             chunk = stream.read(min(CHUNK, count))
@@ -148,7 +150,7 @@ def _skip(stream: BinaryIO, count: int, path: str) -> None:
         stream.seek(count)
 
 
-def _read_lines(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
+def _read_lines(stream: BufferedIOBase, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
     _skip(stream, start, path)
     position, rest = start, b""
     while True:
@@ -190,7 +192,7 @@ def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
 
 
 def _where(path: str, end: int, line: bytes) -> str:
-    """``path:line`` of the line that ends at ``end``; the lines before it are counted only now, for the message."""
+    """``path:line`` of the line that ends at ``end``, for an error: the lines before it are counted only now."""
     start, number = max(0, end - len(line) - 1), 1
     with _open(path) as stream:
         while start > 0:
@@ -202,10 +204,10 @@ def _where(path: str, end: int, line: bytes) -> str:
     return f"{path}:{number}"
 
 
-def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
-    """Documents between separators, or pieces cut at blank lines where the file's first part has none.
+def _read_text(stream: BufferedIOBase, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
+    """Documents between separators; if the file's first chunk has no separator, pieces cut at blank lines.
 
-    Where a document ends depends only on the bytes from its start on, so reading may begin at any of them.
+    A document's end depends only on the bytes from its start on, so reading may begin at any document.
     """
     buffer = stream.read(CHUNK)
     if buffer[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -240,7 +242,7 @@ def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Ite
 
 
 def _document_end(buffer: bytes, start: int, size: int, ended: bool) -> tuple[int | None, int]:
-    """Where the document from ``start`` ends and the next begins; None while more bytes are needed to tell."""
+    """The end of the document from ``start``, and the start of the next; None while more bytes are needed to tell."""
     separator = buffer.find(SEPARATOR, start, start + size + len(SEPARATOR))
     if separator >= 0:
         return separator, separator + len(SEPARATOR)

@@ -8,16 +8,16 @@ from typing import Any
 
 from data.config import SourceConfig
 from data.errors import UserError, nearest
-from data.sources.retry import again
+from data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
 INSTEAD = "run with data=tales (embedded stories) or data=local data.files=[...]"
-MARK_EVERY = 1000  # rows between positions to go back to when a connection breaks
+STATE_EVERY = 1000  # rows between states of ``datasets``, from which reading resumes after a broken connection
 HEADING = re.compile(r"^ = [^=].*[^=] = \s*$")
 
 
 def check_reachable(source: SourceConfig) -> None:
-    """Raise UserError within seconds where the Hub cannot be reached (``datasets`` would retry for minutes)."""
+    """Raise UserError within seconds if the Hub cannot be reached (``datasets`` would retry for minutes)."""
     if os.path.isdir(source.path):
         return
     from huggingface_hub import constants
@@ -69,7 +69,7 @@ def open_split(source: SourceConfig, split: str) -> Any:
     set_verbosity_error()
     hub_logging.set_verbosity_error()
     disable_progress_bar()
-    # Its own retries are silent and wait for minutes; data.sources.retry does them aloud.
+    # Its own retries are silent and wait for minutes; those of data.sources.retry print a line each.
     datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
     datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
     datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0
@@ -89,7 +89,7 @@ def open_split(source: SourceConfig, split: str) -> Any:
 
 
 def resolve(source: SourceConfig) -> str:
-    """The commit that the source's revision is: the text's identity. ``""`` for a folder.
+    """The commit that the source's revision points to, which identifies the text; ``""`` for a folder.
 
     Raises UserError where the data set or the revision does not exist.
     """
@@ -103,7 +103,7 @@ def resolve(source: SourceConfig) -> str:
 
     with hub_errors(source):
         try:
-            return again(ask, source.path)
+            return retry(ask, source.path)
         except RevisionNotFoundError as error:
             raise UserError(f"{source.path} has no revision {source.revision!r}: check data.revision") from error
         except RepositoryNotFoundError as error:
@@ -111,28 +111,28 @@ def resolve(source: SourceConfig) -> str:
 
 
 class HubCorpus:
-    """A split's files, streamed. Where documents span rows (WikiText) the whole split is one part."""
+    """A split's files, streamed. Where documents span rows (WikiText), the whole split counts as one file."""
 
     def __init__(self, source: SourceConfig, split: str) -> None:
         self._source = source
         self._split = split
         self._dataset: Any = None
 
-    def count(self) -> int:
+    def n_files(self) -> int:
         return self._opened().num_shards if self._by_row() else 1
 
-    def by_part(self, num_shards: int) -> bool:
-        return self._by_row() and self.count() >= num_shards
+    def splits_by_file(self, n_shards: int) -> bool:
+        return self._by_row() and self.n_files() >= n_shards
 
-    def open(self, part: int, record: int, at: Any) -> "_Rows | _Articles":
+    def open(self, file: int, record: int, position: Any) -> "_Rows | _Articles":
         def dataset() -> Any:
-            # Opened anew after a failure: the connections of the old one are gone.
+            # Opened again after a failure: the connections of the old one are gone.
             whole = self._opened()
-            return whole.shard(num_shards=whole.num_shards, index=part) if self._by_row() else whole
+            return whole.shard(num_shards=whole.num_shards, index=file) if self._by_row() else whole
 
-        rows = _Rows(dataset, self._forget, self._source, at)
+        rows = _Rows(dataset, self._close, self._source, position)
         reader = rows if self._by_row() else _Articles(rows)
-        if at is None:
+        if position is None:
             for _ in range(record):
                 next(reader)
         return reader
@@ -143,30 +143,32 @@ class HubCorpus:
     def _opened(self) -> Any:
         if self._dataset is None:
             with hub_errors(self._source):
-                self._dataset = again(lambda: open_split(self._source, self._split), self._source.path)
+                self._dataset = retry(lambda: open_split(self._source, self._split), self._source.path)
         return self._dataset
 
-    def _forget(self) -> None:
+    def _close(self) -> None:
         self._dataset = None
 
 
 class _Rows:
     """The text column of a streamed data set, row by row; every row once, however often the connection breaks."""
 
-    def __init__(self, dataset: Callable[[], Any], forget: Callable[[], None], source: SourceConfig, at: Any) -> None:
-        self._make = dataset
-        self._forget = forget
+    def __init__(
+        self, open_dataset: Callable[[], Any], close: Callable[[], None], source: SourceConfig, position: Any
+    ) -> None:
+        self._open_dataset = open_dataset
+        self._close = close
         self._source = source
         self._dataset: Any = None
         self._iterator: Iterator[dict[str, Any]] | None = None
-        self._mark = at  # a position that datasets knows, None: the beginning
+        self._known = position  # a state of ``datasets``, None: the beginning
         self._since = 0  # rows given after it
 
     def __next__(self) -> str:
         with hub_errors(self._source):
-            text = again(self._row, self._source.path, self._broken)
+            text = retry(self._row, self._source.path, self._disconnect)
         self._since += 1
-        if self._since == MARK_EVERY:
+        if self._since == STATE_EVERY:
             self.position()
         if text is not None and not isinstance(text, str):
             raise UserError(f"{self._source.path}: the column {self._source.text_field!r} is not text")
@@ -174,28 +176,28 @@ class _Rows:
 
     def _row(self) -> Any:
         if self._iterator is None:
-            self._dataset = self._make()
-            if self._mark is not None:
-                self._dataset.load_state_dict(self._mark)
+            self._dataset = self._open_dataset()
+            if self._known is not None:
+                self._dataset.load_state_dict(self._known)
             iterator = iter(self._dataset)
             for _ in range(self._since):
                 next(iterator)
             self._iterator = iterator
         return next(self._iterator)[self._source.text_field]
 
-    def _broken(self) -> None:
+    def _disconnect(self) -> None:
         self._iterator = self._dataset = None
-        self._forget()
+        self._close()
 
     def document(self, text: str) -> str | None:
         return text if text and not text.isspace() else None
 
     def position(self) -> Any:
         if self._since:
-            self._mark, self._since = self._dataset.state_dict(), 0
-        return self._mark
+            self._known, self._since = self._dataset.state_dict(), 0
+        return self._known
 
-    def share(self) -> float:
+    def fraction_read(self) -> float:
         return 0.0
 
 
@@ -204,7 +206,7 @@ class _Articles:
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
-        self._state: Any = None  # before the title that is held
+        self._state: Any = None  # before the title that was read ahead
         self._title: str | None = None
 
     def __next__(self) -> str:
@@ -229,5 +231,5 @@ class _Articles:
     def position(self) -> Any:
         return self._rows.position() if self._title is None else self._state
 
-    def share(self) -> float:
+    def fraction_read(self) -> float:
         return 0.0

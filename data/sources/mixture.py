@@ -1,4 +1,4 @@
-"""Streams made of streams: repeated, filtered, shuffled in groups, mixed by weight. Each can be left and resumed."""
+"""Streams made of streams: repeated, filtered, shuffled in groups, mixed by weight. All can be left and resumed."""
 
 import random
 from collections.abc import Callable
@@ -6,26 +6,26 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from data.stream.packing import Document, DocumentStream, State
+from data.sources.document_stream import Doc, ResumableStream, State
 
 GROUP_CHARS = 16 << 20  # a shuffled group holds at most about this much text
-HEAD_START = 1024  # up to so much, in what a mixture measures, a source seems to have given before it begins
+HEAD_START = 1024  # the most, in the mixture's measure, that a source is treated as having given at the start
 
 
-class Repeated:
-    """Passes over a source, one after the other: ``epochs`` of them, or without end where it is None.
+class Repeated(Generic[Doc]):
+    """Passes over a source, one after the other: ``epochs`` of them, without end where it is None.
 
     ``make(epoch)`` opens a pass. A pass without a single document ends the stream.
     """
 
-    def __init__(self, make: Callable[[int], DocumentStream], *, epochs: int | None) -> None:
+    def __init__(self, make: Callable[[int], ResumableStream[Doc]], *, epochs: int | None) -> None:
         self._make = make
         self._epochs = epochs
         self.epoch = 0
         self._seen = False  # a document in this pass
-        self._inner: DocumentStream = make(0)
+        self._inner: ResumableStream[Doc] = make(0)
 
-    def __next__(self) -> Document:
+    def __next__(self) -> Doc:
         while True:
             try:
                 document = next(self._inner)
@@ -49,14 +49,14 @@ class Repeated:
         self._inner.load_state_dict(state["at"])
 
 
-class Filtered:
+class Filtered(Generic[Doc]):
     """The documents that ``keep`` accepts."""
 
-    def __init__(self, inner: DocumentStream, keep: Callable[[Document], bool]) -> None:
+    def __init__(self, inner: ResumableStream[Doc], keep: Callable[[Doc], bool]) -> None:
         self._inner = inner
         self._keep = keep
 
-    def __next__(self) -> Document:
+    def __next__(self) -> Doc:
         while True:
             document = next(self._inner)
             if self._keep(document):
@@ -69,24 +69,24 @@ class Filtered:
         self._inner.load_state_dict(state)
 
 
-class Shuffled:
+class Shuffled(Generic[Doc]):
     """Documents in consecutive groups of up to ``size``, each group in a random order drawn from ``seed``.
 
-    Groups, not a sliding buffer: the state is then the group's start and a place in it, whatever the size, and
-    resuming reads one group again.
+    Groups instead of a sliding buffer: the state is then the group's start and an index into it, whatever the size,
+    and resuming reads one group again.
     """
 
-    def __init__(self, inner: DocumentStream, *, size: int, seed: str) -> None:
+    def __init__(self, inner: ResumableStream[Doc], *, size: int, seed: str) -> None:
         assert size >= 1
         self._inner = inner
         self._size = size
         self._seed = seed
         self._number = 0  # of the group
         self._start: State = inner.state_dict()
-        self._group: list[Document] | None = None
+        self._group: list[Doc] | None = None
         self._index = 0
 
-    def __next__(self) -> Document:
+    def __next__(self) -> Doc:
         if self._group is not None and self._index == len(self._group):
             self._number += 1
             self._start, self._group, self._index = self._inner.state_dict(), None, 0
@@ -99,8 +99,8 @@ class Shuffled:
         self._index += 1
         return text
 
-    def _fill(self) -> list[Document]:
-        group: list[Document] = []
+    def _fill(self) -> list[Doc]:
+        group: list[Doc] = []
         chars = 0
         while len(group) < self._size and chars < GROUP_CHARS:
             try:
@@ -133,15 +133,17 @@ class Mixture(Generic[Item]):
     """Several streams interleaved so that each one's share, as ``measure`` counts an item, follows its weight.
 
     The next item comes from the stream that is furthest behind its share; ``seed`` only varies where each begins.
-    So shares hold over short stretches too, however long the documents are. A stream that ends is left out, the
-    others share by their weights what was its, and the mixture ends with the last.
+    So the shares hold over short stretches too, however long the documents are. A stream that ends drops out, and the
+    others go on by their weights. The mixture ends with the last stream.
     """
 
-    def __init__(self, streams: list[Any], weights: list[float], *, measure: Callable[[Item], int], seed: str) -> None:
+    def __init__(
+        self, streams: list[ResumableStream[Item]], weights: list[float], *, measure: Callable[[Item], int], seed: str
+    ) -> None:
         assert len(streams) == len(weights) >= 1
-        self._streams = streams
+        self._streams: list[ResumableStream[Item]] = streams
         self._weights = weights
-        self._measure = measure
+        self._measure: Callable[[Item], int] = measure
         draw = random.Random(seed)
         self._given = [int(draw.random() * HEAD_START * weight / max(weights)) for weight in weights]
         self._ended = [False] * len(streams)
@@ -178,7 +180,7 @@ def text_bytes(text: str) -> int:
 
 
 def latest_epoch(state: Any) -> int:
-    """The highest epoch anywhere in a stream's state: how often the most repeated source was started over."""
+    """The highest epoch anywhere in a stream's state: how often the most repeated source was started again."""
     if isinstance(state, dict):
         own = state["epoch"] if isinstance(state.get("epoch"), int) and "seen" in state else 0
         return max([own, *(latest_epoch(value) for value in state.values())])

@@ -1,36 +1,30 @@
-"""From a source's configuration to its documents: what to read, which documents are held out, who reads which."""
+"""From a source's configuration to a plan: what is read, and which documents are held out for validation."""
 
 import functools
 import hashlib
 import itertools
 import os
-import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import duplicates, files, hub
-from data.sources.corpus import Corpus, FileCorpus, PartStream, Selected
+from data.sources import files, hub
+from data.sources.corpus import Corpus, CorpusStream, FileCorpus
 from data.sources.filters import make_filter, options
-from data.sources.mixture import Filtered, Mixture, Repeated, Shuffled, text_bytes
 from data.storage import digest_of, fingerprint, stamps
-from data.stream.packing import DocumentStream
-from data.tales.story import story
 
 Split = Literal["train", "validation"]
 
-SMALL_CORPUS = 64 << 20  # bytes; below it the held-out share is checked by reading everything once
+SMALL_CORPUS = 64 << 20  # bytes; a smaller corpus is read once to check how much of it is held out
 LEAST_VALIDATION = 16 << 10  # bytes held out of a small corpus, but never more than a tenth of it
-SMALLEST_DOCUMENT = 2048  # bytes; how finely a small corpus of plain text is cut
-VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
+SMALLEST_DOCUMENT = 2048  # bytes; the least size of the documents that a small plain text is cut into
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one source is for one split, settled once so that every worker reads the same."""
+    """What is read of one source for one split. It is decided once, so that every worker reads the same."""
 
     source: SourceConfig
     split: Split
@@ -38,28 +32,30 @@ class Plan:
     document_bytes: int = 65536
     hub_split: str = ""
     held_out: float = 0.0
-    """Share of the hash space that is validation; 0 where validation text is separate."""
-    elsewhere: frozenset[float] = frozenset()
-    """Places in the hash space of documents that another source holds out, or that validation files hold."""
+    """A document whose :func:`unit_hash` is below this is validation text; 0 where validation text is separate."""
+    also_held_out: frozenset[float] = frozenset()
+    """Unit hashes of more documents that are not trained on: another source holds them out, or they are in validation
+    files."""
     duplicates: str = ""
     """The file that lists the records left out as duplicates."""
 
     @property
     def corpus(self) -> str:
-        """The identity of what is read: the files' names and sizes, or the Hub's names and commit."""
+        """Identifies what is read: the files' names and sizes, or the Hub's names and commit."""
         sizes = [(os.path.basename(path), os.path.getsize(path)) for path in self.files]
         s = self.source
         if s.kind == "hub" and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
-        parts = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
-        return fingerprint(parts)
+        return fingerprint(
+            (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        )
 
     @property
     def selection(self) -> str:
-        """The identity of the documents: of the text, the split and the filters."""
+        """Identifies the documents: the text, the split, the filters and the list of duplicates."""
         s = self.source
         listed = digest_of(self.duplicates) if self.duplicates else None
-        return fingerprint((self.corpus, self.held_out, self.split, sorted(self.elsewhere), options(s), listed))
+        return fingerprint((self.corpus, self.held_out, self.split, sorted(self.also_held_out), options(s), listed))
 
     @property
     def fingerprint(self) -> str:
@@ -67,21 +63,20 @@ class Plan:
         return fingerprint((self.selection, self.source.weight, self.source.max_epochs))
 
 
-def plan(config: DataConfig, split: Split, *, listed: bool = True) -> list[Plan]:
-    """A plan for each source. Raises UserError for what cannot be read: missing files, no network, no text.
+def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
+    """A plan for each source, without a list of duplicates (:func:`data.sources.documents.make_plans` has it).
 
-    With ``data.dedup`` all text is read the first time, to list the duplicates (not with ``listed=False``).
+    Raises UserError for what cannot be read: missing files, no network, no text.
     """
-    sources = config.all_sources()
-    plans = [_plan_source(source, split, config.val_fraction) for source in sources]
-    if config.dedup != "none" and listed:
-        other = "train" if split == "validation" else "validation"
-        others = [_plan_source(source, other, config.val_fraction) for source in sources]
-        # Validation text of its own comes first: training text that repeats it is then left out.
-        ordered = [*plans, *others] if split == "validation" else [*others, *plans]
-        path = duplicates.find(config, ordered, whole=functools.partial(open_corpus, whole=True))
-        plans = [replace(each, duplicates=path) for each in plans]
+    plans = [_plan_source(source, split, config.val_fraction) for source in config.all_sources()]
     return _without_held_out(plans) if split == "train" else plans
+
+
+def open_whole_corpus(plan: Plan) -> Corpus[str]:
+    """All documents of the plan's files or Hub split: of both splits, unfiltered, duplicates included."""
+    if plan.source.kind == "hub":
+        return hub.HubCorpus(plan.source, plan.hub_split)
+    return FileCorpus(plan.files, files.Reading(text_field=plan.source.text_field, document_bytes=plan.document_bytes))
 
 
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
@@ -119,27 +114,29 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
 
 
 def _without_held_out(plans: list[Plan]) -> list[Plan]:
-    """Training plans that leave out what any of the sources holds out for validation.
+    """Training plans without the documents that any of the sources holds out for validation.
 
-    Sources with much text hold out the same share of the hash space, so one document is on the same side in all of
-    them. A small corpus may hold out more, and validation files hold anything: their documents are listed. Not
-    listed are those of a Hub's validation split (``data.dedup`` finds copies of them).
+    Large sources hold out the same range of hashes, so a document is in the same split in all of them. A small corpus
+    may hold out a wider range, and validation files contain any documents: their hashes are listed. The documents of
+    a Hub's validation split are not listed (``data.dedup`` finds copies of them).
     """
-    listed: set[float] = set()
+    hashes: set[float] = set()
     widest = max((plan.held_out for plan in plans if not _is_small(plan)), default=0.0)
     least = min((plan.held_out for plan in plans), default=0.0)
     for plan in plans:
         if plan.source.val_files:
             apart = files.expand(plan.source.val_files, "data.val_files")
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
-                listed |= _places(
+                hashes |= _bytes_by_hash(
                     stamps(apart), plan.source.text_field, plan.document_bytes, options(plan.source)
                 ).keys()
         elif plan.held_out > least and _is_small(plan):
-            places = _places(stamps(plan.files), plan.source.text_field, plan.document_bytes, options(plan.source))
-            listed |= {place for place in places if least <= place < plan.held_out}
-    together = frozenset(listed)
-    return [replace(plan, elsewhere=together, held_out=max(plan.held_out, widest)) for plan in plans]
+            sizes = _bytes_by_hash(
+                stamps(plan.files), plan.source.text_field, plan.document_bytes, options(plan.source)
+            )
+            hashes |= {each for each in sizes if least <= each < plan.held_out}
+    also_held_out = frozenset(hashes)
+    return [replace(plan, also_held_out=also_held_out, held_out=max(plan.held_out, widest)) for plan in plans]
 
 
 def _is_small(plan: Plan) -> bool:
@@ -149,23 +146,24 @@ def _is_small(plan: Plan) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _places(
+def _bytes_by_hash(
     stamped: tuple[Any, ...], text_field: str, document_bytes: int, filters: tuple[Any, ...]
 ) -> dict[float, int]:
-    """The documents of a small corpus that pass the filters: their places in the hash space, and their bytes."""
+    """The documents of a small corpus that pass the filters: their bytes by their unit hash."""
     reason = make_filter(SourceConfig(kind="files", **dict(filters)))
     reading = files.Reading(text_field=text_field, document_bytes=document_bytes)
     sizes: dict[float, int] = {}
-    for text in PartStream(FileCorpus(tuple(path for path, _, _ in stamped), reading), order=lambda n: list(range(n))):
+    corpus = FileCorpus(tuple(path for path, _, _ in stamped), reading)
+    for text in CorpusStream(corpus, order=lambda n_files: list(range(n_files))):
         if reason is not None and reason(text) is not None:
             continue
-        place = hash_place(text)
-        sizes[place] = sizes.get(place, 0) + len(text.encode("utf-8", "replace"))
+        hashed = unit_hash(text)
+        sizes[hashed] = sizes.get(hashed, 0) + len(text.encode("utf-8", "replace"))
     return sizes
 
 
 def _text_bytes(path: str) -> int:
-    """About how many bytes of text a file holds."""
+    """Roughly how many bytes of text a file holds."""
     packed = 4 if path.lower().endswith(files.COMPRESSED_SUFFIXES) else 1
     return os.path.getsize(path) * (3 if files.file_format(path) == "parquet" else packed)
 
@@ -178,12 +176,12 @@ def _few(paths: list[str]) -> str:
 def _held_out(
     stamped: tuple[Any, ...], text_field: str, document_bytes: int, filters: tuple[Any, ...], val_fraction: float
 ) -> float:
-    """The share of the hash space to hold out of a small corpus, so that both splits have text.
+    """The range of hashes, from 0, to hold out of a small corpus, so that both splits have text.
 
-    A hash takes ``val_fraction`` of many documents, but of a few it may take none, or all.
+    Of many documents about ``val_fraction`` have a hash below it, but of a few perhaps none, or all.
     """
     paths = [path for path, _, _ in stamped]
-    sizes = _places(stamped, text_field, document_bytes, filters)
+    sizes = _bytes_by_hash(stamped, text_field, document_bytes, filters)
     if not sizes:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no text; check data.files and data.text_field")
     if len(sizes) == 1:
@@ -191,178 +189,20 @@ def _held_out(
             f"the corpus is one document ({_few(paths)}), so none can be held out: give more text, or "
             "data.val_files=[...]"
         )
-    places = sorted(sizes)
+    hashes = sorted(sizes)
     wanted = min(LEAST_VALIDATION, sum(sizes.values()) // 10)
     got, threshold = 0, 0.0
-    for place, after in itertools.pairwise(places):
-        # The last place is never reached: it stays in training.
-        got += sizes[place]
-        threshold = (place + after) / 2
+    for hashed, following in itertools.pairwise(hashes):
+        # The last document is never reached: it stays in training.
+        got += sizes[hashed]
+        threshold = (hashed + following) / 2
         if got >= wanted and threshold >= val_fraction:
             break
-    natural = sum(size for place, size in sizes.items() if place < val_fraction)
-    return val_fraction if natural >= wanted and places[-1] >= val_fraction else threshold
+    natural = sum(size for hashed, size in sizes.items() if hashed < val_fraction)
+    return val_fraction if natural >= wanted and hashes[-1] >= val_fraction else threshold
 
 
-def hash_place(text: str) -> float:
-    """Where a document's text falls in [0, 1): the same on every machine."""
+def unit_hash(text: str) -> float:
+    """A document's hash as a number in [0, 1): the same on every machine."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-class TalesStream:
-    """Stories of the embedded grammar, every ``num_shards``-th of them."""
-
-    def __init__(self, *, seed: int, shard_index: int, num_shards: int, count: int | None) -> None:
-        self._seed = seed
-        self._index, self._step = shard_index, num_shards
-        self._count = count
-
-    def __next__(self) -> str:
-        if self._count is not None and self._index >= self._count:
-            raise StopIteration
-        text = story(self._seed, self._index)
-        self._index += self._step
-        return text
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"index": self._index}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._index = state["index"]
-
-
-def open_stream(
-    plan: Plan,
-    *,
-    seed: int,
-    number: int = 0,
-    shard_index: int = 0,
-    num_shards: int = 1,
-    shuffle_buffer: int = 0,
-    repeat: bool = False,
-    wrap: Callable[[Corpus], Corpus] = lambda corpus: corpus,
-) -> DocumentStream:
-    """One source's documents, this shard's part of them: with ``repeat`` as often as the source allows.
-
-    ``number`` tells the sources of a mixture apart; ``wrap`` may put a cache over the source.
-    """
-    shard = {"shard_index": shard_index, "num_shards": num_shards}
-    epochs = plan.source.max_epochs if repeat else 1
-    stream: DocumentStream
-    if plan.source.kind == "tales":
-        count = VALIDATION_TALES if plan.split == "validation" else None
-        accepts = make_accepts(plan)
-        # They have no end: a pass over them is the only one.
-        stream = Repeated(
-            lambda _: Filtered(TalesStream(seed=seed, count=count, **shard), accepts), epochs=None if repeat else 1
-        )
-    else:
-        corpus = wrap(open_corpus(plan))
-
-        def one_pass(epoch: int) -> DocumentStream:
-            return PartStream(corpus, order=functools.partial(_part_order, plan, seed, epoch), **shard)
-
-        stream = Repeated(one_pass, epochs=epochs)
-    if shuffle_buffer:
-        stream = Shuffled(stream, size=shuffle_buffer, seed=f"{seed}/{number}/{shard_index}")
-    return stream
-
-
-def _part_order(plan: Plan, seed: int, epoch: int, count: int) -> list[int]:
-    """The order in which a pass reads the parts: another one each epoch of training."""
-    order = list(range(count))
-    if plan.split == "train":
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order
-
-
-def open_corpus(plan: Plan, *, whole: bool = False) -> Corpus:
-    """The plan's documents as parts; ``whole``: what is held out and what repeats other documents, too."""
-    if plan.source.kind == "hub":
-        corpus: Corpus = hub.HubCorpus(plan.source, plan.hub_split)
-    else:
-        corpus = FileCorpus(
-            plan.files, files.Reading(text_field=plan.source.text_field, document_bytes=plan.document_bytes)
-        )
-    if whole:
-        return corpus
-    skipped = duplicates.load(plan.duplicates, plan.corpus) if plan.duplicates else None
-    return Selected(corpus, accepts=make_accepts(plan), skipped=skipped)
-
-
-def make_accepts(plan: Plan) -> Callable[[str], bool]:
-    """Whether a text belongs to the plan's split and passes its filters."""
-    reason = make_filter(plan.source)
-    validation = plan.split == "validation"
-
-    def accepts(text: str) -> bool:
-        if plan.held_out or plan.elsewhere:
-            place = hash_place(text)
-            held_out = place < plan.held_out
-            if held_out != (validation and plan.held_out > 0) or (not validation and place in plan.elsewhere):
-                return False
-        return reason is None or reason(text) is None
-
-    return accepts
-
-
-def open_documents(
-    plans: list[Plan],
-    *,
-    seed: int,
-    shard_index: int = 0,
-    num_shards: int = 1,
-    shuffle_buffer: int = 0,
-    endless: bool = False,
-) -> DocumentStream:
-    """The documents of all sources as text, mixed by weight (of bytes: tokens there are none yet)."""
-    assert 0 <= shard_index < num_shards
-    streams = [
-        open_stream(
-            plan,
-            seed=seed,
-            number=number,
-            shard_index=shard_index,
-            num_shards=num_shards,
-            shuffle_buffer=shuffle_buffer,
-            repeat=endless,
-        )
-        for number, plan in enumerate(plans)
-    ]
-    return mix(streams, plans, measure=text_bytes, seed=f"{seed}/{shard_index}")
-
-
-def mix(streams: list[Any], plans: list[Plan], *, measure: Callable[[Any], int], seed: str) -> Any:
-    """One stream of several by their sources' weights."""
-    if len(streams) == 1:
-        return streams[0]
-    return Mixture(streams, [plan.source.weight for plan in plans], measure=measure, seed=seed)
-
-
-def iter_documents(config: DataConfig, split: Split, seed: int) -> Iterator[str]:
-    """One pass over a split's documents, shuffled as the configuration says (endless for ``tales``' training)."""
-    stream = open_documents(plan(config, split), seed=seed, shuffle_buffer=config.shuffle_buffer)
-    while True:
-        try:
-            text = next(stream)
-        except StopIteration:
-            return
-        yield text
-
-
-def sample_documents(config: DataConfig, split: Split, max_bytes: int, seed: int) -> list[str]:
-    """Documents of a split up to ``max_bytes`` of UTF-8 in all, at least one.
-
-    From the beginning of the shuffled stream, not from all over the corpus.
-    """
-    sample: list[str] = []
-    total = 0
-    for text in iter_documents(config, split, seed):
-        total += len(text.encode("utf-8", "replace"))
-        if sample and total > max_bytes:
-            break
-        sample.append(text)
-    if not sample:
-        raise UserError(f"the {split} split has no documents: give more text or another data.val_fraction")
-    return sample

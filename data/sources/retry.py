@@ -1,4 +1,4 @@
-"""A network that fails now and then: try again, wait longer each time, say so in one line."""
+"""Retries for a network that fails now and then: wait longer each time, and print one line for each."""
 
 import sys
 import time
@@ -9,8 +9,8 @@ from data.errors import UserError
 
 T = TypeVar("T")
 WAITS = (1, 2, 4, 8, 16, 32, *[60] * 10)  # seconds before each further try: eleven minutes in all
-BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers of HTTP that pass by themselves
-PASSING = {
+TRANSIENT_STATUSES = (408, 425, 429, 500, 502, 503, 504)  # of HTTP
+TRANSIENT_ERRORS = {
     "httpx": ("TransportError",),
     "httpx2": ("TransportError",),
     "requests": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
@@ -19,14 +19,14 @@ PASSING = {
     "http": ("IncompleteRead",),
     "urllib3": ("HTTPError",),
 }
-"""Errors of the libraries beneath, by package: not every one of them is installed."""
+"""Errors of the libraries beneath, by package, as names: not all of these packages are installed."""
 
 
-def again(action: Callable[[], T], host: str, broken: Callable[[], None] = lambda: None) -> T:
-    """What ``action()`` returns, tried again while the network is at fault.
+def retry(action: Callable[[], T], host: str, on_failure: Callable[[], None] = lambda: None) -> T:
+    """What ``action()`` returns, tried again after each failure of the network.
 
-    ``broken()`` is called after each failure, to drop what holds the old connection. Raises UserError after the
-    last try; other errors pass through at once.
+    ``on_failure()`` is called after each, to drop the broken connection. Raises UserError after the last try; other
+    errors are raised at once.
     """
     for wait in (*WAITS, None):
         try:
@@ -34,9 +34,9 @@ def again(action: Callable[[], T], host: str, broken: Callable[[], None] = lambd
         except StopIteration:
             raise
         except Exception as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
-            broken()
+            on_failure()
             if wait is None:
                 raise UserError(
                     f"{host} could not be read for {sum(WAITS) // 60} minutes ({_reason(error)}): check the network "
@@ -47,17 +47,17 @@ def again(action: Callable[[], T], host: str, broken: Callable[[], None] = lambd
     raise AssertionError("the last try returns or raises")
 
 
-def passes(error: BaseException | None) -> bool:
-    """Whether the error, or one behind it, is the network's: a broken connection, a time-out, a busy server."""
+def is_transient(error: BaseException | None) -> bool:
+    """Whether the error, or one that caused it, is the network's: a broken connection, a time-out, a busy server."""
     seen = 0
     while error is not None and seen < 8:
         status = getattr(getattr(error, "response", None), "status_code", getattr(error, "status", None))
         if isinstance(status, int):
-            return status in BUSY
+            return status in TRANSIENT_STATUSES
         if isinstance(error, ConnectionError | TimeoutError):
             return True
         for base in type(error).__mro__:
-            if base.__name__ in PASSING.get(base.__module__.split(".")[0], ()):
+            if base.__name__ in TRANSIENT_ERRORS.get(base.__module__.split(".")[0], ()):
                 return True
         error = error.__cause__ or error.__context__
         seen += 1

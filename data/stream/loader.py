@@ -1,4 +1,4 @@
-"""Batches for the training loop: worker processes ahead of it, and a position that is exactly what it consumed."""
+"""Batches for the training loop: worker processes read ahead, and the position is exactly what was consumed."""
 
 import contextlib
 import multiprocessing
@@ -12,8 +12,9 @@ import numpy as np
 
 from data.config import DataConfig
 from data.errors import UserError
+from data.sources.documents import make_plans
 from data.sources.mixture import latest_epoch
-from data.sources.plan import Split, plan
+from data.sources.plan import Split
 from data.stream.packing import Packer
 from data.stream.pipeline import open_pipeline
 from data.stream.worker import main as worker_main
@@ -21,24 +22,24 @@ from data.tokenizers.tokenizer import Tokenizer
 
 
 class EndOfTextError(UserError):
-    """Training text that is used up: every source was read as often as ``max_epochs`` allows."""
+    """The training text is used up: every source was read as often as ``max_epochs`` allows."""
 
 
-PIPE_BYTES = 1 << 20  # blocks ahead per worker, where the system lets a pipe be this large (else 64 KB)
+PIPE_BYTES = 1 << 20  # bytes of blocks read ahead per worker, if the system allows such a pipe (else 64 KB)
 
 
 class Loader:
     """An iterator of ``np.int32[micro_batch, seq_len + 1]``; a row's targets are its inputs moved by one.
 
-    Sources are read again, epoch after epoch, and training has no end unless each source has its ``max_epochs``:
-    then EndOfTextError follows the last whole batch. The validation split ends, the last batch with fewer rows where
-    they do not come out even (:func:``validation_blocks`` is simpler).
+    Training reads its sources again, epoch after epoch, and never ends unless each source has its ``max_epochs``:
+    then EndOfTextError follows the last whole batch. The validation split ends; its last batch may have fewer rows
+    (:func:``validation_blocks`` is simpler).
 
-    ``workers`` processes tokenize and pack ahead (0: in this process, nothing ahead); their blocks are taken in
-    turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the
+    ``workers`` processes tokenize and pack ahead (0: this process does it, without reading ahead). Their blocks are
+    taken in turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the
     ``world_size * workers`` shards reads its own documents.
 
-    ``state_dict()`` is the position after the last batch given, JSON-serialisable; a loader with the same
+    ``state_dict()`` is the position after the last batch that was returned, JSON-serialisable. A loader with the same
     arguments (``micro_batch`` may differ) that loads it continues bit for bit.
 
     Raises UserError at construction for text that cannot be found or reached, and while iterating for text that
@@ -63,7 +64,7 @@ class Loader:
         assert micro_batch >= 1
         if workers < 0:
             raise UserError(f"workers={workers} must be 0 (no extra process) or more")
-        plans = plan(config, split)
+        plans = make_plans(config, split)
         self._micro_batch = micro_batch
         self._shards = max(1, workers)
         self._processes = workers
@@ -96,10 +97,10 @@ class Loader:
         self._states: list[dict[str, Any] | None] = [None] * self._shards
         self._turn = 0
         self._ended = [False] * self._shards
-        # Where the rows of the batch in the making leave off; counted only when the batch is given.
+        # The rows of the next batch so far, and the position after them; it counts once the batch is returned.
         self._rows: list[np.ndarray] = []
         self._ahead: tuple[list[dict[str, Any] | None], int] = (list(self._states), 0)
-        self._sources: list[Any] | None = None
+        self._sources: list[_Inline | _Worker] | None = None
         self._closer: weakref.finalize | None = None
 
     def __iter__(self) -> "Loader":
@@ -107,7 +108,7 @@ class Loader:
 
     def __next__(self) -> np.ndarray:
         if self._sources is None:
-            self._start()
+            self._sources = self._start()
         while len(self._rows) < self._micro_batch and not all(self._ended):
             states, turn = self._ahead
             if not self._ended[turn]:
@@ -129,7 +130,7 @@ class Loader:
         return batch
 
     def _end(self) -> UserError:
-        """What to say where there is not another batch to train on."""
+        """The error to raise where there is no further batch to train on."""
         if self._states == [None] * self._shards:
             return UserError(
                 f"there is not one batch of text for this process (of {self._identity['world_size']}): give more text, "
@@ -142,7 +143,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """How often the most repeated source has been started over, as of the last batch."""
+        """How often the most repeated source has been started again, as of the last batch."""
         return latest_epoch(self._states)
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,18 +169,20 @@ class Loader:
         self._rows = []
         self._ahead = (list(self._states), self._turn)
 
-    def _start(self) -> None:
+    def _start(self) -> list["_Inline | _Worker"]:
         options = [
             ({**self._options, "shard_index": self._first_shard + i}, state) for i, state in enumerate(self._states)
         ]
+        sources: list[_Inline | _Worker]
         if self._processes == 0:
-            self._sources = [_Inline(*options[0])]
+            sources = [_Inline(*options[0])]
         else:
-            self._sources = [_Worker(*each) for each in options]
-        self._closer = weakref.finalize(self, _close_all, self._sources)
+            sources = [_Worker(*each) for each in options]
+        self._closer = weakref.finalize(self, _close_all, sources)
+        return sources
 
     def close(self) -> None:
-        """End the worker processes. Iterating again starts them again at the last batch given."""
+        """End the worker processes. Iterating again restarts them after the last batch that was returned."""
         if self._closer is not None:
             self._closer()
         self._sources, self._closer = None, None
@@ -214,7 +217,7 @@ class _Inline:
 
 
 class _Worker:
-    """A shard read in a process of its own, started afresh (spawn) so that it inherits no threads or locks."""
+    """A shard read in a process of its own, started by ``spawn`` so that it inherits no threads or locks."""
 
     def __init__(self, options: dict[str, Any], state: dict[str, Any] | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -225,7 +228,7 @@ class _Worker:
         )
         with _without_interrupts():
             self._process.start()
-        sender.close()  # the worker holds the only writing end: its death is our end of file
+        sender.close()  # the worker has the only writing end, so we read an end of file when it dies
 
     def receive(self) -> tuple[np.ndarray, dict[str, Any]] | None:
         try:
@@ -248,7 +251,7 @@ class _Worker:
         return None
 
     def close(self) -> None:
-        self._process.kill()  # it is deaf to gentler signals, and has nothing to put in order
+        self._process.kill()  # it ignores SIGINT and SIGTERM, and has nothing to clean up
         self._process.join()
         self._blocks.close()
         self._process.close()
@@ -268,9 +271,10 @@ def _widen(sender: Connection) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Any:
-    """A process started inside never sees Ctrl-C or SIGTERM, not even while it is starting.
+    """A process that is started inside never sees Ctrl-C or SIGTERM, not even while it starts.
 
-    Service managers and torchrun send these to every process of a run, whose training process finishes its step.
+    Service managers and torchrun send these signals to every process of a run. The training process then finishes its
+    step, for which it needs its workers.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -285,10 +289,10 @@ def _without_interrupts() -> Any:
 def validation_blocks(config: DataConfig, tokenizer: Tokenizer, seq_len: int, max_blocks: int, seed: int) -> np.ndarray:
     """The first ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
 
-    The same whatever the number of workers and ranks. Raises UserError where there is not one block of text.
+    They do not depend on the number of workers and ranks. Raises UserError if there is less than one block of text.
     """
     pipeline = open_pipeline(
-        plans=plan(config, "validation"),
+        plans=make_plans(config, "validation"),
         tokenizer=tokenizer,
         seq_len=seq_len,
         seed=seed,

@@ -1,7 +1,7 @@
-"""Documents in, blocks of tokens out: nothing padded, nothing lost.
+"""From documents to blocks of tokens, without padding and without loss.
 
-Documents follow each other with the end-of-text token after each. A block holds ``seq_len + 1`` tokens and its
-last token is the first of the next block, so inputs ``block[:-1]`` and targets ``block[1:]`` predict every token
+Documents follow each other with the end-of-text token after each. A block holds ``seq_len + 1`` tokens, and its
+last token is the first of the next block. So inputs ``block[:-1]`` and targets ``block[1:]`` predict every token
 of the stream exactly once.
 
 Shape suffixes: B blocks, T positions.
@@ -9,55 +9,14 @@ Shape suffixes: B blocks, T positions.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-State = dict[str, Any]
-
-
-class Encoded:
-    """A document that is tokenized already, as the cache keeps it. Its length is its text's, in characters."""
-
-    __slots__ = ("chars", "ids")
-
-    def __init__(self, ids: np.ndarray, chars: int) -> None:
-        self.ids = ids
-        self.chars = chars
-
-    def __len__(self) -> int:
-        return self.chars
-
-
-Document = str | Encoded
-
-
-class DocumentStream(Protocol):
-    """Documents in an order that can be left and taken up again.
-
-    ``state_dict()`` is the position before the next document, small and JSON-serialisable; a fresh stream of the
-    same arguments that loads it gives the same documents from there on.
-    """
-
-    def __next__(self) -> Document: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
-
-
-class TokenStream(Protocol):
-    """The same for documents as token ids, ``np.int32[n]`` with the end-of-text token last."""
-
-    def __next__(self) -> np.ndarray: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
+from data.sources.document_stream import DocumentStream, Encoded, State, TokenStream
 
 
 class Tokenized:
-    """A document stream's tokens. Its position is the documents'."""
+    """A document stream's tokens. Its position is that of the documents."""
 
     def __init__(self, documents: DocumentStream, encode: Callable[[str], Sequence[int]], *, eot_id: int) -> None:
         self._documents = documents
@@ -82,8 +41,8 @@ class Tokenized:
 class Packer:
     """An iterator of blocks, ``np.int32[seq_len + 1]``.
 
-    The position is a document's and an offset into its tokens, so the state stays a few numbers: the document is
-    read and tokenized again on resuming. A finite stream ends with up to ``seq_len`` tokens unused.
+    Its position is a document's position and an offset into the document's tokens, so the state is a few numbers. On
+    resuming, the document is read and tokenized again. A finite stream ends with up to ``seq_len`` tokens unused.
     """
 
     def __init__(self, documents: TokenStream, *, seq_len: int) -> None:
@@ -103,9 +62,9 @@ class Packer:
         block = np.empty(self._size, dtype=np.int32)
         filled, start = 0, self._offset
         for _, ids in self._queue:
-            part = ids[start : start + self._size - filled]
-            block[filled : filled + len(part)] = part
-            filled += len(part)
+            taken = ids[start : start + self._size - filled]
+            block[filled : filled + len(taken)] = taken
+            filled += len(taken)
             start = 0
             if filled == self._size:
                 break
@@ -113,7 +72,7 @@ class Packer:
         return block
 
     def _pull(self) -> None:
-        """Queue one more document; StopIteration passes through and leaves the state as it was."""
+        """Queue one more document. StopIteration is passed on and leaves the state unchanged."""
         state = self._documents.state_dict()
         ids = next(self._documents)
         self._queue.append((state, ids))
@@ -127,7 +86,7 @@ class Packer:
 
     @property
     def queued(self) -> int:
-        """Tokens waiting that do not fill a block yet."""
+        """Tokens in the queue, which do not fill a block yet."""
         return self._queued
 
     def state_dict(self) -> State:
@@ -146,8 +105,8 @@ class Packer:
 def document_starts(ids_BT: np.ndarray, eot_id: int) -> np.ndarray:
     """For every position the index of its document's first position within the block, ``np.int32[B, T]``.
 
-    A document begins at position 0 and after each end-of-text token, which still belongs to the document that it
-    ends. Position ``t`` may attend to ``s <= t`` of its own document where ``s >= starts[t]``.
+    A document begins at position 0 and after each end-of-text token. The token itself still belongs to the document
+    that it ends. Position ``t`` may attend to positions ``starts[t] <= s <= t``, which are of its own document.
     """
     n_blocks, length = ids_BT.shape
     starts_BT = np.zeros((n_blocks, length), dtype=np.int32)

@@ -1,9 +1,14 @@
-"""Documents to blocks in one object: what a worker process runs, or the training process itself."""
+"""The whole way from documents to blocks, as a worker process or the training process runs it.
+
+Tested in tests/data/stream/test_loader.py.
+"""
 
 import os
 
 from data.sources.corpus import Corpus
-from data.sources.plan import Plan, mix, open_stream
+from data.sources.document_stream import Document, TokenStream
+from data.sources.documents import mix, open_stream
+from data.sources.plan import Plan
 from data.stream import token_cache
 from data.stream.packing import Packer, Tokenized
 from data.tokenizers.fast_encode import make_encode
@@ -25,16 +30,18 @@ def open_pipeline(
 ) -> Packer:
     """An iterator of ``np.int32[seq_len + 1]`` over this shard's documents, with ``state_dict``.
 
-    Sources are mixed by tokens. ``endless``: each is read as often as its ``max_epochs`` allows, else once.
+    Sources are mixed by tokens. Each is read once, or with ``endless`` as often as its ``max_epochs`` allows.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
 
-    def tokens(number: int, plan: Plan) -> Tokenized:
-        def cached(corpus: Corpus) -> Corpus:
-            if not token_cache.wanted(cache_option, plan):
+    def tokens(number: int, plan: Plan) -> TokenStream:
+        def cached(corpus: Corpus[str]) -> Corpus[Document]:
+            if not token_cache.is_wanted(cache_option, plan):
                 return corpus
-            return token_cache.over(corpus, plan, tokenizer, cache_folder, encode=encode, required=cache_option is True)
+            return token_cache.add_cache(
+                corpus, plan, tokenizer, cache_folder, encode=encode, required=cache_option is True
+            )
 
         documents = open_stream(
             plan,

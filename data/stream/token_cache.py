@@ -1,11 +1,11 @@
 """Tokenized documents kept on disk, so that a slow source is read and tokenized once.
 
-A source's part (a file, a shard) is kept in segments of up to 4,096 records or 4 million characters, each a file of
-its own, made when it is first needed. A segment holds the ids of its documents, marks for the records that are
-left out, and where in the source the next segment begins. So a cache of any length can be left and taken up again,
-it is as large as what was read, and a damaged file costs only itself: its hash tells, and it is made again.
+A corpus file is kept in segments of up to 4,096 records or 4 million characters. Each segment is a file of its own,
+made when it is first needed. It holds the ids of its documents, marks for the records that are left out, and the
+position in the source at which the next segment begins. So a cache can be left and continued at any length, it is
+only as large as the text that was read, and a damaged segment is found by its hash and made again.
 
-The stream of documents is the same with and without a cache, and so are its positions.
+The stream of documents and its positions are the same with and without a cache.
 """
 
 import json
@@ -21,19 +21,19 @@ import numpy as np
 
 from data.sources import files
 from data.sources.corpus import Corpus, Reader
+from data.sources.document_stream import Document, Encoded
 from data.sources.plan import Plan
 from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
-from data.stream.packing import Encoded
 from data.tokenizers.tokenizer import Tokenizer
 
 VERSION = 1
 SEGMENT_RECORDS = 4096
 SEGMENT_CHARS = 4 << 20
-LEFT_OUT = -1  # in place of a length
+LEFT_OUT = -1  # the length that marks a record as left out
 
 
-def wanted(option: str | bool, plan: Plan) -> bool:
-    """Whether ``data.cache`` asks for a cache of this source: by itself only where reading is slow."""
+def is_wanted(option: str | bool, plan: Plan) -> bool:
+    """Whether ``data.cache`` asks for a cache of this source; ``auto`` does only if reading it is slow."""
     if plan.source.kind == "tales" or plan.split != "train" or option is False:
         return False
     if option is True or plan.source.kind == "hub":
@@ -41,18 +41,18 @@ def wanted(option: str | bool, plan: Plan) -> bool:
     return any(path.lower().endswith(files.COMPRESSED_SUFFIXES) for path in plan.files)
 
 
-def over(
-    corpus: Corpus,
+def add_cache(
+    corpus: Corpus[str],
     plan: Plan,
     tokenizer: Tokenizer,
     folder: str | os.PathLike[str],
     *,
     encode: Callable[[str], Any],
     required: bool,
-) -> Corpus:
+) -> Corpus[Document]:
     """``corpus``, as ``plan`` selects it, with a cache in ``folder`` over it.
 
-    Where the disk has no room the source is read as if there were no cache, unless it is ``required``.
+    If the disk has no room, the source is read without a cache, unless the cache is ``required``.
     """
     key = (VERSION, plan.selection, stamps(plan.files), tokenizer.fingerprint, SEGMENT_RECORDS, SEGMENT_CHARS)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
@@ -61,16 +61,16 @@ def over(
 
 
 class Segment:
-    """Consecutive records of a part: ``documents[i]`` is None for one that is left out."""
+    """Consecutive records of a corpus file: ``documents[i]`` is None where the record is left out."""
 
     def __init__(self, first: int, documents: list[Encoded | None], end: Any, last: bool) -> None:
         self.first = first
-        """Number of the first record in its part."""
+        """Number of the first record in its file."""
         self.documents = documents
         self.end = end
         """The source's position after the last record."""
         self.last = last
-        """Whether the part ends here."""
+        """Whether the file ends here."""
 
     def to_bytes(self, dtype: Any) -> bytes:
         lengths = np.array([LEFT_OUT if d is None else len(d.ids) for d in self.documents], dtype="<i4")
@@ -79,7 +79,8 @@ class Segment:
         ids = np.concatenate(kept).astype(dtype) if kept else np.empty(0, dtype)
         head = {"first": self.first, "count": len(lengths), "dtype": np.dtype(dtype).str, "end": self.end}
         head_bytes = json.dumps(head | {"last": self.last}).encode()
-        return b"".join([struct.pack("<I", len(head_bytes)), head_bytes, lengths, chars, ids])
+        arrays = (lengths.tobytes(), chars.tobytes(), ids.tobytes())
+        return b"".join([struct.pack("<I", len(head_bytes)), head_bytes, *arrays])
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Segment":
@@ -100,24 +101,24 @@ class Segment:
 class Store:
     """The segments of one selection of text under one tokenizer: read, or made where they are missing."""
 
-    def __init__(self, folder: Path, corpus: Corpus, encode: Callable[[str], Any], dtype: str) -> None:
+    def __init__(self, folder: Path, corpus: Corpus[str], encode: Callable[[str], Any], dtype: str) -> None:
         self._folder = folder
         self._corpus = corpus
         self._encode = encode
         self._dtype = dtype
-        self._source: tuple[int, int, Reader] | None = None  # part, next record, reader of it
+        self._source: tuple[int, int, Reader[str]] | None = None  # file, next record, its reader
 
-    def segment(self, part: int, number: int, before: Segment | None) -> Segment:
-        """Segment ``number`` of ``part``; ``before`` is the one before it (None for the first)."""
-        path = self._folder / f"{part:05d}-{number:06d}.tokens"
+    def segment(self, file: int, number: int, before: Segment | None) -> Segment:
+        """Segment ``number`` of ``file``; ``before`` is the one before it (None for the first)."""
+        path = self._folder / f"{file:05d}-{number:06d}.tokens"
         found = self._read(path, before)
         if found is None:
-            with locked(self._folder / f"{part:05d}.lock"):
+            with locked(self._folder / f"{file:05d}.lock"):
                 found = self._read(path, before)  # another worker may have made it meanwhile
                 if found is None:
                     if path.exists():
-                        _say(f"{path} is damaged and is made again")
-                    found = self._make(part, before)
+                        _report(f"{path} is damaged and is made again")
+                    found = self._make(file, before)
                     write_checked(path, found.to_bytes(self._dtype))
         return found
 
@@ -127,9 +128,9 @@ class Store:
         first = before.first + len(before.documents) if before else 0
         return segment if segment is not None and segment.first == first else None
 
-    def _make(self, part: int, before: Segment | None) -> Segment:
+    def _make(self, file: int, before: Segment | None) -> Segment:
         first = before.first + len(before.documents) if before else 0
-        reader = self._reader(part, first, before.end if before else None)
+        reader = self._reader(file, first, before.end if before else None)
         documents: list[Encoded | None] = []
         chars = 0
         last = False
@@ -143,69 +144,69 @@ class Store:
             if text is not None:
                 chars += len(text)
             documents.append(None if text is None else Encoded(np.array(self._encode(text), self._dtype), len(text)))
-        self._source = None if last else (part, first + len(documents), reader)
+        self._source = None if last else (file, first + len(documents), reader)
         return Segment(first, documents, None if last else reader.position(), last)
 
-    def _reader(self, part: int, record: int, at: Any) -> Reader:
-        """The source at a record: the open reader where it is there, or not yet there."""
+    def _reader(self, file: int, record: int, position: Any) -> Reader[str]:
+        """A reader of the source at a record: the open one, unless it is past the record or in another file."""
         if self._source is not None:
-            open_part, at_record, reader = self._source
+            open_file, next_record, reader = self._source
             self._source = None
-            if open_part == part and at_record <= record:
-                for _ in range(record - at_record):
+            if open_file == file and next_record <= record:
+                for _ in range(record - next_record):
                     next(reader)
                 return reader
-        return self._corpus.open(part, record, at)
+        return self._corpus.open(file, record, position)
 
 
 class CachedCorpus:
-    """A corpus whose documents come tokenized, from the cache where they are in it."""
+    """A corpus whose documents come tokenized from the cache, or as text where the cache has no room."""
 
-    def __init__(self, corpus: Corpus, store: Store, *, required: bool) -> None:
+    def __init__(self, corpus: Corpus[str], store: Store, *, required: bool) -> None:
         self._corpus = corpus
         self._store = store
         self._required = required
         self._given_up = False
 
-    def count(self) -> int:
-        return self._corpus.count()
+    def n_files(self) -> int:
+        return self._corpus.n_files()
 
-    def by_part(self, num_shards: int) -> bool:
-        return self._corpus.by_part(num_shards)
+    def splits_by_file(self, n_shards: int) -> bool:
+        return self._corpus.splits_by_file(n_shards)
 
-    def open(self, part: int, record: int, at: Any) -> Reader:
+    def open(self, file: int, record: int, position: Any) -> Reader[Document]:
         if self._given_up:
-            return self._corpus.open(part, record, at)
-        return _CachedReader(self, part, record)
+            return self._corpus.open(file, record, position)
+        return _CachedReader(self, file, record)
 
-    def segment(self, part: int, number: int, before: Segment | None) -> Segment | None:
-        """A segment, or None from the moment that there is no room for more."""
+    def segment(self, file: int, number: int, before: Segment | None) -> Segment | None:
+        """A segment, or None as soon as there is no room for more."""
         try:
-            return None if self._given_up else self._store.segment(part, number, before)
+            return None if self._given_up else self._store.segment(file, number, before)
         except NoRoomError as error:
             if self._required:
                 raise
-            _say(f"warning: {error}; going on without a cache")
+            _report(f"warning: {error}; going on without a cache")
             self._given_up = True
             return None
 
-    def source(self, part: int, record: int, at: Any) -> Reader:
-        return self._corpus.open(part, record, at)
+    def open_uncached(self, file: int, record: int, position: Any) -> Reader[str]:
+        return self._corpus.open(file, record, position)
 
 
 class _CachedReader:
-    def __init__(self, corpus: CachedCorpus, part: int, record: int) -> None:
+    def __init__(self, corpus: CachedCorpus, file: int, record: int) -> None:
         self._corpus = corpus
-        self._part = part
+        self._file = file
         self._number = 0  # of the next segment
         self._segment: Segment | None = None
-        self._next = 0  # record in the part
+        self._next = 0  # record in the file
         self._queue: deque[Encoded | None] = deque()
-        self._plain: Reader | None = None  # the source itself, where there is no room for a cache
+        self._uncached: Reader[str] | None = None  # the source itself, where there is no room for a cache
         self._skip_to(record)
 
     def _skip_to(self, record: int) -> None:
-        while self._plain is None:
+        while self._uncached is None:
             if self._segment and (self._segment.last or record <= self._next + len(self._queue)):
                 for _ in range(record - self._next):
                     self._queue.popleft()
@@ -214,16 +215,17 @@ class _CachedReader:
             self._advance(record)
 
     def _advance(self, record: int) -> None:
-        """The next segment; without room for it the source from ``record`` on."""
+        """Take the next segment; without room for it, the source from ``record`` on."""
         before = self._segment
-        segment = self._corpus.segment(self._part, self._number, before)
+        segment = self._corpus.segment(self._file, self._number, before)
         if segment is None:
             first = before.first + len(before.documents) if before else 0
-            at = before.end if before else None
-            self._plain = self._corpus.source(self._part, first if at is not None else record, at)
-            if at is not None:
+            position = before.end if before else None
+            start = first if position is not None else record
+            self._uncached = self._corpus.open_uncached(self._file, start, position)
+            if position is not None:
                 for _ in range(record - first):
-                    next(self._plain)
+                    next(self._uncached)
             self._next = record
             return
         self._segment, self._number = segment, self._number + 1
@@ -231,25 +233,25 @@ class _CachedReader:
         self._next = segment.first
 
     def __next__(self) -> Any:
-        while self._plain is None and not self._queue:
-            if self._segment.last:
+        while self._uncached is None and not self._queue:
+            if self._segment is not None and self._segment.last:
                 raise StopIteration
             self._advance(self._next)
         self._next += 1
-        return self._queue.popleft() if self._plain is None else next(self._plain)
+        return self._queue.popleft() if self._uncached is None else next(self._uncached)
 
-    def document(self, record: Any) -> Any:
-        if self._plain is not None:
-            return self._plain.document(record)
-        # A copy: a shuffled group would hold on to every segment that it took a document from.
+    def document(self, record: Any) -> Document | None:
+        if self._uncached is not None:
+            return self._uncached.document(record)
+        # A copy: otherwise a shuffled group would keep every segment in memory that it took a document from.
         return None if record is None else Encoded(record.ids.copy(), record.chars)
 
     def position(self) -> Any:
-        return None if self._plain is None else self._plain.position()
+        return None if self._uncached is None else self._uncached.position()
 
-    def share(self) -> float:
+    def fraction_read(self) -> float:
         return 0.0
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

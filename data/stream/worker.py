@@ -1,4 +1,7 @@
-"""What runs in a worker process: read, tokenize, pack, send; each block with the position after it."""
+"""A worker process: it reads, tokenizes and packs, and sends each block with the position after it.
+
+Tested in tests/data/stream/test_loader.py.
+"""
 
 import os
 import pickle
@@ -11,19 +14,22 @@ from typing import Any
 
 
 def main(arguments: bytes, blocks: Connection) -> None:
-    """Send ``("block", ids, state)`` until the stream ends, then ``("end",)``; ``("user_error", text)`` and
-    ``("error", text)`` where it fails. Waits while the pipe is full; leaves quietly when nobody reads."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it closes us
+    """Send ``("block", ids, state)`` until the stream ends, then ``("end",)``.
+
+    ``("user_error", text)`` or ``("error", text)`` is sent where it fails. It waits while the pipe is full and exits
+    silently when nobody reads.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         for message in _messages(arguments):
             blocks.send(message)
     except (BrokenPipeError, ConnectionResetError):
         pass
-    # Not through interpreter shutdown: libraries' threads (downloads, say) must not delay or disturb it.
+    # Without the interpreter's shutdown, which threads of libraries (downloads, for example) could delay.
     sys.stderr.flush()
     os._exit(0)
 
@@ -49,7 +55,7 @@ def _messages(arguments: bytes) -> Any:
         yield "error", traceback.format_exc()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     import multiprocessing
 
     parent = multiprocessing.parent_process()

@@ -142,10 +142,10 @@ def _load(name: str) -> Any:
         tiktoken.load.read_file = fetch
 
 
-def _fetch(url: str) -> bytes:
-    """What tiktoken does to download a vocabulary, but with a limit on how long it waits."""
+def _fetch(blobpath: str) -> bytes:
+    """Download a vocabulary as tiktoken does, but with a time limit."""
     import requests
 
-    response = requests.get(url, timeout=TIMEOUT)
+    response = requests.get(blobpath, timeout=TIMEOUT)
     response.raise_for_status()
     return response.content

@@ -11,7 +11,8 @@ import pytest
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from data.sources.plan import hash_place, iter_documents
+from data.sources.documents import iter_documents
+from data.sources.plan import unit_hash
 from data.stream import token_cache
 from data.stream.loader import EndOfTextError, Loader, validation_blocks
 from data.tales.story import story
@@ -210,5 +211,5 @@ def test_no_held_out_document_reaches_a_batch(corpus, tokenizer, options):
     if options:
         assert not {text.casefold() for text in trained} & {text.casefold() for text in held_out}
         assert not any("1 2 3 4 5" in text or text == "no" for text in trained)
-    assert hash_place(next(iter(own))) < 1
+    assert unit_hash(next(iter(own))) < 1
     assert len(validation_blocks(config, tokenizer, 32, 3, 9)) == 3

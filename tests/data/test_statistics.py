@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from data.config import DataConfig
+from data.sources.documents import make_plans
 from data.sources.duplicates import Finder
-from data.sources.plan import hash_place, plan
+from data.sources.plan import unit_hash
 from data.statistics import Statistics, histogram, read
 from data.tales.story import story
 
@@ -18,7 +19,7 @@ ROWS = ["alpha beta", "alpha  BETA", "x", "123 456 789", "gamma delta", "alpha b
 def counted(tmp_path, max_docs=100, mode="exact"):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ["", *ROWS]))
     config = DataConfig(kind="files", files=[str(tmp_path / "a.jsonl")], min_chars=2, min_letters=0.5, val_fraction=0.1)
-    each = replace(plan(config, "train")[0], held_out=hash_place(ROWS[5]) + 1e-9)
+    each = replace(make_plans(config, "train")[0], held_out=unit_hash(ROWS[5]) + 1e-9)
     found = Statistics(encode=lambda text: text.split(" "), plan=each, finder=Finder(mode, 0.8))
     return each.held_out, found, read(found, each, seed=1, max_docs=max_docs)
 
@@ -34,7 +35,7 @@ def test_counts_by_hand(tmp_path):
     assert record["bytes"] == sum(len(ROWS[i]) for i in (0, 4, 5))
     assert record["bytes_per_token"] == round(record["bytes"] / 9, 4)
     assert list(found.lengths) == [3, 3, 6]
-    held_out = [len(text.split(" ")) + 1 for text in (ROWS[0], ROWS[4], ROWS[5]) if hash_place(text) < threshold]
+    held_out = [len(text.split(" ")) + 1 for text in (ROWS[0], ROWS[4], ROWS[5]) if unit_hash(text) < threshold]
     assert record["held_out_tokens"] == sum(held_out) > 0
     assert record["document_tokens"] == {"min": 3, "p10": 3, "median": 3, "p90": 5, "max": 6}
 
@@ -47,7 +48,7 @@ def test_it_is_bounded(tmp_path):
 
 
 def test_endless_stories_are_bounded():
-    (each,) = plan(DataConfig(kind="tales"), "train")
+    (each,) = make_plans(DataConfig(kind="tales"), "train")
     found = Statistics(encode=str.split, plan=each, finder=Finder("near", 0.8))
     assert not read(found, each, seed=3, max_docs=50)
     assert found.documents == len(found.lengths) == 50

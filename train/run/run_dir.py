@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from data.errors import UserError
-from data.sources.plan import sample_documents
+from data.sources.documents import sample_documents
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import build, to_dict

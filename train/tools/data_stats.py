@@ -9,8 +9,9 @@ from typing import Any, Literal
 from data import statistics
 from data.config import DataConfig
 from data.errors import UserError
+from data.sources.documents import sample_documents
 from data.sources.duplicates import Finder
-from data.sources.plan import plan, sample_documents
+from data.sources.plan import plan_sources
 from data.statistics import Statistics
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.make import make_tokenizer
@@ -70,7 +71,7 @@ def count(
     finder = None if stats.duplicates == "none" else Finder(stats.duplicates, config.dedup_threshold)
     encode = make_encode(tokenizer)
     counted: dict[str, tuple[Statistics, bool]] = {}
-    for each in plan(config, "train", listed=False):
+    for each in plan_sources(config, "train"):
         found = Statistics(encode=encode, plan=each, finder=finder)
         whole = statistics.read(found, each, seed=seed, max_docs=stats.max_docs)
         name = each.source.label

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from data.config import DataConfig, SourceConfig
+from data.sources.documents import iter_documents, make_plans
 from data.sources.duplicates import Finder, normalized, shingles
-from data.sources.plan import hash_place, iter_documents, plan
+from data.sources.plan import unit_hash
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 
@@ -165,7 +166,7 @@ def test_the_list_is_made_once_and_again_where_it_is_damaged(tmp_path, capsys):
     listed.write_bytes(content)
     assert both_splits(options) == first
     assert capsys.readouterr().out.count("documents compared") == 1
-    assert plan(options, "train")[0].fingerprint != plan(config(path), "train")[0].fingerprint
+    assert make_plans(options, "train")[0].fingerprint != make_plans(config(path), "train")[0].fingerprint
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -190,15 +191,15 @@ def test_no_held_out_document_is_trained_on(tmp_path, seed):
         train, validation = (set(iter_documents(options, split, seed)) for split in ("train", "validation"))
         assert validation
         assert train
-        assert not {hash_place(text) for text in train} & {hash_place(text) for text in validation}
+        assert not {unit_hash(text) for text in train} & {unit_hash(text) for text in validation}
 
 
 def test_a_file_that_was_only_touched_keeps_its_identity(tmp_path, capsys):
     """The list is made again, as the text might be another; the same list is the same stream, to be resumed."""
     path = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20)] * 2)
-    before = plan(config(path, dedup="exact"), "train")[0].fingerprint
+    before = make_plans(config(path, dedup="exact"), "train")[0].fingerprint
     os.utime(path, (1, 1))
-    assert plan(config(path, dedup="exact"), "train")[0].fingerprint == before
+    assert make_plans(config(path, dedup="exact"), "train")[0].fingerprint == before
     assert capsys.readouterr().out.count("documents compared") == 2
     other = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20, 40)] + [article(5, 20)] * 20)
-    assert plan(config(other, dedup="exact"), "train")[0].fingerprint != before
+    assert make_plans(config(other, dedup="exact"), "train")[0].fingerprint != before

@@ -3,8 +3,8 @@
 import pytest
 
 from data.config import DataConfig, SourceConfig
+from data.sources.documents import iter_documents
 from data.sources.filters import make_filter
-from data.sources.plan import iter_documents
 
 
 def reason(text, **options):

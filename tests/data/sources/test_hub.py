@@ -11,8 +11,8 @@ import pytest
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import hub
-from data.sources.corpus import PartStream
-from data.sources.plan import iter_documents, open_documents, plan
+from data.sources.corpus import CorpusStream
+from data.sources.documents import iter_documents, make_plans, open_documents
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def take(stream, count=None):
 
 def one_pass(source, index, shards):
     corpus = hub.HubCorpus(source, source.split)
-    return PartStream(corpus, order=lambda count: list(range(count)), shard_index=index, num_shards=shards)
+    return CorpusStream(corpus, order=lambda count: list(range(count)), shard_index=index, num_shards=shards)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 6])
@@ -82,7 +82,7 @@ def test_splits_epochs_and_shuffling(dataset):
     assert 20 < len(validation) < 60
 
     def make():
-        return open_documents(plan(config, "train"), seed=2, shuffle_buffer=30, endless=True)
+        return open_documents(make_plans(config, "train"), seed=2, shuffle_buffer=30, endless=True)
 
     whole = take(make(), 500)
     stream = make()
@@ -145,7 +145,7 @@ def tiny_stories():
 def test_offline_says_so(tiny_stories, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"TinyStories is on .*HF_HUB_OFFLINE is set.*data=tales.*data\.files="):
-        plan(tiny_stories, "train")
+        make_plans(tiny_stories, "train")
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-host.invalid", "http://192.0.2.1"])
@@ -157,7 +157,7 @@ def test_an_unreachable_hub_is_named_within_seconds(tiny_stories, monkeypatch, a
     monkeypatch.setattr(hub, "TIMEOUT", 2)
     start = time.monotonic()
     with pytest.raises(UserError) as caught:
-        plan(tiny_stories, "train")
+        make_plans(tiny_stories, "train")
     assert time.monotonic() - start < 15
     for word in (address.split("//")[1], "roneneldan/TinyStories", "data=tales", "data=local"):
         assert word in str(caught.value)
@@ -168,7 +168,7 @@ def test_each_epoch_reads_the_shards_in_another_order(dataset):
 
     def orders(seed, shard_index=0, num_shards=1):
         stream = open_documents(
-            plan(config, "train"), seed=seed, shard_index=shard_index, num_shards=num_shards, endless=True
+            make_plans(config, "train"), seed=seed, shard_index=shard_index, num_shards=num_shards, endless=True
         )
         documents = take(stream, 4 * 200 // num_shards)
         size = len(documents) // 4

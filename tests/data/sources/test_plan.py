@@ -9,7 +9,8 @@ import pytest
 
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources.plan import hash_place, iter_documents, open_documents, plan, sample_documents
+from data.sources.documents import iter_documents, make_plans, open_documents, sample_documents
+from data.sources.plan import unit_hash
 from data.tales.story import story
 
 
@@ -61,7 +62,7 @@ def test_the_split_does_not_depend_on_workers_or_order(tmp_path):
     config = local(write_jsonl(tmp_path / "a.jsonl", rows), val_fraction=0.1)
     whole = set(iter_documents(config, "validation", 1))
     parts = [
-        take(open_documents(plan(config, "validation"), seed=5, shard_index=i, num_shards=3, shuffle_buffer=7))
+        take(open_documents(make_plans(config, "validation"), seed=5, shard_index=i, num_shards=3, shuffle_buffer=7))
         for i in range(3)
     ]
     assert set().union(*parts) == whole
@@ -74,7 +75,7 @@ def test_validation_files_are_kept_apart(tmp_path):
     assert sorted(iter_documents(config, "train", 1)) == sorted(f"a{i}" for i in range(20))
     assert sorted(iter_documents(config, "validation", 1)) == sorted(f"b{i}" for i in range(20))
     with pytest.raises(UserError, match=r"also in data\.val_files"):
-        plan(local(a, val_files=[a]), "train")
+        make_plans(local(a, val_files=[a]), "train")
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
@@ -82,7 +83,7 @@ def test_shards_share_out_every_document_once(tmp_path, shards):
     rows = [f"Document {i}" for i in range(100)]
     for part in range(3):
         write_jsonl(tmp_path / f"{part}.jsonl", rows[part::3])
-    plans = plan(local(tmp_path, val_fraction=0.1), "train")
+    plans = make_plans(local(tmp_path, val_fraction=0.1), "train")
     parts = [take(open_documents(plans, seed=1, shard_index=i, num_shards=shards)) for i in range(shards)]
     assert sorted(itertools.chain(*parts)) == sorted(iter_documents(local(tmp_path, val_fraction=0.1), "train", 2))
     assert max(map(len, parts)) - min(map(len, parts)) < 20
@@ -118,7 +119,7 @@ def everything(tmp_path):
 
 @pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
 def test_any_mixture_resumes_exactly_over_epochs(tmp_path, shard):
-    plans = plan(everything(tmp_path), "train")
+    plans = make_plans(everything(tmp_path), "train")
 
     def make():
         return open_documents(plans, seed=3, shard_index=shard[0], num_shards=shard[1], shuffle_buffer=16, endless=True)
@@ -140,7 +141,7 @@ def test_tales_are_held_out_by_their_text():
     config = DataConfig(kind="tales", val_fraction=0.1, shuffle_buffer=0)
     train = sample_documents(config, "train", 2_000_000, 0)
     validation = sample_documents(config, "validation", 500_000, 0)
-    assert all(hash_place(text) < 0.1 for text in validation)
+    assert all(unit_hash(text) < 0.1 for text in validation)
     assert not set(train) & set(validation)
     assert validation[0] in {story(0, index) for index in range(200)}
     assert Counter(text in train for text in validation) == {False: len(validation)}
@@ -158,10 +159,10 @@ def test_sample_documents(tmp_path):
 
 def test_a_changed_corpus_has_another_fingerprint(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three"])
-    before = plan(local(path), "train")[0].fingerprint
-    assert before == plan(local(path), "train")[0].fingerprint
+    before = make_plans(local(path), "train")[0].fingerprint
+    assert before == make_plans(local(path), "train")[0].fingerprint
     write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three", "four"])
-    assert plan(local(path), "train")[0].fingerprint != before
+    assert make_plans(local(path), "train")[0].fingerprint != before
 
 
 @pytest.mark.parametrize(
@@ -175,16 +176,16 @@ def test_a_changed_corpus_has_another_fingerprint(tmp_path):
 def test_a_corpus_without_text(tmp_path, content, message):
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(UserError, match=message):
-        plan(local(tmp_path / "a.txt"), "train")
+        make_plans(local(tmp_path / "a.txt"), "train")
 
 
 def test_no_files_named():
     with pytest.raises(UserError, match=r"add data\.files="):
-        plan(DataConfig(kind="files"), "train")
+        make_plans(DataConfig(kind="files"), "train")
 
 
 def test_a_large_corpus_is_not_read_to_split_it(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(1000)])
     monkeypatch.setattr("data.sources.plan.SMALL_CORPUS", 100)
     monkeypatch.setattr("data.sources.plan._held_out", None)  # calling it would fail
-    assert plan(local(path), "train")[0].held_out == 0.01
+    assert make_plans(local(path), "train")[0].held_out == 0.01

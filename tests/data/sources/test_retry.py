@@ -20,7 +20,7 @@ sleep = time.sleep
 time.sleep = lambda seconds: sleep(min(seconds, 0.01))  # every library's patience, shortened
 from data.config import DataConfig, TokenizerConfig
 from data.stream.loader import Loader
-from data.sources.plan import open_documents, plan
+from data.sources.documents import make_plans, open_documents
 from data.tokenizers.make import load_tokenizer
 
 def documents(stream):
@@ -34,7 +34,7 @@ def documents(stream):
 if __name__ == "__main__":
     tokenizer, cache, cut = load_tokenizer(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     config = DataConfig(kind="hub", path="owner/stories", cache_dir=cache, shuffle_buffer=16, val_fraction=0.1)
-    plans = plan(config, "train")
+    plans = make_plans(config, "train")
     whole = documents(open_documents(plans, seed=3))
     stream = open_documents(plans, seed=3)
     parts = [next(stream)[:12] for _ in range(cut)]
@@ -126,7 +126,7 @@ def test_patience_has_an_end_and_says_so(monkeypatch, capsys):
         raise ConnectionResetError("by peer")
 
     with pytest.raises(UserError, match=r"host could not be read for .*ConnectionResetError: by peer.*run the same"):
-        retry.again(action, "host", lambda: broken.append(1))
+        retry.retry(action, "host", lambda: broken.append(1))
     assert len(calls) == len(broken) == 3
     assert capsys.readouterr().err.splitlines() == ["host: ConnectionResetError: by peer; trying again in 0.01 s"] * 2
 
@@ -145,7 +145,7 @@ def test_other_errors_are_not_tried_again(error):
         raise error
 
     with pytest.raises(type(error)):
-        retry.again(action, "host")
+        retry.retry(action, "host")
     assert len(calls) == 1
 
 
@@ -159,14 +159,9 @@ def test_which_answers_pass_by_themselves():
         except httpx.HTTPStatusError as error:
             return error
 
-    assert [status for status in (401, 403, 404, 416, 429, 500, 502, 503, 504) if retry.passes(answer(status))] == [
-        429,
-        500,
-        502,
-        503,
-        504,
-    ]
-    assert retry.passes(httpx.ReadTimeout("slow"))
+    statuses = (401, 403, 404, 416, 429, 500, 502, 503, 504)
+    assert [each for each in statuses if retry.is_transient(answer(each))] == [429, 500, 502, 503, 504]
+    assert retry.is_transient(httpx.ReadTimeout("slow"))
     wrapped = ValueError("could not read")
     wrapped.__cause__ = httpx.ConnectError("refused")
-    assert retry.passes(wrapped)
+    assert retry.is_transient(wrapped)

@@ -79,13 +79,13 @@ def test_resumes_bit_for_bit_at_any_batch(corpus, tokenizer, workers, kind):
 
 def test_workers_give_what_their_shards_give(corpus, tokenizer):
     """Processes change who reads, not what: with two workers blocks come in turn from the two shards."""
-    from data.sources.plan import plan
+    from data.sources.documents import make_plans
     from data.stream.pipeline import open_pipeline
 
     config = files(corpus)
     shards = [
         open_pipeline(
-            plans=plan(config, "train"),
+            plans=make_plans(config, "train"),
             tokenizer=tokenizer,
             seq_len=32,
             seed=7,
@@ -113,7 +113,7 @@ def test_ranks_read_different_text(corpus, tokenizer):
 
 def test_an_epoch_holds_every_token_once(corpus, tokenizer):
     """Unshuffled, the stream is the training documents in order, then again."""
-    from data.sources.plan import iter_documents
+    from data.sources.documents import iter_documents
 
     config = DataConfig(kind="files", files=[str(corpus / "0.jsonl")], shuffle_buffer=0, val_fraction=0.1)
     stream = [t for text in iter_documents(config, "train", 7) for t in [*tokenizer.encode(text), tokenizer.eot_id]]

@@ -1,0 +1,195 @@
+"""A plan's documents as streams: selected by split, filters and duplicates, repeated, shuffled, mixed, sharded."""
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from data.config import DataConfig
+from data.errors import UserError
+from data.sources import duplicates
+from data.sources.corpus import Corpus, CorpusStream, SelectedCorpus
+from data.sources.document_stream import Doc, ResumableStream, State, TextStream
+from data.sources.filters import make_filter
+from data.sources.mixture import Filtered, Item, Mixture, Repeated, Shuffled, text_bytes
+from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources, unit_hash
+from data.tales.story import story
+
+VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
+
+
+class TalesStream:
+    """Stories of the embedded corpus, every ``num_shards``-th of them; ``count`` in all, None: without end."""
+
+    def __init__(self, *, seed: int, shard_index: int, num_shards: int, count: int | None) -> None:
+        self._seed = seed
+        self._index, self._step = shard_index, num_shards
+        self._count = count
+
+    def __next__(self) -> str:
+        if self._count is not None and self._index >= self._count:
+            raise StopIteration
+        text = story(self._seed, self._index)
+        self._index += self._step
+        return text
+
+    def state_dict(self) -> State:
+        return {"index": self._index}
+
+    def load_state_dict(self, state: State) -> None:
+        self._index = state["index"]
+
+
+def make_plans(config: DataConfig, split: Split) -> list[Plan]:
+    """A plan for each source, with the list of duplicates that ``data.dedup`` asks for.
+
+    All text is read the first time, to list the duplicates. Raises UserError for what cannot be read: missing files,
+    no network, no text.
+    """
+    plans = plan_sources(config, split)
+    if config.dedup == "none":
+        return plans
+    other: Split = "train" if split == "validation" else "validation"
+    others = plan_sources(config, other)
+    # Separate validation text comes first: training text that repeats it is then left out.
+    ordered = [*plans, *others] if split == "validation" else [*others, *plans]
+    path = duplicates.list_duplicates(config, ordered)
+    return [replace(plan, duplicates=path) for plan in plans]
+
+
+def open_corpus(plan: Plan) -> Corpus[str]:
+    """The documents of the plan's split: filtered, and without duplicates."""
+    skipped = duplicates.load(plan.duplicates, plan.corpus) if plan.duplicates else None
+    return SelectedCorpus(open_whole_corpus(plan), accepts=make_accepts(plan), skipped=skipped)
+
+
+def make_accepts(plan: Plan) -> Callable[[str], bool]:
+    """A function that tells whether a text belongs to the plan's split and passes its filters."""
+    reason = make_filter(plan.source)
+    validation = plan.split == "validation"
+
+    def accepts(text: str) -> bool:
+        if plan.held_out or plan.also_held_out:
+            hashed = unit_hash(text)
+            held_out = hashed < plan.held_out
+            if held_out != (validation and plan.held_out > 0) or (not validation and hashed in plan.also_held_out):
+                return False
+        return reason is None or reason(text) is None
+
+    return accepts
+
+
+def open_stream(
+    plan: Plan,
+    *,
+    seed: int,
+    number: int = 0,
+    shard_index: int = 0,
+    num_shards: int = 1,
+    shuffle_buffer: int = 0,
+    repeat: bool = False,
+    wrap: Callable[[Corpus[str]], Corpus[Doc]],
+) -> ResumableStream[Doc | str]:
+    """One shard's share of a source's documents: one epoch, or with ``repeat`` as many as the source allows.
+
+    ``number`` is the source's number in a mixture, ``wrap`` may put a cache over the source's corpus.
+    """
+    epochs = plan.source.max_epochs if repeat else 1
+    stream: ResumableStream[Doc | str]
+    if plan.source.kind == "tales":
+        count = VALIDATION_TALES if plan.split == "validation" else None
+        accepts = make_accepts(plan)
+
+        def tales(epoch: int) -> TextStream:
+            stories = TalesStream(seed=seed, count=count, shard_index=shard_index, num_shards=num_shards)
+            return Filtered(stories, accepts)
+
+        # The stories never end, so a pass over them is the only one.
+        stream = Repeated(tales, epochs=None if repeat else 1)
+    else:
+        corpus = wrap(open_corpus(plan))
+
+        def one_pass(epoch: int) -> ResumableStream[Doc]:
+            order = functools.partial(_file_order, plan, seed, epoch)
+            return CorpusStream(corpus, order=order, shard_index=shard_index, num_shards=num_shards)
+
+        stream = Repeated(one_pass, epochs=epochs)
+    if shuffle_buffer:
+        stream = Shuffled(stream, size=shuffle_buffer, seed=f"{seed}/{number}/{shard_index}")
+    return stream
+
+
+def _file_order(plan: Plan, seed: int, epoch: int, n_files: int) -> list[int]:
+    """The order in which a pass reads the files: a different one each epoch of training."""
+    order = list(range(n_files))
+    if plan.split == "train":
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def open_documents(
+    plans: list[Plan],
+    *,
+    seed: int,
+    shard_index: int = 0,
+    num_shards: int = 1,
+    shuffle_buffer: int = 0,
+    endless: bool = False,
+) -> TextStream:
+    """The documents of all sources as text, mixed by weight (of bytes, because the text is not tokenized)."""
+    assert 0 <= shard_index < num_shards
+    streams = [
+        open_stream(
+            plan,
+            seed=seed,
+            number=number,
+            shard_index=shard_index,
+            num_shards=num_shards,
+            shuffle_buffer=shuffle_buffer,
+            repeat=endless,
+            wrap=_uncached,
+        )
+        for number, plan in enumerate(plans)
+    ]
+    return mix(streams, plans, measure=text_bytes, seed=f"{seed}/{shard_index}")
+
+
+def _uncached(corpus: Corpus[str]) -> Corpus[str]:
+    return corpus
+
+
+def mix(
+    streams: list[ResumableStream[Item]], plans: list[Plan], *, measure: Callable[[Item], int], seed: str
+) -> ResumableStream[Item]:
+    """Several streams as one, mixed by their sources' weights."""
+    if len(streams) == 1:
+        return streams[0]
+    return Mixture(streams, [plan.source.weight for plan in plans], measure=measure, seed=seed)
+
+
+def iter_documents(config: DataConfig, split: Split, seed: int) -> Iterator[str]:
+    """One pass over a split's documents, shuffled as the configuration says (endless for ``tales``' training)."""
+    stream = open_documents(make_plans(config, split), seed=seed, shuffle_buffer=config.shuffle_buffer)
+    while True:
+        try:
+            text = next(stream)
+        except StopIteration:
+            return
+        yield text
+
+
+def sample_documents(config: DataConfig, split: Split, max_bytes: int, seed: int) -> list[str]:
+    """Documents of a split up to ``max_bytes`` of UTF-8 in total, at least one.
+
+    They come from the beginning of the shuffled stream, not from everywhere in the corpus.
+    """
+    sample: list[str] = []
+    total = 0
+    for text in iter_documents(config, split, seed):
+        total += len(text.encode("utf-8", "replace"))
+        if sample and total > max_bytes:
+            break
+        sample.append(text)
+    if not sample:
+        raise UserError(f"the {split} split has no documents: give more text or another data.val_fraction")
+    return sample
