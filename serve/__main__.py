@@ -80,7 +80,7 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
         # The routes' libraries take a third of a second to import, while the engine loads the model.
         info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))
         _banner(pool, info, config.host, listener.getsockname()[1], keyed=bool(keys))
-        await http.listen(pool, options, keys, listener)
+        await http.serve_http(pool, options, keys, listener)
     finally:
         await pool.close()
     return 0

@@ -1,4 +1,4 @@
-"""One line per request: who asked for what, and what it cost. Never what was said."""
+"""The access log: one line per request with what was asked for and what it cost, never the text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import secrets
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data.errors import UserError
-from serve.api.openai.completions import Answer
 from serve.engine.messages import Delta, PrefillDone
 
 Form = Literal["text", "json", "off"]
@@ -27,50 +26,42 @@ _KEY = "slm.record"
 
 @dataclass(kw_only=True)
 class Record:
-    """What is known of a request, filled in on its way."""
+    """What is known of a request; its handlers fill it in."""
 
     id: str
     began: float
-    """On the performance counter; so are the other times."""
+    """Seconds of ``time.perf_counter``, like the other times."""
     key: int | None = None
-    """Which key it came with, counted from 1."""
+    """The number of the request's key, counted from 1; 0: none of the server's keys."""
     model: str | None = None
     stream: bool | None = None
     submitted: float | None = None
-    """When the engine was given it: the body was read, and the model loaded."""
+    """When the engine got the request: after the body was read and the model loaded."""
     queue_s: float | None = None
-    """In which it waited for a slot."""
+    """Seconds of waiting for a slot."""
     first_text: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
-    """The code of an error."""
+    """The code of the error, for a request that failed."""
 
-    def see(self, event: PrefillDone | Delta) -> None:
+    def add(self, event: PrefillDone | Delta) -> None:
         """Takes the times from an event of the engine."""
         if isinstance(event, PrefillDone):
             self.queue_s = max(self.queue_s or 0.0, event.queue_s)
         elif self.first_text is None and event.completion_tokens:
             self.first_text = time.perf_counter()
 
-    def count(self, answer: Answer) -> None:
-        """Takes the figures of an answer, finished or not."""
-        usage = answer.usage()
-        self.prompt_tokens = usage["prompt_tokens"]
-        self.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-        self.completion_tokens = usage["completion_tokens"]
-        self.finish_reason = answer.finish_reason
-
 
 def record_of(scope: Scope) -> Record:
-    """The record of a request that ``AccessLog`` has let through."""
+    """The record that ``AccessLog`` has made for a request."""
     return scope[_KEY]
 
 
 class AccessLog:
-    """ASGI middleware, the outermost: gives every request an id, and writes its line when it has ended."""
+    """ASGI middleware, the outermost: gives every request an id and writes its line when it has ended."""
 
     def __init__(self, app: ASGIApp, *, write: Writer | None) -> None:
         self._app, self._write = app, write
@@ -83,7 +74,7 @@ class AccessLog:
         scope[_KEY] = record
         status, complete = 499, False  # what nginx calls a request whose client has left
 
-        async def numbered(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -93,7 +84,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, numbered)
+            await self._app(scope, receive, send_with_id)
         finally:
             if self._write is not None:
                 self._write.line(scope, record, status if complete else 499)
@@ -105,17 +96,18 @@ def _request_id(scope: Scope) -> str:
 
 
 class Writer:
-    """Where the lines go. A file that is renamed (by logrotate, say) is made anew; one that cannot be written to
-    costs a line, never a request."""
+    """Writes lines to a file or to stdout.
+
+    A file that is renamed, as logrotate does, is opened anew. A line that cannot be written is lost; the request is
+    not affected. Raises ``UserError`` when the file cannot be opened.
+    """
 
     def __init__(self, form: Literal["text", "json"], path: str | None) -> None:
         self._line = _as_json if form == "json" else _as_text
         try:
-            handler = logging.handlers.WatchedFileHandler(path) if path else logging.StreamHandler(sys.stdout)
+            self._handler = _FileHandler(path) if path else _StdoutHandler(sys.stdout)
         except OSError as error:
             raise UserError(f"serve.access_log_file={path} cannot be opened: {error.strerror}") from None
-        handler.handleError = _tell_once(path)  # type: ignore[method-assign]
-        self._handler = handler
 
     def line(self, scope: Scope, record: Record, status: int) -> None:
         """Writes the line of a request that has ended."""
@@ -123,16 +115,26 @@ class Writer:
         self._handler.handle(logging.makeLogRecord({"msg": self._line(fields)}))
 
 
-def _tell_once(path: str | None) -> Any:
-    told = False
+class _ReportsOnce(logging.Handler):
+    """Reports the first line that it cannot write on stderr, and the others nowhere."""
 
-    def tell(_: logging.LogRecord) -> None:
-        nonlocal told
-        if not told:
-            told = True
-            print(f"the access log cannot be written to {path or 'stdout'}: {sys.exc_info()[1]}", file=sys.stderr)
+    _target = "stdout"
+    _reported = False
 
-    return tell
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._reported:
+            self._reported = True
+            print(f"the access log cannot be written to {self._target}: {sys.exc_info()[1]}", file=sys.stderr)
+
+
+class _FileHandler(_ReportsOnce, logging.handlers.WatchedFileHandler):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._target = path
+
+
+class _StdoutHandler(_ReportsOnce, logging.StreamHandler[TextIO]):
+    pass
 
 
 def _fields(scope: Scope, record: Record, status: int) -> dict[str, Any]:
@@ -177,5 +179,5 @@ def _as_text(fields: dict[str, Any]) -> str:
     if fields["ttft_s"] is not None:
         parts.append(f"first after {fields['ttft_s']:.3f}s")
     parts.extend(str(fields[name]) for name in ("finish_reason", "error") if fields[name])
-    # As ASCII, which any terminal and any locale can take.
+    # ASCII, which any terminal and any locale can show.
     return " ".join([*parts, fields["id"]]).encode("ascii", "backslashreplace").decode()

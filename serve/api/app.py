@@ -1,4 +1,7 @@
-"""The application: routes, keys, errors in OpenAI's form, and the access log around them."""
+"""The application: routes, keys, errors in OpenAI's form, and the access log around them.
+
+Tested in tests/serve/test_server.py, tests/serve/test_reliability_keys.py, tests/serve/test_several_models.py.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, ExceptionHandler
 
 from serve.api.access_log import AccessLog, Writer, record_of
+from serve.api.api_keys import RequireKey
 from serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
-from serve.api.http import RequireKey
-from serve.api.routes import Routes
+from serve.api.routes.table import api_routes
 from serve.api.static_pages import is_page, page_routes
 from serve.config import ServerOptions
 from serve.pool.model_pool import ModelNotLoadedError, Pool
@@ -25,8 +28,10 @@ from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFa
 
 
 def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
-    """The application over a started pool of models, which it closes when it ends. Raises ``UserError`` when the
-    access log cannot be opened."""
+    """The application over a started pool of models; it closes the pool when it ends.
+
+    Raises ``UserError`` when the access log cannot be opened.
+    """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -47,7 +52,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
     if keys:
         middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open))
     app = Starlette(
-        routes=[*Routes(pool, options, keyed=bool(keys)).routes(), *page_routes()],
+        routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
         middleware=middleware,
         exception_handlers=_ERRORS,
         lifespan=lifespan,
@@ -61,42 +66,42 @@ def _is_open(path: str) -> bool:
     return path == "/health" or is_page(path)
 
 
-def _answer(request: Request, error: ApiError) -> Response:
+def _respond(request: Request, error: ApiError) -> Response:
     record_of(request.scope).error = error.body["error"]["code"] or str(error.status)
     return error.response()
 
 
-def _as(convert: Callable[[Any], ApiError]) -> ExceptionHandler:
+def _handler(convert: Callable[[Any], ApiError]) -> ExceptionHandler:
     async def handler(request: Request, error: Exception) -> Response:
-        return _answer(request, convert(error))
+        return _respond(request, convert(error))
 
     return handler
 
 
-async def _gone(_: Request, error: Exception) -> Response:
+async def _disconnected(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}."
-    return _answer(request, ApiError(error.status_code, message, headers=error.headers))
+    return _respond(request, ApiError(error.status_code, message, headers=error.headers))
 
 
-async def _mistake(request: Request, error: Exception) -> Response:
-    # Starlette re-raises it afterwards, so that the traceback is in the log.
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # Starlette raises it again afterwards, so that the traceback is in the log.
     message = f"The server made a mistake; its log has more (request {record_of(request.scope).id})."
-    return _answer(request, ApiError(500, message, type="server_error"))
+    return _respond(request, ApiError(500, message, type="server_error"))
 
 
 _ERRORS: Mapping[Any, ExceptionHandler] = {
-    ApiError: _as(lambda error: error),
-    RequestFailedError: _as(request_failed),
-    QueueFullError: _as(lambda error: queue_full(str(error))),
-    EngineDownError: _as(lambda error: engine_down(str(error))),
-    ModelNotLoadedError: _as(lambda error: not_loaded(str(error))),
-    ClientDisconnect: _gone,
-    HTTPException: _http,
-    Exception: _mistake,
+    ApiError: _handler(lambda error: error),
+    RequestFailedError: _handler(request_failed),
+    QueueFullError: _handler(lambda error: queue_full(str(error))),
+    EngineDownError: _handler(lambda error: engine_down(str(error))),
+    ModelNotLoadedError: _handler(lambda error: not_loaded(str(error))),
+    ClientDisconnect: _disconnected,
+    HTTPException: _http_error,
+    Exception: _internal_error,
 }
-"""OpenAI's form for everything that goes wrong."""
+"""What answers each kind of error, in OpenAI's form."""

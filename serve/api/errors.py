@@ -1,17 +1,38 @@
-"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}``.
+
+Tested in tests/serve/test_server.py, tests/serve/test_official_client.py, tests/serve/test_deadlines.py.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated
 
+from pydantic import ConfigDict, Field, with_config
 from starlette.responses import JSONResponse
+from typing_extensions import TypedDict
 
 from data.errors import nearest
 from serve.pool.request_stream import RequestFailedError
 
 
+@with_config(ConfigDict(extra="forbid"))
+class ErrorDetail(TypedDict):
+    message: Annotated[str, Field(description="what is wrong, and what would be right")]
+    type: Annotated[str, Field(description="invalid_request_error, rate_limit_error, timeout_error or server_error")]
+    param: Annotated[str | None, Field(description="the field that is meant")]
+    code: Annotated[str | None, Field(description="for programs, such as context_length_exceeded or queue_full")]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Error(TypedDict):
+    """The body of every response that is not a success."""
+
+    error: ErrorDetail
+
+
 class ApiError(Exception):
-    """An answer other than success."""
+    """Ends a request with an error response."""
 
     def __init__(
         self,
@@ -21,19 +42,19 @@ class ApiError(Exception):
         type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
-        self.body = {"error": {"message": message, "type": type, "param": param, "code": code}}
+        self.body = Error(error=ErrorDetail(message=message, type=type, param=param, code=code))
 
     def response(self) -> JSONResponse:
-        """The HTTP answer."""
+        """The HTTP response."""
         return JSONResponse(self.body, status_code=self.status, headers=self.headers)
 
 
 def no_such_model(model: str, models: list[str]) -> ApiError:
-    """404 that names the nearest; ``model`` is any text."""
+    """404 that names the nearest of ``models``; ``model`` is any text."""
     hint = nearest(model[:100], models) if len(models) > 1 else ""
     there = ", ".join(repr(each) for each in models[:20])
     message = f"There is no model {model[:100]!r} here; {hint + ' ' if hint else ''}this server has {there}."
@@ -41,28 +62,29 @@ def no_such_model(model: str, models: list[str]) -> ApiError:
 
 
 def queue_full(message: str) -> ApiError:
-    """429; a second is about what a place in the queue takes to come free."""
+    """429. A place in the queue becomes free after about a second."""
     return ApiError(429, message, type="rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
 
 
 def engine_down(message: str) -> ApiError:
-    """503."""
+    """503 while there is no engine."""
     return ApiError(503, message, type="server_error", code="engine_unavailable", headers={"Retry-After": "2"})
 
 
 def out_of_time(message: str) -> ApiError:
-    """408. OpenAI's client would ask again by itself; whoever set the limit has given up."""
+    """408 for a request whose time is over."""
+    # OpenAI's client would try again by itself, although the caller who set the limit has given up.
     headers = {"x-should-retry": "false"}
     return ApiError(408, message, type="timeout_error", param="timeout_s", code="deadline_exceeded", headers=headers)
 
 
 def not_loaded(message: str) -> ApiError:
-    """503 for a model that is configured and cannot be loaded."""
+    """503 for a model that is configured but cannot be loaded."""
     return ApiError(503, message, type="server_error", code="model_unavailable", headers={"Retry-After": "5"})
 
 
 def request_failed(error: RequestFailedError, *, param: str = "prompt") -> ApiError:
-    """What the engine said of a request; ``param`` is the field that it takes its tokens from."""
+    """The error for a request that the engine refused or lost. ``param`` is the field that its tokens came from."""
     if error.code == "context_length_exceeded":
         return ApiError(400, str(error), param=param, code=error.code)
     if error.code == "invalid_request":
@@ -72,9 +94,3 @@ def request_failed(error: RequestFailedError, *, param: str = "prompt") -> ApiEr
     if error.code == "engine_died":
         return ApiError(503, str(error), type="server_error", code=error.code, headers={"Retry-After": "2"})
     return ApiError(500, str(error), type="server_error", code=error.code)
-
-
-def error_body(error: Exception) -> dict[str, Any]:
-    """For a stream that has already begun and cannot change its status."""
-    assert isinstance(error, RequestFailedError)
-    return request_failed(error).body

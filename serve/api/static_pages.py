@@ -1,6 +1,8 @@
-"""The web pages at ``/`` and ``/docs``: static files of the package, nothing from elsewhere, nothing secret.
+"""The web pages at ``/`` and ``/docs``: static files of the package, without anything from other sites or secrets.
 
 The colours are those of the training report: ``slm/web/colors.css``.
+
+Tested in tests/browser/test_page.py, tests/browser/test_docs.py, tests/serve/test_reliability_keys.py.
 """
 
 from __future__ import annotations
@@ -26,30 +28,30 @@ _HEADERS = {
 
 
 def is_page(path: str) -> bool:
-    """Whether a path belongs to a page, which asks for the key itself and so must load without it."""
+    """Whether a path belongs to a page. Pages load without a key, since they ask the user for it."""
     return path in ("/", "/docs") or path.startswith("/web/")
 
 
 def page_routes() -> list[Route]:
-    """The routes. The files are read once."""
+    """The routes of the pages. Their files are read once, now."""
     folders = resources.files("serve.api") / "web", resources.files("slm") / "web"
     paths = {path.name: path for folder in folders for path in folder.iterdir()}
     suffix = {name: name[name.rfind(".") :] for name in paths}
     files = {name: paths[name].read_bytes() for name, kind in suffix.items() if kind in _TYPES}
 
-    def answer(name: str) -> Response:
+    def respond(name: str) -> Response:
         return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)
 
     async def page(_: Request) -> Response:
-        return answer("index.html")
+        return respond("index.html")
 
     async def docs(_: Request) -> Response:
-        return answer("docs.html")
+        return respond("docs.html")
 
     async def file(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files:
             raise ApiError(404, f"GET /web/{name[:100]}: Not Found.")
-        return answer(name)
+        return respond(name)
 
     return [Route("/", page), Route("/docs", docs), Route("/web/{name}", file)]

@@ -4,7 +4,7 @@
 import httpx
 import pytest
 
-from serve.api.routes import Routes
+from serve.api.routes.table import api_routes
 from serve.api.static_pages import is_page, page_routes
 from serve.config import ServerOptions
 from serve.engine.config import EngineConfig
@@ -14,7 +14,7 @@ from serve.pool.model_pool import Pool, Served
 def every_route(model_path) -> list[tuple[str, str]]:
     """(method, path) of all routes, from the application itself: one that is added is checked, too."""
     pool = Pool([Served("tiny", EngineConfig(model_path=model_path))], budget=None, max_waiting=1)
-    routes = [*Routes(pool, ServerOptions(), keyed=True).routes(), *page_routes()]
+    routes = [*api_routes(pool, ServerOptions(), keyed=True), *page_routes()]
     return sorted((method, route.path) for route in routes for method in route.methods)
 
 

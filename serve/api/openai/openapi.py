@@ -1,6 +1,7 @@
-"""The OpenAPI document: every route with its bodies, limits, defaults, answers and errors.
+"""The OpenAPI document: every route with its bodies, limits, defaults, responses and errors.
 
-Written out here, since the routes read their bodies by hand (limits, OpenAI's form of errors).
+It is written out here because the routes read their bodies themselves: for the limits, and for OpenAI's form of errors.
+The shapes of the bodies come from the types that the routes use.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from serve.api.errors import Error
 from serve.api.openai import response_shapes
 from serve.api.openai.parsing import IGNORED
 from serve.api.openai.requests import (
@@ -25,8 +27,8 @@ from serve.api.openai.responses import ResponsesRequest
 from serve.config import ServerOptions
 
 _REF = "#/components/schemas/{model}"
-_STREAM = """With `stream` the answer is `text/event-stream`: events `data: {...}` as the text is made. It ends in
-`data: [DONE]` only when all went well; after an error the last event is an error object."""
+_STREAM = """With `stream` the response is `text/event-stream`: events `data: {...}` while the text is generated. It
+ends in `data: [DONE]` only on success; after an error the last event is an error object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +37,9 @@ class _Post:
     summary: str
     about: str
     body: type[BaseModel]
-    answer: type[BaseModel]
-    event: type[BaseModel] | None = None
-    """What a stream's events are."""
+    response: type
+    event: type | None = None
+    """The type of a stream's events."""
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -55,7 +57,7 @@ _POSTS: dict[str, _Post] = {
         about="The messages become a prompt by the template in the model's file, or a plain `User:` / `Assistant:` "
         "form where it has none. " + _STREAM,
         body=ChatRequest,
-        answer=response_shapes.ChatCompletion,
+        response=response_shapes.ChatCompletion,
         event=response_shapes.ChatCompletionChunk,
         examples={
             "A message": {"messages": _HELLO, "max_tokens": 60},
@@ -69,10 +71,10 @@ _POSTS: dict[str, _Post] = {
     ),
     "/v1/completions": _Post(
         tag="Generation",
-        summary="A text goes on",
+        summary="The continuation of a text",
         about="One text or several, as text or as token ids. " + _STREAM,
         body=CompletionRequest,
-        answer=response_shapes.Completion,
+        response=response_shapes.Completion,
         event=response_shapes.Completion,
         examples={
             "A text": {"prompt": "Once upon a time", "max_tokens": 60},
@@ -88,27 +90,27 @@ _POSTS: dict[str, _Post] = {
     "/v1/responses": _Post(
         tag="Generation",
         summary="A chat in OpenAI's newer form",
-        about="Nothing is remembered: every request has the whole conversation. With `stream` the answer is "
+        about="The server stores nothing: every request has the whole conversation. With `stream` the response is "
         "`text/event-stream` of OpenAI's named events, the last `response.completed`, `response.incomplete` or "
         "`error`.",
         body=ResponsesRequest,
-        answer=response_shapes.Response,
+        response=response_shapes.Response,
         examples={"A question": {"input": "Tell me of a fox.", "max_output_tokens": 60}},
     ),
     "/v1/embeddings": _Post(
         tag="Tokens and embeddings",
         summary="Texts as vectors",
-        about="The mean over the tokens of the last layer, of length 1.",
+        about="The mean of the last layer's output over the tokens, scaled to length 1.",
         body=EmbeddingRequest,
-        answer=response_shapes.Embeddings,
+        response=response_shapes.Embeddings,
         examples={"Two texts": {"input": ["the red fox", "a blue boat"]}},
     ),
     "/tokenize": _Post(
         tag="Tokens and embeddings",
         summary="A text's token ids",
-        about="`content` is llama-server's form, `prompt` with `add_special_tokens` vLLM's; one of them is needed.",
+        about="`content` is llama-server's form, `prompt` with `add_special_tokens` vLLM's; give one of them.",
         body=TokenizeRequest,
-        answer=response_shapes.Tokens,
+        response=response_shapes.Tokens,
         examples={"A text": {"content": "Once upon a time"}},
     ),
     "/detokenize": _Post(
@@ -116,21 +118,36 @@ _POSTS: dict[str, _Post] = {
         summary="The text of token ids",
         about="Control tokens are no text, and bytes that make no character show as U+FFFD.",
         body=DetokenizeRequest,
-        answer=response_shapes.Text,
+        response=response_shapes.Text,
         examples={"Three tokens": {"tokens": [1, 2, 3]}},
     ),
 }
 
 _ERRORS = {
-    "400": "The body, a field of it, or the prompt's length is not what it should be; `param` names the field.",
+    "400": "The body, a field of it, or the prompt's length is wrong; `param` names the field.",
     "401": "No key, or a wrong one.",
     "404": "There is no such model.",
-    "408": "The body came too slowly, or the request's time was over before the first token.",
-    "413": "The body is longer than the server takes.",
-    "429": "As many requests wait as may; `Retry-After` says when to try again.",
-    "500": "The engine or the server made a mistake.",
+    "408": "The body arrived too slowly, or the request's time was over before the first token.",
+    "413": "The body is longer than the server accepts.",
+    "429": "The queue is full; `Retry-After` says when to try again.",
+    "500": "An internal error of the engine or the server.",
     "503": "The engine is being started, or the model cannot be loaded.",
 }
+
+_RESPONSES: list[type] = [
+    response_shapes.Completion,
+    response_shapes.ChatCompletion,
+    response_shapes.ChatCompletionChunk,
+    response_shapes.Response,
+    response_shapes.Embeddings,
+    response_shapes.Tokens,
+    response_shapes.Text,
+    response_shapes.TokenizerInfo,
+    response_shapes.Model,
+    response_shapes.Models,
+    response_shapes.Health,
+    Error,
+]
 
 
 def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
@@ -138,15 +155,17 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"post": _post(post, keyed)} for path, post in _POSTS.items()}
     paths |= _gets(keyed)
     _, bodies = models_json_schema([(post.body, "validation") for post in _POSTS.values()], ref_template=_REF)
-    _, answers = models_json_schema([(each, "serialization") for each in response_shapes.ANSWERS], ref_template=_REF)
-    schemas = {**bodies["$defs"], **answers["$defs"]}
+    _, responses = TypeAdapter.json_schemas(
+        [(each.__name__, "serialization", TypeAdapter(each)) for each in _RESPONSES], ref_template=_REF
+    )
+    schemas = {**bodies["$defs"], **responses["$defs"]}
     for post in _POSTS.values():
         schema = schemas[post.body.__name__]
         schema.pop("description", None)
         _set_limits(schema["properties"], options)
         _allow_nulls(schema)
         if post.tag == "Generation":
-            schema["properties"] |= {name: {"description": "accepted, and without effect"} for name in sorted(IGNORED)}
+            schema["properties"] |= {name: {"description": "accepted, without effect"} for name in sorted(IGNORED)}
     schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
     schemas = _tidied(schemas)
     out: dict[str, Any] = {
@@ -155,7 +174,7 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
             "title": "slm",
             "version": metadata.version("slm"),
             "description": f"A language model over OpenAI's API. Bodies are JSON objects of at most "
-            f"{options.max_body_bytes / 2**20:g} MiB; a field that is not known is an error, null means not given.",
+            f"{options.max_body_bytes / 2**20:g} MiB; an unknown field is an error, null means not given.",
         },
         "tags": [{"name": name} for name in ("Generation", "Tokens and embeddings", "Models and state")],
         "paths": paths,
@@ -176,7 +195,7 @@ def _set_limits(properties: dict[str, Any], options: ServerOptions) -> None:
 
 
 def _tidied(schema: Any) -> Any:
-    """Without the titles that pydantic makes of names, and with an object's limit under its right name."""
+    """Without the titles that pydantic makes from names, and with ``maxProperties`` as an object's limit."""
     if isinstance(schema, list):
         return [_tidied(each) for each in schema]
     if not isinstance(schema, dict):
@@ -188,7 +207,7 @@ def _tidied(schema: Any) -> Any:
 
 
 def _allow_nulls(schema: dict[str, Any]) -> None:
-    # A null is how some clients say "not given".
+    # Some clients send null for a field that is not given.
     for name, each in schema["properties"].items():
         if name in schema.get("required", ()):
             continue
@@ -202,30 +221,30 @@ def _allow_nulls(schema: dict[str, Any]) -> None:
             each["anyOf"] = [kept, {"type": "null"}]
 
 
-def _ref(cls: type[BaseModel]) -> dict[str, str]:
+def _ref(cls: type) -> dict[str, str]:
     return {"$ref": _REF.format(model=cls.__name__)}
 
 
-def _json(cls: type[BaseModel]) -> dict[str, Any]:
+def _json(cls: type) -> dict[str, Any]:
     return {"application/json": {"schema": _ref(cls)}}
 
 
 def _errors(*statuses: str, keyed: bool) -> dict[str, Any]:
     wanted = sorted({*statuses, *(("401",) if keyed else ())})
-    return {status: {"description": _ERRORS[status], "content": _json(response_shapes.Error)} for status in wanted}
+    return {status: {"description": _ERRORS[status], "content": _json(Error)} for status in wanted}
 
 
 _ID = {
     "name": "x-request-id",
     "in": "header",
     "required": False,
-    "description": "the request's name in the access log, given back in the answer; default: a random one",
+    "description": "the request's id in the access log, sent back with the response; default: random",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=-]{1,128}$"},
 }
 
 
 def _post(post: _Post, keyed: bool) -> dict[str, Any]:
-    content = _json(post.answer)
+    content = _json(post.response)
     if post.tag == "Generation":
         events = _ref(post.event) if post.event is not None else {"type": "object"}
         content["text/event-stream"] = {"schema": {"type": "string", "description": "server-sent events"}}
@@ -238,7 +257,7 @@ def _post(post: _Post, keyed: bool) -> dict[str, Any]:
         "parameters": [_ID],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            "200": {"description": "The response", "content": content},
             **_errors("400", "404", "408", "413", "429", "500", "503", keyed=keyed),
         },
     }
@@ -250,7 +269,7 @@ def _get(summary: str, ok: dict[str, Any], more: dict[str, Any], *parameters: di
             "tags": ["Models and state"],
             "summary": summary,
             "parameters": [*parameters, _ID],
-            "responses": {"200": {"description": "The answer", "content": ok}, **more},
+            "responses": {"200": {"description": "The response", "content": ok}, **more},
         }
     }
 
@@ -266,13 +285,13 @@ def _gets(keyed: bool) -> dict[str, Any]:
             "One model", _json(response_shapes.Model), _errors("404", keyed=keyed), {**name, "in": "path"}
         ),
         "/tokenizer_info": _get(
-            "What goes with a model's tokens: its special ones, and its chat template",
+            "A model's special tokens and its chat template",
             _json(response_shapes.TokenizerInfo),
             _errors("404", "408", "429", "503", keyed=keyed),
             asked,
         ),
-        "/health": _get("Whether there is an engine that is ready", _json(response_shapes.Health), starting),
-        "/metrics": _get("Figures for Prometheus, named slm_*", text, _errors(keyed=keyed)),
+        "/health": _get("Whether an engine is ready", _json(response_shapes.Health), starting),
+        "/metrics": _get("Metrics for Prometheus, named slm_*", text, _errors(keyed=keyed)),
     }
     paths["/health"]["get"]["security"] = []
     return paths

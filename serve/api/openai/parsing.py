@@ -1,7 +1,9 @@
-"""JSON bytes to a validated body, every mistake told as OpenAI's clients expect it.
+"""From JSON bytes to a validated request body; every mistake is reported as OpenAI's clients expect.
 
-Fields that would not change the text are accepted and ignored; those that would, and are not supported, are refused
-by name.
+Unsupported fields that would not change the text are accepted and ignored. Those that would change it are refused by
+name.
+
+Tested in tests/serve/api/openai/test_requests.py, tests/serve/test_reliability_fuzz.py, tests/serve/test_fuzz.py.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _UNSUPPORTED = {
     "truncation",
     "max_tool_calls",
 }
-# Values of unsupported fields that ask for what happens anyway.
+# Values of unsupported fields that ask for what the server does anyway.
 _HARMLESS = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -69,7 +71,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def parse(cls: type[Body], raw: bytes) -> Body:
     """A validated body from JSON bytes; every mistake is an ``ApiError`` 400 that names the parameter."""
-    # A body of a million lists would be searched for cycles, which it cannot have, again and again.
+    # JSON cannot hold reference cycles; the collector would look for them in a body of a million lists again and again.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +90,7 @@ def _parse(cls: type[Body], raw: bytes) -> Body:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"The body must be a JSON object, not {_json_type(value)}.", code="invalid_json")
-    # A null is how some clients say "not given".
+    # Some clients send null for a field that is not given.
     fields = {key: each for key, each in value.items() if each is not None}
     del value
     for key in list(fields):
@@ -112,7 +114,7 @@ def _value(raw: bytes) -> Any:
     try:
         return from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        # Half of a surrogate pair, which programs that cut texts in UTF-16 send, is JSON. Only this reader takes it.
+        # Half of a surrogate pair is valid JSON (programs that cut UTF-16 text send it). Only Python's parser takes it.
         if "hex escape" not in str(error):
             raise
     return json.loads(raw, parse_constant=_refuse_constant)
@@ -134,9 +136,9 @@ def _json_type(value: Any) -> str:
 
 def _explain(error: ValidationError, cls: type[BaseModel]) -> ApiError:
     errors = error.errors(include_url=False, include_input=False)
-    # Of the branches of a union, the one that the value came furthest with is the one that was meant.
+    # Of a union's branches, the caller meant the one where the error lies deepest.
     first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    # Names of branches ("str", "list[str]") say nothing to a caller.
+    # A union's branches ("str", "list[str]") are in the path too; their names mean nothing to a caller.
     path = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     param = ".".join(path)[:200]
     top = str(first["loc"][0])

@@ -1,8 +1,7 @@
-"""Request bodies, validated strictly before anything else sees them, and their way into engine commands.
+"""Request bodies, strictly validated, and what the engine gets from them. That of /v1/responses is in ``responses.py``.
 
-The fields are OpenAI's; ``top_k``, ``min_p``, ``typical_p``, ``repeat_penalty``, ``repeat_last_n`` and ``ignore_eos``
-are llama.cpp's names for what OpenAI lacks. Fields that would not change the text are accepted and ignored; those
-that would, and are not supported, are refused by name, never silently dropped.
+The fields are OpenAI's. Those that OpenAI lacks have llama.cpp's names: ``top_k``, ``min_p``, ``typical_p``,
+``repeat_penalty``, ``repeat_last_n`` and ``ignore_eos``. ``parsing.py`` decides about all other fields.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MAX_SEED = 2**63 - 1
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# A list of a million mistakes is refused at the first (`fail_fast`): to tell each of them would take seconds.
+# `fail_fast` refuses a list at its first mistake: to report a million of them would take seconds.
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
@@ -70,8 +69,10 @@ class JsonObjectFormat(Strict):
 class JsonSchema(Strict):
     name: str = Field(max_length=256)
     description: str | None = None
-    schema_: dict[str, Any] = Field({}, alias="schema", description="JSON Schema; see the docs for what is supported")
-    strict: bool | None = Field(None, description="the schema is always kept to")
+    schema_: dict[str, Any] = Field(
+        default={}, alias="schema", description="JSON Schema; the docs list what is supported"
+    )
+    strict: bool | None = Field(default=None, description="accepted; the schema always holds")
 
 
 class JsonSchemaFormat(Strict):
@@ -82,44 +83,57 @@ class JsonSchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class Routed(Strict):
-    """What every request may say."""
+class ModelRequest(Strict):
+    """The fields of every request to a model."""
 
-    model: str | None = Field(None, max_length=512, description="a name that /v1/models tells; default: the first")
+    model: str | None = Field(default=None, max_length=512, description="a name from /v1/models; default: the first")
     timeout_s: Number | None = Field(
-        None, gt=0, le=MAX_TIMEOUT_S, description="seconds for the whole request; then it ends with what there is"
+        default=None,
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        description="seconds for the whole request, which then ends with the text so far",
     )
 
 
-class _Generation(Routed):
+class _GenerationRequest(ModelRequest):
     """What completions and chat completions share."""
 
-    temperature: Number = Field(1.0, ge=0, le=10, description="0: always the likeliest token")
-    top_p: Number = Field(1.0, ge=0, le=1, description="of the likeliest tokens, as many as have this share")
-    top_k: int = Field(0, ge=-1, le=2**31 - 1, description="of the likeliest tokens, so many; 0 or -1: all")
-    min_p: Number = Field(0.0, ge=0, le=1, description="no token below this part of the likeliest one's share")
-    typical_p: Number = Field(1.0, ge=0, le=1, description="locally typical sampling; 1: off")
-    repeat_penalty: Number = Field(1.0, ge=0.01, le=10, description="of tokens that have occurred; 1: off")
-    repeat_last_n: int = Field(64, ge=0, le=65536, description="tokens that the penalties look back")
-    frequency_penalty: Number = Field(0.0, ge=-2, le=2, description="for each time that a token has occurred")
-    presence_penalty: Number = Field(0.0, ge=-2, le=2, description="for tokens that have occurred")
+    temperature: Number = Field(default=1.0, ge=0, le=10, description="0: always the most likely token")
+    top_p: Number = Field(
+        default=1.0, ge=0, le=1, description="sample from the most likely tokens that together have this probability"
+    )
+    top_k: int = Field(
+        default=0, ge=-1, le=2**31 - 1, description="sample from this many of the most likely tokens; 0 or -1: all"
+    )
+    min_p: Number = Field(
+        default=0.0, ge=0, le=1, description="no token with less than this part of the most likely token's probability"
+    )
+    typical_p: Number = Field(default=1.0, ge=0, le=1, description="locally typical sampling; 1: off")
+    repeat_penalty: Number = Field(default=1.0, ge=0.01, le=10, description="for tokens that have occurred; 1: off")
+    repeat_last_n: int = Field(default=64, ge=0, le=65536, description="how many tokens the penalties look back")
+    frequency_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for each time that a token has occurred")
+    presence_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for tokens that have occurred")
     logit_bias: Annotated[
         dict[str, Annotated[Number, Field(ge=-100, le=100)]],
         BeforeValidator(_few_fields),
         Field(max_length=MAX_FIELDS),
     ] = {}
     seed: int | None = Field(
-        None, ge=-_MAX_SEED - 1, le=_MAX_SEED, description="the same seed gives the same text; default: a random one"
+        default=None,
+        ge=-_MAX_SEED - 1,
+        le=_MAX_SEED,
+        description="the same seed gives the same text; default: random",
     )
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = []
-    n: int = Field(1, ge=1, le=128, description="choices for each prompt, the seed of each one higher")
-    ignore_eos: bool = Field(False, description="go on after an end-of-text token")
+    n: int = Field(default=1, ge=1, le=128, description="choices for each prompt; the seed of each is one higher")
+    ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
     speculate: bool | None = Field(
-        None, description="whether guessed tokens may be checked, where the server makes any; default: without a seed"
+        default=None,
+        description="whether draft tokens may be used (serve.speculate); default: only without a seed",
     )
     response_format: ResponseFormat | None = None
-    grammar: str | None = Field(None, max_length=MAX_BYTES, description="GBNF, llama.cpp's form of a grammar")
-    stream: bool = Field(False, description="text as it is made, in server-sent events")
+    grammar: str | None = Field(default=None, max_length=MAX_BYTES, description="a grammar in llama.cpp's GBNF")
+    stream: bool = Field(default=False, description="send the text as it is generated, in server-sent events")
     stream_options: StreamOptions | None = None
 
     def stops(self) -> tuple[str, ...]:
@@ -176,26 +190,35 @@ class _Generation(Routed):
         )
 
     @property
+    def may_use_cache(self) -> bool:
+        """False with a seed: its caller wants the same text again, and the cache's other rounding could change it."""
+        return self.seed is None
+
+    @property
     def may_speculate(self) -> bool:
-        """Who names a seed wants the same text again, which rounding could spoil."""
+        """By default False with a seed, for the same reason."""
         return self.seed is None if self.speculate is None else self.speculate
 
     @property
     def include_usage(self) -> bool:
+        """Whether a stream ends in a chunk with usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionRequest(_Generation):
+class CompletionRequest(_GenerationRequest):
     """POST /v1/completions"""
 
     prompt: str | Annotated[Texts, Field(max_length=128)] | Tokens | Annotated[TokenLists, Field(max_length=128)] = (
         Field(description="text, token ids, or a list of either")
     )
-    max_tokens: int = Field(16, ge=0, le=2**31 - 1, description="cut at the context's end")
+    max_tokens: int = Field(default=16, ge=0, le=2**31 - 1, description="generation also ends at the context's end")
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="log-probabilities of the tokens, and of so many likeliest ones"
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="log-probabilities of the tokens, and of this many most likely ones",
     )
-    echo: bool = Field(False, description="the prompt, too, with its log-probabilities where they are asked for")
+    echo: bool = Field(default=False, description="begin with the prompt, with its log-probabilities if asked for")
 
     def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
         """One entry per prompt; raises ``ApiError`` for an id outside the vocabulary."""
@@ -217,14 +240,14 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatRequest(_Generation):
+class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions"""
 
     messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
-    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="the older name")
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="default: the context")
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="the older name")
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
     def limit(self) -> int | None:
         """Most tokens to generate; None: as far as the context goes."""
@@ -237,7 +260,7 @@ class ChatRequest(_Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class EmbeddingRequest(Routed):
+class EmbeddingRequest(ModelRequest):
     """POST /v1/embeddings"""
 
     input: (
@@ -247,7 +270,7 @@ class EmbeddingRequest(Routed):
         | Annotated[TokenLists, Field(max_length=MAX_INPUTS)]
     ) = Field(description="text, token ids, or a list of either")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="only the model's own width")
+    dimensions: int | None = Field(default=None, ge=1, description="only the model's own width")
 
     def inputs(self, info: ModelInfo) -> tuple[str | tuple[int, ...], ...]:
         """One entry per input; raises ``ApiError`` for an id outside the vocabulary or another width."""
@@ -260,14 +283,16 @@ class EmbeddingRequest(Routed):
         return tuple(inputs)
 
 
-class TokenizeRequest(Routed):
+class TokenizeRequest(ModelRequest):
     """POST /tokenize"""
 
     content: str | None = None
-    add_special: bool = Field(False, description="put BOS first where the model's file asks for it")
-    parse_special: bool = Field(False, description="read special tokens spelled in the text as such")
-    prompt: str | None = Field(None, description="instead of content: the text, its special tokens read as such")
-    add_special_tokens: bool = Field(True, description="with prompt: what add_special is with content")
+    add_special: bool = Field(default=False, description="put BOS first where the model's file asks for it")
+    parse_special: bool = Field(default=False, description="read special tokens spelled in the text as such")
+    prompt: str | None = Field(
+        default=None, description="instead of content: a text whose special tokens are read as such"
+    )
+    add_special_tokens: bool = Field(default=True, description="with prompt: what add_special is with content")
 
     def text(self) -> tuple[str, bool, bool]:
         """The text, whether BOS comes first, and whether special tokens are read. Raises ``ApiError``."""
@@ -279,7 +304,7 @@ class TokenizeRequest(Routed):
         raise ApiError(400, "content must be given, or prompt, and not both.", param="content", code=code)
 
 
-class DetokenizeRequest(Routed):
+class DetokenizeRequest(ModelRequest):
     """POST /detokenize"""
 
     tokens: list[TokenId] = Field(max_length=MAX_TOKENS, fail_fast=True)

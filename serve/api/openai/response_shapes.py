@@ -1,104 +1,125 @@
-"""The shapes of answers, for the schema at /openapi.json. A test holds real answers against them."""
+"""The shapes of response bodies: the routes build their answers from them, and /openapi.json describes them.
+
+They are plain dictionaries at run time, so that a chunk of a stream costs no validation. A type checker compares what
+is built with them, and so does a test with real answers.
+
+Tested in tests/serve/api/openai/test_openapi.py.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,  # pydantic reads typing's own only from Python 3.12 on
+)
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
-Finish = Literal["stop", "length"]
+from serve.engine.messages import FinishReason
+from serve.pool.model_pool import State
 
+ResponseStatus = Literal["in_progress", "completed", "incomplete"]
 
-class _Said(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ErrorDetail(_Said):
-    message: str = Field(description="what is wrong, and what would be right")
-    type: str = Field(description="invalid_request_error, rate_limit_error, timeout_error or server_error")
-    param: str | None = Field(description="the field that is meant")
-    code: str | None = Field(description="for programs, such as context_length_exceeded or queue_full")
-
-
-class Error(_Said):
-    """Every answer that is no success."""
-
-    error: ErrorDetail
+_closed = with_config(ConfigDict(extra="forbid"))
+"""No other fields."""
 
 
-class PromptTokensDetails(_Said):
-    cached_tokens: int = Field(description="of the prompt, how many had been computed before")
+@_closed
+class PromptTokensDetails(TypedDict):
+    cached_tokens: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
 
 
-class CompletionTokensDetails(_Said):
-    accepted_prediction_tokens: int = Field(description="tokens that were guessed before, and right")
-    rejected_prediction_tokens: int = Field(description="wrong guesses, which cost time and are no tokens of the reply")
+@_closed
+class CompletionTokensDetails(TypedDict):
+    accepted_prediction_tokens: Annotated[int, Field(description="draft tokens that were accepted")]
+    rejected_prediction_tokens: Annotated[int, Field(description="draft tokens that were rejected")]
 
 
-class Usage(_Said):
+@_closed
+class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = Field(
-        None, description="where guesses were checked (serve.speculate)"
-    )
+    completion_tokens_details: NotRequired[
+        Annotated[
+            CompletionTokensDetails | None,
+            Field(default=None, description="with draft tokens (serve.speculate)"),
+        ]
+    ]
 
 
-class CompletionLogprobs(_Said):
+@_closed
+class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float | None] = Field(description="natural logarithms; null for a prompt's first token")
+    token_logprobs: Annotated[list[float | None], Field(description="natural; null for a prompt's first token")]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int] = Field(description="characters of text before the token")
+    text_offset: Annotated[list[int], Field(description="characters of text before the token")]
 
 
-class CompletionChoice(_Said):
+@_closed
+class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None = Field(description="null only in a stream, before the end")
+    finish_reason: Annotated[FinishReason | None, Field(description="null only in a stream, before the end")]
 
 
-class Completion(_Said):
-    """An answer, or an event of a stream; the last event is ``[DONE]``."""
+@_closed
+class Completion(TypedDict):
+    """A whole response, or an event of a stream. After the last event comes [DONE]."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None = Field(None, description="in a stream only where `stream_options.include_usage` asks for it")
+    usage: NotRequired[
+        Annotated[
+            Usage | None,
+            Field(default=None, description="in a stream: only if `stream_options.include_usage` asks"),
+        ]
+    ]
 
 
-class TopLogprob(_Said):
+@_closed
+class TopLogprob(TypedDict):
     token: str
     bytes: list[int]
     logprob: float
 
 
+@_closed
 class ChatLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(_Said):
+@_closed
+class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
     refusal: None
 
 
-class ChatMessage(_Said):
+@_closed
+class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str
     refusal: None
 
 
-class ChatChoice(_Said):
+@_closed
+class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: FinishReason
 
 
-class ChatCompletion(_Said):
+@_closed
+class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -107,58 +128,67 @@ class ChatCompletion(_Said):
     usage: Usage
 
 
-class ChatDelta(_Said):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
+@_closed
+class ChatDelta(TypedDict):
+    role: NotRequired[Annotated[Literal["assistant"] | None, Field(default=None)]]
+    content: NotRequired[Annotated[str | None, Field(default=None)]]
 
 
-class ChatChunkChoice(_Said):
+@_closed
+class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
+    finish_reason: FinishReason | None
 
 
-class ChatCompletionChunk(_Said):
-    """An event of a stream; the last event is ``[DONE]``."""
+@_closed
+class ChatCompletionChunk(TypedDict):
+    """An event of a stream. After the last event comes [DONE]."""
 
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
 
 
-class OutputText(_Said):
+@_closed
+class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
     logprobs: list[Any]
 
 
-class OutputMessage(_Said):
+@_closed
+class OutputMessage(TypedDict):
     type: Literal["message"]
     id: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ResponseStatus
     role: Literal["assistant"]
     content: list[OutputText]
 
 
-class IncompleteDetails(_Said):
+@_closed
+class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class InputTokensDetails(_Said):
+@_closed
+class InputTokensDetails(TypedDict):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(_Said):
+@_closed
+class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class ResponseUsage(_Said):
+@_closed
+class ResponseUsage(TypedDict):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -166,14 +196,15 @@ class ResponseUsage(_Said):
     total_tokens: int
 
 
-class Response(_Said):
-    """OpenAI's object of a response; the fields of what this server does not do say so."""
+@_closed
+class Response(TypedDict):
+    """OpenAI's response object. Features that this server lacks have fixed values."""
 
     id: str
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ResponseStatus
     background: Literal[False]
     error: None
     incomplete_details: IncompleteDetails | None
@@ -195,36 +226,42 @@ class Response(_Said):
     usage: ResponseUsage | None
 
 
-class Embedding(_Said):
+@_closed
+class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str = Field(description="of length 1; as text: base64 of little-endian float32")
+    embedding: Annotated[list[float] | str, Field(description="of length 1; base64 is of little-endian float32")]
 
 
-class EmbeddingUsage(_Said):
+@_closed
+class EmbeddingUsage(TypedDict):
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(_Said):
+@_closed
+class Embeddings(TypedDict):
     object: Literal["list"]
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
 
 
-class Tokens(_Said):
+@_closed
+class Tokens(TypedDict):
     tokens: list[int]
     count: int
-    max_model_len: int = Field(description="most tokens of one request, prompt and reply")
+    max_model_len: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
 
 
-class Text(_Said):
+@_closed
+class Text(TypedDict):
     content: str
-    prompt: str = Field(description="the same, under the name that vLLM gives it")
+    prompt: Annotated[str, Field(description="the same, under the name that vLLM gives it")]
 
 
-class TokenizerInfo(_Said):
+@_closed
+class TokenizerInfo(TypedDict):
     model: str
     bos_token: str | None
     eos_token: str | None
@@ -232,37 +269,37 @@ class TokenizerInfo(_Said):
     chat_template: str | None
 
 
-class ModelMeta(_Said):
+@_closed
+class ModelMeta(TypedDict):
     architecture: str
     n_params: int
-    size_bytes: int = Field(description="of all tensors")
+    size_bytes: Annotated[int, Field(description="of all tensors")]
     n_vocab: int
     n_embd: int
-    n_ctx_train: int = Field(description="tokens of context that it was trained with")
-    context: int = Field(description="most tokens of one request, prompt and reply")
-    chat_template: bool = Field(description="whether its file has one")
+    n_ctx_train: Annotated[int, Field(description="tokens of context in training")]
+    context: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
+    chat_template: Annotated[bool, Field(description="whether its file has one")]
 
 
-class Model(_Said):
+@_closed
+class Model(TypedDict):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    status: Literal["unloaded", "loading", "ready", "leaving", "restarting"]
-    meta: ModelMeta | None = Field(description="null when the file cannot be read")
+    status: State
+    meta: Annotated[ModelMeta | None, Field(description="null when the file cannot be read")]
 
 
-class Models(_Said):
+@_closed
+class Models(TypedDict):
     object: Literal["list"]
     data: list[Model]
 
 
-class Health(_Said):
+@_closed
+class Health(TypedDict):
     status: Literal["ok", "starting"]
-    models: dict[str, str] | None = Field(None, description="where there are several: what each is doing")
-
-
-ANSWERS: list[type[BaseModel]] = [
-    Completion, ChatCompletion, ChatCompletionChunk, Response, Embeddings, Tokens, Text, TokenizerInfo, Model, Models,
-    Health, Error,
-]  # fmt: skip
+    models: NotRequired[
+        Annotated[dict[str, str] | None, Field(default=None, description="the state of each of several models")]
+    ]

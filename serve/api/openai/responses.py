@@ -1,26 +1,39 @@
-"""/v1/responses without a memory: OpenAI's newer form of a chat, every request with all that was said.
+"""/v1/responses, OpenAI's newer form of a chat: request and response bodies.
 
-The request is turned into a chat request; the answer is one message. Nothing is stored, so
-``previous_response_id`` and the like are refused.
+The server stores nothing: every request holds the whole conversation, and ``previous_response_id`` and the like are
+refused. A request is turned into a chat request; the response is one message.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from serve.api.openai.completions import Answer
+from serve.api.errors import Error
 from serve.api.openai.requests import (
     ChatRequest,
     JsonObjectFormat,
+    JsonSchema,
     JsonSchemaFormat,
+    Message,
+    ModelRequest,
     Number,
-    Routed,
     Strict,
     TextFormat,
+)
+from serve.api.openai.response_builder import ResponseBuilder
+from serve.api.openai.response_shapes import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputMessage,
+    OutputText,
+    OutputTokensDetails,
+    Response,
+    ResponseStatus,
+    ResponseUsage,
 )
 from serve.engine.messages import Delta, PrefillDone
 
@@ -28,7 +41,7 @@ from serve.engine.messages import Delta, PrefillDone
 class ContentPart(Strict):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] = Field([])
+    annotations: list[Any] = Field(default=[])
     logprobs: list[Any] | None = None
 
 
@@ -40,10 +53,10 @@ class InputMessage(Strict):
     status: str | None = None
     phase: str | None = None
 
-    def as_chat(self) -> dict[str, str]:
-        """The message as the chat routes take it."""
+    def as_chat(self) -> Message:
+        """The message as the chat route takes it."""
         parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return {"role": self.role, "content": "".join(parts)}
+        return Message(role=self.role, content="".join(parts))
 
 
 class FlatJsonSchemaFormat(Strict):
@@ -60,42 +73,44 @@ class TextOptions(Strict):
     )
 
 
-class ResponsesRequest(Routed):
+class ResponsesRequest(ModelRequest):
     """POST /v1/responses"""
 
     input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="default: the context")
-    temperature: Number = Field(1.0, ge=0, le=10)
-    top_p: Number = Field(1.0, ge=0, le=1)
+    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
+    temperature: Number = Field(default=1.0, ge=0, le=10)
+    top_p: Number = Field(default=1.0, ge=0, le=1)
     stream: bool = False
     text: TextOptions = TextOptions()
 
     def as_chat(self) -> ChatRequest:
         """The same as a chat request."""
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
+            messages.append(Message(role="user", content=self.input))
         else:
             messages.extend(each.as_chat() for each in self.input)
-        wanted: Any = self.text.format
-        if isinstance(wanted, FlatJsonSchemaFormat):
-            inner = {"name": wanted.name, "schema": wanted.schema_}
-            wanted = JsonSchemaFormat.model_validate({"type": "json_schema", "json_schema": inner})
+        response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat
+        if isinstance(self.text.format, FlatJsonSchemaFormat):
+            inner = JsonSchema.model_validate({"name": self.text.format.name, "schema": self.text.format.schema_})
+            response_format = JsonSchemaFormat(type="json_schema", json_schema=inner)
+        else:
+            response_format = self.text.format
         return ChatRequest(
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            response_format=wanted,
+            response_format=response_format,
             stream=self.stream,
         )
 
 
-class ResponsesAnswer(Answer):
+class ResponsesBuilder(ResponseBuilder):
     """One message, whole or as the events of a stream."""
 
-    prefix, whole, part = "resp", "response", "response"
+    id_prefix: ClassVar[str] = "resp"
     named_events = True
     ends_in_done = False
 
@@ -103,93 +118,107 @@ class ResponsesAnswer(Answer):
         super().__init__(model=model, n_choices=1, n=1, with_logprobs=False)
         self._request = request
         self._message_id = f"msg_{secrets.token_hex(12)}"
-        self._number = 0
+        self._sequence_number = 0
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Response:
         """The response as it is now."""
         choice = self._choices[0]
-        status = {None: "in_progress", "length": "incomplete"}.get(choice.finish, "completed")
+        status = self._status()
         request = self._request
-        return {
-            "id": self.id.replace("-", "_", 1),
-            "object": "response",
-            "created_at": self.created,
-            "completed_at": int(time.time()) if status == "completed" else None,
-            "status": status,
-            "background": False,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "metadata": {},
-            "model": self.model,
-            "output": [self._message()] if choice.prompted is not None else [],
-            "parallel_tool_calls": False,
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "store": False,
-            "temperature": request.temperature,
-            "text": request.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": request.top_p,
-            "truncation": "disabled",
-            "usage": self._tokens() if choice.finish else None,
-        }
+        return Response(
+            id=self.id.replace("-", "_", 1),
+            object="response",
+            created_at=self.created,
+            completed_at=int(time.time()) if status == "completed" else None,
+            status=status,
+            background=False,
+            error=None,
+            incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata={},
+            model=self.model,
+            output=[self._message()] if choice.prompted is not None else [],
+            parallel_tool_calls=False,
+            previous_response_id=None,
+            reasoning={"effort": None, "summary": None},
+            store=False,
+            temperature=request.temperature,
+            text=request.text.model_dump(by_alias=True, exclude_none=True),
+            tool_choice="none",
+            tools=[],
+            top_p=request.top_p,
+            truncation="disabled",
+            usage=self._response_usage() if choice.finish else None,
+        )
 
-    def _tokens(self) -> dict[str, Any]:
+    def _status(self) -> ResponseStatus:
+        match self._choices[0].finish:
+            case None:
+                return "in_progress"
+            case "length":
+                return "incomplete"
+            case _:
+                return "completed"
+
+    def _response_usage(self) -> ResponseUsage:
         usage = self.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
-        }
+        return ResponseUsage(
+            input_tokens=usage["prompt_tokens"],
+            input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
+            output_tokens=usage["completion_tokens"],
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            total_tokens=usage["total_tokens"],
+        )
 
-    def _message(self) -> dict[str, Any]:
+    def _message(self) -> OutputMessage:
         choice = self._choices[0]
-        status = {None: "in_progress", "length": "incomplete"}.get(choice.finish, "completed")
-        content = [self._content("".join(choice.text))] if choice.finish else []
-        return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
-
-    @staticmethod
-    def _content(text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return OutputMessage(
+            type="message",
+            id=self._message_id,
+            status=self._status(),
+            role="assistant",
+            content=[_output_text("".join(choice.text))] if choice.finish else [],
+        )
 
     def chunks(self, index: int, event: PrefillDone | Delta) -> list[dict[str, Any]]:
-        """The events of a stream that an engine's event makes."""
+        """The events of a stream that an event of the engine makes."""
         if isinstance(event, PrefillDone):
-            begun = {**self.body(), "output": []}
+            begun = self.body()
+            begun["output"] = []
             return [
                 self._event("response.created", response=begun),
                 self._event("response.in_progress", response=begun),
                 self._event("response.output_item.added", output_index=0, item=self._message()),
-                self._event("response.content_part.added", **self._place(), part=self._content("")),
+                self._event("response.content_part.added", **self._position(), part=_output_text("")),
             ]
-        out = []
+        events = []
         if event.text:
-            out.append(self._event("response.output_text.delta", **self._place(), delta=event.text, logprobs=[]))
+            events.append(self._event("response.output_text.delta", **self._position(), delta=event.text, logprobs=[]))
         if event.finish:
             text, message = "".join(self._choices[0].text), self._message()
             kind = "response.completed" if message["status"] == "completed" else "response.incomplete"
-            out += [
-                self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-                self._event("response.content_part.done", **self._place(), part=self._content(text)),
+            events += [
+                self._event("response.output_text.done", **self._position(), text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._position(), part=_output_text(text)),
                 self._event("response.output_item.done", output_index=0, item=message),
                 self._event(kind, response=self.body()),
             ]
-        return out
+        return events
 
-    def _place(self) -> dict[str, Any]:
+    def error_chunk(self, error: Error) -> dict[str, Any]:
+        """The last event of a stream that fails."""
+        detail = error["error"]
+        return self._event("error", code=detail["code"], message=detail["message"], param=detail["param"])
+
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
-    def failure_chunk(self, error: dict[str, Any]) -> dict[str, Any]:
-        """For a stream that has begun."""
-        inner = error["error"]
-        return self._event("error", code=inner["code"], message=inner["message"], param=inner["param"])
-
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **fields}
+        self._sequence_number += 1
+        return {"type": kind, "sequence_number": self._sequence_number - 1, **fields}
+
+
+def _output_text(text: str) -> OutputText:
+    return OutputText(type="output_text", text=text, annotations=[], logprobs=[])

@@ -1,65 +1,75 @@
-"""From a request stream's events to the body of an answer, whole or streamed."""
+"""From the engine's events of a request to its response, whole or streamed.
+
+Tested in tests/serve/test_server.py, tests/serve/test_deadlines.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from serve.api.access_log import Record
-from serve.api.errors import error_body
-from serve.api.http import DONE, sse
-from serve.api.openai.completions import Answer
+from serve.api.errors import request_failed
+from serve.api.openai.response_builder import ResponseBuilder
+from serve.api.server_sent_events import DONE, encode_event
 from serve.engine.messages import Delta, PrefillDone
 from serve.pool.request_stream import RequestFailedError, RequestStream
 
 _GRACE_S = 2.0
-"""The engine ends what is over its time by itself; one that hangs cannot."""
+"""The engine ends requests whose time is over by itself; an engine that hangs cannot."""
 
 
-def end_in_time(request_stream: RequestStream, ends_at: float | None) -> asyncio.TimerHandle | None:
-    """Fails the request some time after ``ends_at`` (the loop's clock), whatever the engine does. To be cancelled."""
+def expire_later(request_stream: RequestStream, ends_at: float | None) -> asyncio.TimerHandle | None:
+    """Fails the request a while after ``ends_at`` (the loop's clock), whatever the engine does.
+
+    The caller cancels the timer when the request has ended. None where there is no limit.
+    """
     if ends_at is None:
         return None
     return asyncio.get_running_loop().call_at(ends_at + _GRACE_S, request_stream.expire)
 
 
-async def collect(request_stream: RequestStream, answer: Answer, record: Record) -> None:
-    """Takes all events. Raises ``RequestFailedError``."""
+async def collect(request_stream: RequestStream, builder: ResponseBuilder, record: Record) -> None:
+    """Gives all events to the builder. Raises ``RequestFailedError``."""
     while not request_stream.done:
         for index, event in await request_stream.next_events():
-            record.see(event)
-            answer.take(index, event)
+            record.add(event)
+            builder.add(index, event)
 
 
 async def stream(
     request_stream: RequestStream,
-    answer: Answer,
+    builder: ResponseBuilder,
     events: list[tuple[int, PrefillDone | Delta]],
     record: Record,
     include_usage: bool,
 ) -> AsyncIterator[bytes]:
-    """Bodies of server-sent events; one per engine step, so that a step is one write."""
+    """The response as server-sent events. ``events`` are the first of the stream, which the caller has taken.
 
-    def encode(chunk: dict[str, Any]) -> bytes:
-        return sse(chunk, chunk["type"] if answer.named_events else None)
+    What the engine reports at a time is one item, so that it is one write to the socket.
+    """
+
+    def encode(chunk: Mapping[str, Any]) -> bytes:
+        return encode_event(chunk, chunk["type"] if builder.named_events else None)
 
     while True:
-        parts = []
+        encoded: list[bytes] = []
         for index, event in events:
-            record.see(event)
-            answer.take(index, event)
-            parts.extend(encode(chunk) for chunk in answer.chunks(index, event))
-        if parts:
-            yield b"".join(parts)
+            record.add(event)
+            builder.add(index, event)
+            encoded.extend(encode(chunk) for chunk in builder.chunks(index, event))
+        if encoded:
+            yield b"".join(encoded)
         if request_stream.done:
             break
         try:
             events = await request_stream.next_events()
         except RequestFailedError as error:
+            # The status has been sent, so the error becomes an event; without [DONE], which means success.
             record.error = error.code
-            yield encode(answer.failure_chunk(error_body(error)))
-            return  # and no [DONE]: that means success
-    ending = (encode(answer.usage_chunk()) if include_usage else b"") + (DONE if answer.ends_in_done else b"")
+            yield encode(builder.error_chunk(request_failed(error).body))
+            return
+    ending = (encode(builder.usage_chunk()) if include_usage else b"") + (DONE if builder.ends_in_done else b"")
     if ending:
         yield ending

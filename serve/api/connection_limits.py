@@ -1,7 +1,8 @@
-"""Connections with limits: heads that come too slowly, readers that take nothing, more of them than may be open.
+"""Limits on connections: slow request heads, clients that stop reading, and the number of open connections.
 
-uvicorn's protocol waits for ever in these places. Bodies and the events of streams have their own limits in
-serve/http.py.
+uvicorn has no limits in these places. Bodies have theirs in ``request_body.py``, streams in ``server_sent_events.py``.
+
+Tested in tests/serve/test_reliability_wire.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import resource
 import time
 from dataclasses import dataclass
@@ -16,18 +18,21 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from serve.api.errors import ApiError
+
 MAX_OPEN = 4096
-"""Connections at a time, where the limit on open files allows it; an idle one costs about 5 KB."""
+"""Most connections at a time, where the limit on open files allows it. An idle one costs about 5 KB."""
 
 BACKLOG = 512
-"""Connections that wait to be accepted, at most."""
+"""Most connections that wait to be accepted."""
 
 _OTHER_FILES = 128
-"""Open files that are no connections: the log, the engine's pipes, modules on their way in."""
+"""Open files other than connections: the log, the engine's pipes, modules while they are imported."""
 
-_BUSY_BODY = (
-    b'{"error":{"message":"Too many connections.","type":"server_error","param":null,"code":"too_many_connections"}}'
-)
+_BUSY_BODY = json.dumps(
+    ApiError(503, "Too many connections.", type="server_error", code="too_many_connections").body,
+    separators=(",", ":"),
+).encode()
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
@@ -36,20 +41,23 @@ _BUSY = (
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may take, and how many there may be."""
+    """Seconds that one connection may take, and how many there may be."""
 
     head_timeout_s: float
-    """From a connection's opening, or a request's first byte, to the end of its head."""
+    """From a connection's opening, or a request's first byte, to the end of the request's head."""
     write_timeout_s: float
-    """Without the reader taking anything."""
+    """While the client reads nothing."""
     max_open: int
+    """Connections at a time."""
 
 
-def limited(*, head_timeout_s: float, write_timeout_s: float) -> dict[str, Any]:
-    """Options of uvicorn's: connections of this kind, as many as the limit on open files allows, which is raised as
-    far as this process may."""
+def connection_options(*, head_timeout_s: float, write_timeout_s: float) -> dict[str, Any]:
+    """Options for ``uvicorn.Config``: limited connections, as many as the limit on open files allows.
+
+    Raises the process's limit on open files as far as it may.
+    """
     files = _open_files()
-    # As many as the backlog holds are accepted in one go, before any of them can be turned away.
+    # uvicorn accepts the whole backlog in one go, before any of its connections can be turned away.
     backlog = min(BACKLOG, files // 4)
     limits = ConnectionLimits(
         head_timeout_s=head_timeout_s,
@@ -71,7 +79,7 @@ def _open_files() -> int:
 
 
 class LimitedConnection(H11Protocol):
-    """One connection. When there are too many, the one that has been idle for longest gives way."""
+    """One connection. When there are too many, the one that has been idle longest is closed."""
 
     def __init__(self, limits: ConnectionLimits, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
@@ -82,7 +90,7 @@ class LimitedConnection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is in work."""
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     # -- from the transport --------------------------------------------------------------------------------
@@ -96,7 +104,7 @@ class LimitedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self.idle:
-            self._head_timer = _stopped(self._head_timer)
+            self._stop_head_timer()
         elif self._head_timer is None and not self.transport.is_closing():
             # The first bytes of another request; more of them do not move its limit.
             self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
@@ -108,10 +116,11 @@ class LimitedConnection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.transport.is_closing():
-            self._write_timer = _stopped(self._write_timer)
+            self._stop_write_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer, self._write_timer = _stopped(self._head_timer), _stopped(self._write_timer)
+        self._stop_head_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     # -- from uvicorn --------------------------------------------------------------------------------------
@@ -119,15 +128,15 @@ class LimitedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         self._idle_since = time.monotonic()
         super().on_response_complete()
-        self._watch_rest()
+        self._watch_unsent()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._watch_rest()
+        self._watch_unsent()
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._watch_rest()
+        self._watch_unsent()
 
     # -- limits --------------------------------------------------------------------------------------------
 
@@ -136,33 +145,44 @@ class LimitedConnection(H11Protocol):
         if self.idle:
             self.timeout_keep_alive_handler()
 
-    def _watch_rest(self) -> None:
-        # A transport that is closing waits until its buffer has been taken, however long that may be.
+    def _watch_unsent(self) -> None:
+        # A closing transport waits until its buffer has been read, however long that takes.
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._watch_reader()
 
     def _watch_reader(self) -> None:
         if self._write_timer is None:
-            left = self.transport.get_write_buffer_size()
-            self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._look_at_reader, left)
+            unsent = self.transport.get_write_buffer_size()
+            self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._check_reader, unsent)
 
-    def _look_at_reader(self, before: int) -> None:
+    def _check_reader(self, before: int) -> None:
         self._write_timer = None
         if self.transport.get_write_buffer_size() < before:
-            self._watch_reader()  # slow, but it reads
+            self._watch_reader()  # slow, but reading
         else:
             self.transport.abort()
 
     def _make_room(self) -> None:
-        others = [each for each in self.connections if each is not self and each.idle]
-        others = [each for each in others if not each.transport.is_closing()]
-        if others:
-            min(others, key=lambda each: each._idle_since).transport.abort()
+        idle = [
+            each
+            for each in self.connections
+            if isinstance(each, LimitedConnection)
+            and each is not self
+            and each.idle
+            and not each.transport.is_closing()
+        ]
+        if idle:
+            min(idle, key=lambda each: each._idle_since).transport.abort()
         else:
             self.transport.write(_BUSY)
             self.transport.close()
 
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

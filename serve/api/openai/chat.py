@@ -1,0 +1,102 @@
+"""/v1/chat/completions: response bodies, whole or in chunks.
+
+Tested in tests/serve/test_server.py, tests/serve/test_official_client.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from serve.api.openai.response_builder import ResponseBuilder, finite, token_text
+from serve.api.openai.response_shapes import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatMessage,
+    TopLogprob,
+)
+from serve.engine.messages import Delta, FinishReason, PrefillDone, TokenLogprob
+
+
+class ChatCompletionBuilder(ResponseBuilder):
+    """The next message of a chat, in ``n`` choices."""
+
+    id_prefix = "chatcmpl"
+
+    def body(self) -> ChatCompletion:
+        """The body of the whole response."""
+        return ChatCompletion(
+            id=self.id,
+            object="chat.completion",
+            created=self.created,
+            model=self.model,
+            choices=self._whole_choices(),
+            usage=self.usage(),
+        )
+
+    def usage_chunk(self) -> ChatCompletionChunk:
+        """The last chunk of a stream whose client asked for usage."""
+        chunk = self._chunk([])
+        chunk["usage"] = self.usage()
+        return chunk
+
+    def chunks(self, index: int, event: PrefillDone | Delta) -> list[ChatCompletionChunk]:
+        """The chunks of a stream that an event makes: the role comes first, the finish reason alone and last."""
+        if isinstance(event, PrefillDone):
+            return [self._choice_chunk(index, ChatDelta(role="assistant", content=""))]
+        chunks = []
+        if event.text or event.logprobs:
+            logprobs = self._logprobs(event.logprobs)
+            chunks.append(self._choice_chunk(index, ChatDelta(content=event.text), logprobs))
+        if event.finish:
+            chunks.append(self._choice_chunk(index, ChatDelta(), None, event.finish))
+        return chunks
+
+    def _whole_choices(self) -> list[ChatChoice]:
+        choices = []
+        for index, choice in enumerate(self._choices):
+            assert choice.finish is not None
+            choices.append(
+                ChatChoice(
+                    index=index,
+                    message=ChatMessage(role="assistant", content="".join(choice.text), refusal=None),
+                    logprobs=self._logprobs(choice.logprobs),
+                    finish_reason=choice.finish,
+                )
+            )
+        return choices
+
+    def _choice_chunk(
+        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, finish: FinishReason | None = None
+    ) -> ChatCompletionChunk:
+        return self._chunk([ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)])
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self.id, object="chat.completion.chunk", created=self.created, model=self.model, choices=choices
+        )
+
+    def _logprobs(self, entries: Iterable[TokenLogprob]) -> ChatLogprobs | None:
+        if not self._with_logprobs:
+            return None
+        content = []
+        for entry in entries:
+            assert entry.logprob is not None
+            if entry.ends:
+                continue  # OpenAI's chat reports only tokens that are part of the message
+            content.append(
+                ChatLogprob(
+                    token=token_text(entry.piece),
+                    bytes=list(entry.piece),
+                    logprob=finite(entry.logprob),
+                    top_logprobs=[
+                        TopLogprob(token=token_text(piece), bytes=list(piece), logprob=finite(logprob))
+                        for _, piece, logprob in entry.top
+                    ],
+                )
+            )
+        return ChatLogprobs(content=content, refusal=None)

@@ -1,0 +1,114 @@
+"""What the builders of response bodies share: identity, choices and usage.
+
+A builder takes the engine's events of a request and makes the whole body of the response, or the chunks of a stream.
+It knows nothing of HTTP.
+
+Tested in tests/serve/test_server.py, tests/serve/test_official_client.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from serve.api.errors import Error
+from serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Usage
+from serve.engine.messages import Delta, FinishReason, PrefillDone, TokenLogprob
+
+_LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+@dataclass(kw_only=True)
+class Choice:
+    """What is known of one choice so far."""
+
+    prompted: PrefillDone | None = None
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    n_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    finish: FinishReason | None = None
+
+
+class ResponseBuilder(ABC):
+    """``n``: choices for each prompt, so that choice ``i`` belongs to prompt ``i // n``."""
+
+    named_events: ClassVar[bool] = False
+    """Whether the events of a stream carry their type as a name."""
+    ends_in_done: ClassVar[bool] = True
+    """Whether a stream that succeeds ends in ``[DONE]``."""
+    id_prefix: ClassVar[str]
+
+    def __init__(self, *, model: str, n_choices: int, n: int, with_logprobs: bool) -> None:
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.model, self._n, self._with_logprobs = model, n, with_logprobs
+        self._choices = [Choice() for _ in range(n_choices)]
+
+    def add(self, index: int, event: PrefillDone | Delta) -> None:
+        """Takes an event of choice ``index``."""
+        choice = self._choices[index]
+        if isinstance(event, PrefillDone):
+            choice.prompted = event
+            return
+        choice.text.append(event.text)
+        choice.logprobs.extend(event.logprobs)
+        choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
+        choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
+        choice.finish = event.finish
+
+    def usage(self) -> Usage:
+        """Token counts so far; a prompt counts once, however many choices it has."""
+        prompts = [choice.prompted for choice in self._choices[:: self._n]]
+        n_prompt = sum(each.prompt_tokens for each in prompts if each is not None)
+        n_cached = sum(each.cached_tokens for each in prompts if each is not None)
+        n_completion = sum(choice.n_tokens for choice in self._choices)
+        usage = Usage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n_completion,
+            total_tokens=n_prompt + n_completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+        )
+        n_drafted = sum(choice.n_drafted for choice in self._choices)
+        if n_drafted:
+            n_accepted = sum(choice.n_accepted for choice in self._choices)
+            usage["completion_tokens_details"] = CompletionTokensDetails(
+                accepted_prediction_tokens=n_accepted, rejected_prediction_tokens=n_drafted - n_accepted
+            )
+        return usage
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choices ended, each reason once, joined by commas; None while none has ended."""
+        return ",".join(sorted({choice.finish for choice in self._choices if choice.finish})) or None
+
+    @abstractmethod
+    def body(self) -> Mapping[str, Any]:
+        """The body of the whole response."""
+
+    @abstractmethod
+    def chunks(self, index: int, event: PrefillDone | Delta) -> Sequence[Mapping[str, Any]]:
+        """The chunks of a stream that an event makes. The event must have been given to ``add``."""
+
+    def usage_chunk(self) -> Mapping[str, Any]:
+        """The last chunk of a stream whose client asked for usage, in APIs where it can ask."""
+        raise NotImplementedError
+
+    def error_chunk(self, error: Error) -> Mapping[str, Any]:
+        """The last chunk of a stream that fails."""
+        return error
+
+
+def token_text(piece: bytes) -> str:
+    """A token's bytes as text; bytes that are no whole character become U+FFFD."""
+    return piece.decode("utf-8", errors="replace")
+
+
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can express it."""
+    return max(logprob, _LOWEST_LOGPROB)

@@ -1,0 +1,1 @@
+"""The handlers of the routes; ``table.py`` lists the paths."""

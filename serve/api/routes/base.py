@@ -1,0 +1,94 @@
+"""What every handler of a model's requests needs: the body, the model that the request names, and the time it has.
+
+Tested in tests/serve/test_several_models.py, tests/serve/test_deadlines.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from serve.api.access_log import Record, record_of
+from serve.api.disconnects import unless_disconnected
+from serve.api.errors import ApiError, no_such_model, out_of_time
+from serve.api.openai.parsing import Body, parse
+from serve.api.request_body import read_body
+from serve.config import ServerOptions
+from serve.pool.model_pool import Lease, Pool
+
+
+@dataclass(kw_only=True)
+class RequestContext:
+    """A request with the model that it holds until its end."""
+
+    request: Request
+    record: Record
+    lease: Lease
+    ends_at: float | None
+    """When the request's time is over, on the loop's clock; None: no limit."""
+    streams: bool = False
+    """Whether the response is a stream, which releases the lease at its end."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At least 0; None: no limit."""
+        return None if self.ends_at is None else max(self.ends_at - asyncio.get_running_loop().time(), 0.0)
+
+
+class ModelRoutes:
+    """Base of the handlers, over a started pool of models."""
+
+    def __init__(self, pool: Pool, options: ServerOptions) -> None:
+        self._pool, self._options = pool, options
+
+    async def _read(self, request: Request, cls: type[Body]) -> Body:
+        """The validated body. Raises ``ApiError``."""
+        options = self._options
+        raw = await read_body(request, max_bytes=options.max_body_bytes, timeout_s=options.body_timeout_s)
+        return parse(cls, raw)
+
+    def _model_name(self, given: str | None) -> str:
+        """The name of a served model. Raises ``ApiError`` 404 when there is none of that name."""
+        if given is None or given == "default":
+            return self._pool.default.name
+        if given not in self._pool.models:
+            raise no_such_model(given, list(self._pool.models))
+        return given
+
+    @asynccontextmanager
+    async def _model(
+        self, request: Request, given: str | None, timeout_s: float | None
+    ) -> AsyncIterator[RequestContext]:
+        """The model that a request names, loaded if need be, and held until the block (or the stream begun in it)
+        ends. ``timeout_s``: the request's own limit. Raises ``ApiError``."""
+        record, name = record_of(request.scope), self._model_name(given)
+        record.model = name
+        limit_s = self._limit_s(timeout_s)
+        ends_at = asyncio.get_running_loop().time() + limit_s if limit_s else None
+        lease = self._pool.ready(name)
+        if lease is None:
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    lease = await unless_disconnected(request.receive, self._pool.lease(name))
+            except TimeoutError:
+                raise out_of_time(f"{name} could not be loaded in the request's time.") from None
+        context = RequestContext(request=request, record=record, lease=lease, ends_at=ends_at)
+        try:
+            yield context
+        finally:
+            if not context.streams:
+                lease.release()
+
+    def _limit_s(self, given: float | None) -> float | None:
+        """Seconds that a request may take; None: no limit."""
+        most = self._options.request_timeout_s
+        if given is None:
+            return most or None
+        if most and given > most:
+            message = f"timeout_s is {given:g}; this server gives a request at most {most:g} seconds."
+            raise ApiError(400, message, param="timeout_s", code="invalid_value")
+        return given

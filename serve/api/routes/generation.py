@@ -1,0 +1,177 @@
+"""Routes that generate text: completions, chat completions and responses.
+
+Tested in tests/serve/test_server.py, tests/serve/api/openai/test_responses.py, tests/serve/test_structured.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve.api.disconnects import unless_disconnected
+from serve.api.errors import ApiError
+from serve.api.openai.chat import ChatCompletionBuilder
+from serve.api.openai.completions import CompletionBuilder
+from serve.api.openai.requests import ChatRequest, CompletionRequest
+from serve.api.openai.response_builder import ResponseBuilder
+from serve.api.openai.responses import ResponsesBuilder, ResponsesRequest
+from serve.api.openai.streaming import collect, expire_later, stream
+from serve.api.routes.base import ModelRoutes, RequestContext
+from serve.api.server_sent_events import EventStream
+from serve.chat_template import ChatTemplateError
+from serve.engine.messages import Generate
+
+
+class GenerationRoutes(ModelRoutes):
+    """Handlers that turn a body into sequences for the engine, and the engine's events into a response."""
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        body = await self._read(request, CompletionRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            info = context.lease.info
+            prompts = body.prompts(info)
+            self._check_choices(len(prompts) * body.n)
+            base = Generate(
+                id="",
+                prompt="",
+                max_tokens=body.max_tokens,
+                stop=body.stops(),
+                sampling=body.sampling(info, await self._grammar(body)),
+                from_cache=body.may_use_cache,
+                speculate=body.may_speculate,
+                top_logprobs=body.logprobs,
+                echo=body.echo,
+            )
+            sequences = _choices(context, base, prompts, body.n)
+            builder = CompletionBuilder(
+                model=context.lease.name,
+                n_choices=len(sequences),
+                n=body.n,
+                with_logprobs=body.logprobs is not None,
+            )
+            return await self._generate(
+                context, sequences, builder, streams=body.stream, include_usage=body.include_usage
+            )
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        body = await self._read(request, ChatRequest)
+        self._check_choices(body.n)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            sequences = await self._chat_sequences(context, body)
+            builder = ChatCompletionBuilder(
+                model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs
+            )
+            return await self._generate(
+                context, sequences, builder, streams=body.stream, include_usage=body.include_usage
+            )
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses"""
+        body = await self._read(request, ResponsesRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            sequences = await self._chat_sequences(context, body.as_chat())
+            builder = ResponsesBuilder(model=context.lease.name, request=body)
+            return await self._generate(context, sequences, builder, streams=body.stream)
+
+    async def _chat_sequences(self, context: RequestContext, body: ChatRequest) -> list[Generate]:
+        chat = context.lease.chat
+        sampling = body.sampling(context.lease.info, await self._grammar(body))
+        top_logprobs = body.n_top()
+        messages = [
+            {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
+            for each in body.messages
+        ]
+        try:
+            # A template is a program. In a thread, a slow one cannot stop the loop.
+            text, add_special = await run_in_threadpool(chat.render, messages)
+        except ChatTemplateError as error:
+            raise ApiError(400, f"{error}.", param="messages") from None
+        base = Generate(
+            id="",
+            prompt="",
+            add_special=add_special,
+            parse_special=chat.own,
+            max_tokens=body.limit(),
+            stop=(*body.stops(), *chat.stop),
+            sampling=sampling,
+            from_cache=body.may_use_cache,
+            speculate=body.may_speculate,
+            top_logprobs=top_logprobs,
+        )
+        return _choices(context, base, [text], body.n)
+
+    async def _grammar(self, body: CompletionRequest | ChatRequest) -> str | None:
+        if body.grammar is None and body.response_format is None:
+            return None
+        if body.grammar is not None and not self._options.grammar:
+            raise ApiError(400, "grammar is turned off on this server (serve.grammar).", param="grammar")
+        return await run_in_threadpool(body.constraint)
+
+    def _check_choices(self, n: int) -> None:
+        if n > self._options.max_n:
+            message = f"n times the number of prompts is {n}; this server makes at most {self._options.max_n}."
+            raise ApiError(400, message, param="n", code="invalid_value")
+
+    async def _generate(
+        self,
+        context: RequestContext,
+        sequences: list[Generate],
+        builder: ResponseBuilder,
+        *,
+        streams: bool,
+        include_usage: bool = False,
+    ) -> Response:
+        record, receive = context.record, context.request.receive
+        record.submitted, record.stream = time.perf_counter(), streams
+        request_stream = context.lease.engine.submit(sequences)
+        expiry = expire_later(request_stream, context.ends_at)
+
+        def end() -> None:
+            request_stream.cancel()
+            usage = builder.usage()
+            record.prompt_tokens, record.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            record.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+            record.finish_reason = builder.finish_reason
+            context.lease.release()
+            if expiry is not None:
+                expiry.cancel()
+
+        try:
+            if not streams:
+                await unless_disconnected(receive, collect(request_stream, builder, record))
+                return JSONResponse(builder.body())
+            # The status line waits for the first event, so that a refused prompt is a 400 and not a stream.
+            first = await unless_disconnected(receive, request_stream.next_events())
+            context.streams = True
+            return EventStream(
+                stream(request_stream, builder, first, record, include_usage),
+                on_end=end,
+                write_timeout_s=self._options.write_timeout_s,
+            )
+        finally:
+            if not context.streams:
+                end()
+
+
+def _choices(
+    context: RequestContext, base: Generate, prompts: Iterable[str | tuple[int, ...]], n: int
+) -> list[Generate]:
+    """``n`` sequences for each prompt, the seed of each one higher."""
+    return [
+        replace(
+            base,
+            id=context.lease.engine.next_id(),
+            prompt=prompt,
+            sampling=replace(base.sampling, seed=base.sampling.seed + i),
+            deadline_s=context.seconds_left,
+        )
+        for prompt in prompts
+        for i in range(n)
+    ]

@@ -1,0 +1,65 @@
+"""Routes that compute nothing: health, metrics, the models, and the OpenAPI document.
+
+Tested in tests/serve/test_several_models.py, tests/serve/test_server.py, tests/serve/api/openai/test_openapi.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cached_property
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve.api.access_log import record_of
+from serve.api.openai.models import model_card
+from serve.api.openai.response_shapes import Health, Models
+from serve.api.routes.base import ModelRoutes
+from serve.config import ServerOptions
+from serve.pool.model_pool import Pool
+
+
+class StatusRoutes(ModelRoutes):
+    """``keyed``: whether the server asks for a key."""
+
+    def __init__(self, pool: Pool, options: ServerOptions, *, keyed: bool) -> None:
+        super().__init__(pool, options)
+        self._keyed = keyed
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 503 while no model is ready."""
+        pool = self._pool
+        states = {name: each.state for name, each in pool.models.items()}
+        # A model that nobody has asked for yet is not loaded; the server is well all the same.
+        ok = "ready" in states.values() or all(state != "restarting" for state in states.values())
+        body = Health(status="ok" if ok else "starting")
+        # The route is open to everybody; the models' names are only for callers with a key.
+        if pool.several and (not self._keyed or record_of(request.scope).key):
+            body["models"] = dict(states)
+        return JSONResponse(body, status_code=200 if ok else 503, headers=None if ok else {"Retry-After": "2"})
+
+    async def metrics(self, _: Request) -> Response:
+        """GET /metrics, in Prometheus' text format."""
+        # Imported by the first request, in a thread: prometheus_client takes a tenth of a second.
+        module = await run_in_threadpool(importlib.import_module, "serve.api.metrics")
+        return Response(module.exposition(self._pool), media_type=module.CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        """GET /openapi.json"""
+        # Made by the first request, in a thread: it takes longer than importing all the routes.
+        return Response(await run_in_threadpool(lambda: self._document), media_type="application/json")
+
+    @cached_property
+    def _document(self) -> bytes:
+        from serve.api.openai.openapi import document
+
+        return bytes(JSONResponse(document(self._options, keyed=self._keyed)).body)
+
+    async def models(self, _: Request) -> Response:
+        """GET /v1/models"""
+        return JSONResponse(Models(object="list", data=[model_card(each) for each in self._pool.models.values()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/MODEL"""
+        return JSONResponse(model_card(self._pool.models[self._model_name(request.path_params["model"])]))

@@ -1,0 +1,90 @@
+"""Routes for embeddings and tokens: each is a question that the engine process answers at once.
+
+Tested in tests/serve/test_structured.py, tests/serve/api/openai/test_openapi.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve.api.disconnects import unless_disconnected
+from serve.api.errors import out_of_time, request_failed
+from serve.api.openai.embeddings import embedding_body
+from serve.api.openai.requests import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    check_tokens,
+)
+from serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
+from serve.api.routes.base import ModelRoutes, RequestContext
+from serve.engine.messages import Detokenize, Embed, Question, Tokenize
+from serve.pool.request_stream import RequestFailedError
+
+
+class TokenRoutes(ModelRoutes):
+    """Handlers that ask the engine one question."""
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings"""
+        body = await self._read(request, EmbeddingRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            lease = context.lease
+            question = Embed(id=lease.engine.next_id(), inputs=body.inputs(lease.info))
+            try:
+                result = await self._ask(context, question)
+            except RequestFailedError as error:
+                raise request_failed(error, param="input") from None
+            context.record.prompt_tokens, context.record.completion_tokens = result.n_tokens, 0
+            # In a thread: encoding many numbers takes long.
+            return await run_in_threadpool(
+                lambda: JSONResponse(embedding_body(result, lease.name, body.encoding_format))
+            )
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        body = await self._read(request, TokenizeRequest)
+        text, add_special, parse_special = body.text()
+        async with self._model(request, body.model, body.timeout_s) as context:
+            lease = context.lease
+            question = Tokenize(
+                id=lease.engine.next_id(), text=text, add_special=add_special, parse_special=parse_special
+            )
+            tokens = await self._ask(context, question)
+            return JSONResponse(Tokens(tokens=tokens, count=len(tokens), max_model_len=lease.info.context))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        body = await self._read(request, DetokenizeRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            lease, tokens = context.lease, tuple(body.tokens)
+            check_tokens(tokens, lease.info, "tokens")
+            text = await self._ask(context, Detokenize(id=lease.engine.next_id(), tokens=tokens))
+            return JSONResponse(Text(content=text, prompt=text))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """GET /tokenizer_info[?model=MODEL]"""
+        name = request.query_params.get("model") or None
+        async with self._model(request, name, None) as context:
+            info = context.lease.info
+            return JSONResponse(
+                TokenizerInfo(
+                    model=context.lease.name,
+                    bos_token=info.bos or None,
+                    eos_token=info.eos or None,
+                    add_bos_token=info.add_bos,
+                    chat_template=info.chat_template,
+                )
+            )
+
+    async def _ask(self, context: RequestContext, question: Question) -> Any:
+        try:
+            async with asyncio.timeout_at(context.ends_at):
+                return await unless_disconnected(context.request.receive, context.lease.engine.ask(question))
+        except TimeoutError:
+            raise out_of_time("The request's time is over, and there is no answer yet.") from None

@@ -1,0 +1,58 @@
+"""Server-sent events: their encoding, and the HTTP response that streams them.
+
+Tested in tests/serve/test_server.py, tests/serve/test_reliability_wire.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serve.api.disconnects import unless_disconnected
+
+DONE = b"data: [DONE]\n\n"
+"""OpenAI's last event of a stream that succeeded."""
+
+# One encoder for all: `json.dumps` with options of its own makes a new one for every call.
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def encode_event(value: Any, name: str | None = None) -> bytes:
+    """One event with ``value`` as JSON."""
+    head = f"event: {name}\ndata: " if name else "data: "
+    return f"{head}{_encode_json(value)}\n\n".encode()
+
+
+class EventStream(Response):
+    """A response of server-sent events. ``events`` gives encoded ones; ``on_end`` is called however the stream ends.
+
+    The stream is given up when its reader takes nothing for ``write_timeout_s`` seconds.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], *, on_end: Callable[[], None], write_timeout_s: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._on_end, self._write_timeout_s = events, on_end, write_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(receive, self._send_all(send))
+        except (ClientDisconnect, TimeoutError):
+            pass
+        finally:
+            self._on_end()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for body in self._events:
+            async with asyncio.timeout(self._write_timeout_s):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
