@@ -30,11 +30,3 @@ class Histogram:
         """
         names = [*map(str, self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))
-
-    def lines(self, name: str, labels: str = "") -> list[str]:
-        """Cumulative buckets, sum and count in Prometheus' text format."""
-        before = labels + "," if labels else ""
-        braced = f"{{{labels}}}" if labels else ""
-        buckets = self.buckets()
-        out = [f'{name}_bucket{{{before}le="{bound}"}} {count}' for bound, count in buckets]
-        return [*out, f"{name}_sum{braced} {self.sum:.6f}", f"{name}_count{braced} {buckets[-1][1]}"]

@@ -1,20 +1,68 @@
 import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from serve.pool.histogram import Histogram
+from serve.api.metrics import CONTENT_TYPE, exposition
+from serve.pool.counters import Counters
 
 
-def test_buckets_are_cumulative():
-    histogram = Histogram((0.1, 1.0))
-    for seconds, times in ((0.05, 1), (0.1, 2), (0.5, 1), (7.0, 1)):
-        histogram.observe(seconds, times)
-    assert histogram.lines("x") == [
-        'x_bucket{le="0.1"} 3',
-        'x_bucket{le="1.0"} 4',
-        'x_bucket{le="+Inf"} 5',
-        "x_sum 7.750000",
-        "x_count 5",
+def served(name: str, *, loaded: bool) -> SimpleNamespace:
+    """A model with figures that are all different."""
+    counters = Counters(
+        loads=2,
+        restarts=1,
+        prompt_tokens=1_000_000,
+        cached_tokens=300,
+        completion_tokens=70,
+        drafted_tokens=9,
+        accepted_tokens=4,
+        embedding_tokens=5,
+        preempted=3,
+        finished=Counter(stop=3, length=2),
+    )
+    counters.ttft.observe(0.02)
+    counters.ttft.observe(500.0)
+    counters.itl.observe(0.004, 3)
+    counters.e2e.observe(1.5)
+    stats = SimpleNamespace(running=2, waiting=1, kv_used=77, preempted=4)
+    engine = SimpleNamespace(ready=True, n_in_flight=3, stats=stats)
+    info = SimpleNamespace(kv_tokens=2048)
+    model = SimpleNamespace(engine=engine, info=info, n_bytes=123_456_789) if loaded else None
+    return SimpleNamespace(name=name, counters=counters, loaded=model, n_waiting=1)
+
+
+def parsed(text: str) -> list[tuple]:
+    families = text_string_to_metric_families(text)
+    return [
+        (
+            each.name,
+            each.type,
+            each.documentation,
+            [(sample.name, sample.labels, sample.value) for sample in each.samples],
+        )
+        for each in families
+    ]
+
+
+@pytest.mark.parametrize("name", ["one_model", "two_models"])
+def test_the_exposition_by_hand_and_by_prometheus_client_are_equal(name):
+    """The files were written by the code that made the text itself, from the same figures."""
+    if name == "one_model":
+        pool = SimpleNamespace(models={"x": served("x", loaded=True)}, several=False, budget=None)
+    else:
+        odd = 'odd "name"\\'
+        models = {"x": served("x", loaded=True), odd: served(odd, loaded=False)}
+        pool = SimpleNamespace(models=models, several=True, budget=1 << 33)
+    expected = (Path(__file__).parent / f"metrics_{name}.txt").read_text()
+    found = exposition(pool).decode()
+    assert parsed(found) == parsed(expected)
+    assert [line for line in found.splitlines() if line[0] == "#"] == [
+        line for line in expected.splitlines() if line[0] == "#"
     ]
 
 
@@ -50,7 +98,9 @@ def test_the_engine_tells_its_state_while_it_works(slow_server):
 
 
 def test_the_format(server):
-    text = httpx.get(server.url + "/metrics").text
+    answer = httpx.get(server.url + "/metrics")
+    assert answer.headers["content-type"] == CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+    text = answer.text
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
     for line in text.splitlines():
         if line.startswith("#"):
