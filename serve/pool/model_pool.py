@@ -12,7 +12,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from data.errors import UserError
 from serve.engine.config import EngineConfig
@@ -90,34 +90,6 @@ class Served:
         """Bytes of memory that it takes, by estimate. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
         return needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
-
-
-def model_card(served: Served) -> dict[str, Any]:
-    """An entry of /v1/models. ``meta`` is what the file says; null when it cannot be read any more."""
-    try:
-        facts = served.facts()
-    except UserError:
-        meta = None
-    else:
-        own = served.loaded.chat.own if served.loaded is not None else facts.has_template
-        meta = {
-            "architecture": facts.architecture,
-            "n_params": facts.n_params,
-            "size_bytes": facts.size_bytes,
-            "n_vocab": facts.n_vocab,
-            "n_embd": facts.n_embd,
-            "n_ctx_train": facts.n_ctx_train,
-            "context": facts.context(served.config.context),
-            "chat_template": own,
-        }
-    return {
-        "id": served.name,
-        "object": "model",
-        "created": served.created,
-        "owned_by": "slm",
-        "status": served.state,
-        "meta": meta,
-    }
 
 
 class Lease:

@@ -86,7 +86,7 @@ class ChatCompletionBuilder(ResponseBuilder):
         content = []
         for entry in entries:
             assert entry.logprob is not None
-            if entry.ends:
+            if entry.is_eog:
                 continue  # OpenAI's chat reports only tokens that are part of the message
             content.append(
                 ChatLogprob(

@@ -33,10 +33,10 @@ class CompletionBuilder(ResponseBuilder):
                 return []
             text, entries, finish = event.text, list(event.logprobs), None
         else:
-            prompted = self._choices[index].prompted
-            assert prompted is not None
+            prefill = self._choices[index].prefill
+            assert prefill is not None
             text, finish = event.text, event.finish
-            entries = _shifted(event.logprobs, len(prompted.text))
+            entries = _shifted(event.logprobs, len(prefill.text))
         choice = CompletionChoice(
             index=index,
             text=text,
@@ -56,9 +56,9 @@ class CompletionBuilder(ResponseBuilder):
     def _whole_choices(self) -> list[CompletionChoice]:
         choices = []
         for index, choice in enumerate(self._choices):
-            assert choice.prompted is not None
-            echoed = choice.prompted.text
-            entries = [*choice.prompted.logprobs, *_shifted(choice.logprobs, len(echoed))]
+            assert choice.prefill is not None
+            echoed = choice.prefill.text
+            entries = [*choice.prefill.logprobs, *_shifted(choice.logprobs, len(echoed))]
             choices.append(
                 CompletionChoice(
                     index=index,

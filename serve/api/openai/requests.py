@@ -190,7 +190,7 @@ class _GenerationRequest(ModelRequest):
         )
 
     @property
-    def may_use_cache(self) -> bool:
+    def may_use_prefix_cache(self) -> bool:
         """False with a seed: its caller wants the same text again, and the cache's other rounding could change it."""
         return self.seed is None
 

@@ -26,7 +26,7 @@ _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 class Choice:
     """What is known of one choice so far."""
 
-    prompted: PrefillDone | None = None
+    prefill: PrefillDone | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     n_tokens: int = 0
@@ -54,7 +54,7 @@ class ResponseBuilder(ABC):
         """Takes an event of choice ``index``."""
         choice = self._choices[index]
         if isinstance(event, PrefillDone):
-            choice.prompted = event
+            choice.prefill = event
             return
         choice.text.append(event.text)
         choice.logprobs.extend(event.logprobs)
@@ -64,7 +64,7 @@ class ResponseBuilder(ABC):
 
     def usage(self) -> Usage:
         """Token counts so far; a prompt counts once, however many choices it has."""
-        prompts = [choice.prompted for choice in self._choices[:: self._n]]
+        prompts = [choice.prefill for choice in self._choices[:: self._n]]
         n_prompt = sum(each.prompt_tokens for each in prompts if each is not None)
         n_cached = sum(each.cached_tokens for each in prompts if each is not None)
         n_completion = sum(choice.n_tokens for choice in self._choices)

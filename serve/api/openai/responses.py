@@ -138,7 +138,7 @@ class ResponsesBuilder(ResponseBuilder):
             max_output_tokens=request.max_output_tokens,
             metadata={},
             model=self.model,
-            output=[self._message()] if choice.prompted is not None else [],
+            output=[self._message()] if choice.prefill is not None else [],
             parallel_tool_calls=False,
             previous_response_id=None,
             reasoning={"effort": None, "summary": None},

@@ -43,7 +43,7 @@ class GenerationRoutes(ModelRoutes):
                 max_tokens=body.max_tokens,
                 stop=body.stops(),
                 sampling=body.sampling(info, await self._grammar(body)),
-                from_cache=body.may_use_cache,
+                use_prefix_cache=body.may_use_prefix_cache,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
                 echo=body.echo,
@@ -101,7 +101,7 @@ class GenerationRoutes(ModelRoutes):
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             sampling=sampling,
-            from_cache=body.may_use_cache,
+            use_prefix_cache=body.may_use_prefix_cache,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )

@@ -1,4 +1,4 @@
-"""Routes for embeddings and tokens: each is a question that the engine process answers at once.
+"""Routes for embeddings and tokens: each is a query that the engine process answers at once.
 
 Tested in tests/serve/test_structured.py, tests/serve/api/openai/test_openapi.py.
 """
@@ -23,21 +23,21 @@ from serve.api.openai.requests import (
 )
 from serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
 from serve.api.routes.base import ModelRoutes, RequestContext
-from serve.engine.messages import Detokenize, Embed, Question, Tokenize
+from serve.engine.messages import Detokenize, Embed, Query, Tokenize
 from serve.pool.request_stream import RequestFailedError
 
 
 class TokenRoutes(ModelRoutes):
-    """Handlers that ask the engine one question."""
+    """Handlers that ask the engine one query."""
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
         body = await self._read(request, EmbeddingRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
             lease = context.lease
-            question = Embed(id=lease.engine.next_id(), inputs=body.inputs(lease.info))
+            query = Embed(id=lease.engine.next_id(), inputs=body.inputs(lease.info))
             try:
-                result = await self._ask(context, question)
+                result = await self._ask(context, query)
             except RequestFailedError as error:
                 raise request_failed(error, param="input") from None
             context.record.prompt_tokens, context.record.completion_tokens = result.n_tokens, 0
@@ -52,10 +52,8 @@ class TokenRoutes(ModelRoutes):
         text, add_special, parse_special = body.text()
         async with self._model(request, body.model, body.timeout_s) as context:
             lease = context.lease
-            question = Tokenize(
-                id=lease.engine.next_id(), text=text, add_special=add_special, parse_special=parse_special
-            )
-            tokens = await self._ask(context, question)
+            query = Tokenize(id=lease.engine.next_id(), text=text, add_special=add_special, parse_special=parse_special)
+            tokens = await self._ask(context, query)
             return JSONResponse(Tokens(tokens=tokens, count=len(tokens), max_model_len=lease.info.context))
 
     async def detokenize(self, request: Request) -> Response:
@@ -82,9 +80,9 @@ class TokenRoutes(ModelRoutes):
                 )
             )
 
-    async def _ask(self, context: RequestContext, question: Question) -> Any:
+    async def _ask(self, context: RequestContext, query: Query) -> Any:
         try:
             async with asyncio.timeout_at(context.ends_at):
-                return await unless_disconnected(context.request.receive, context.lease.engine.ask(question))
+                return await unless_disconnected(context.request.receive, context.lease.engine.ask(query))
         except TimeoutError:
             raise out_of_time("The request's time is over, and there is no answer yet.") from None

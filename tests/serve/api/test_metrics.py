@@ -43,7 +43,7 @@ def parsed(text: str) -> list[tuple]:
             each.name,
             each.type,
             each.documentation,
-            [(sample.name, sample.labels, sample.value) for sample in each.samples],
+            sorted((at.name, sorted(at.labels.items()), at.value) for at in each.samples),
         )
         for each in families
     ]
