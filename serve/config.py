@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -15,35 +16,12 @@ TuneMode = Literal["auto", "off", "force"]
 AccessLogForm = Literal["text", "json", "off"]
 
 
-def load(cls: type[Config], config_name: str, words: list[str], *, literal: tuple[str, ...]) -> Config:
-    """The configuration from command-line words. The ``literal`` options are taken as they are, or as lists where the
-    file has one: paths and prompts are no text for Hydra's grammar (and ``model`` is the name of a configuration group
-    of another stage).
-
-    Raises ``UserError``, also when no model is named.
-    """
-    taken = {}
-    for word in words:
-        name, sign, text = word.partition("=")
-        if sign and name in literal:
-            taken[name] = text
-    others = [word for word in words if word.partition("=")[0] not in literal or "=" not in word]
-    values = load_config(config_name, others)
-    for name, text in taken.items():
-        *groups, key = name.split(".")
-        place = values
-        for group in groups:
-            place = place[group]
-        place[key] = _items(text) if isinstance(place.get(key), list) else text
+def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Collection[str]) -> Config:
+    """As ``slm.configuration.load``; where no model is named, the ``UserError`` says how to name one."""
+    values = load_config(config_name, argv, literal=literal)
     if not values.get("model") and not values.get("serve", {}).get("models"):
         raise UserError("model must be given: model=runs/latest, or the path of a .gguf file")
     return build(cls, values)
-
-
-def _items(text: str) -> list[str]:
-    """``[a,'b']`` or ``a,b`` as a list of texts."""
-    items = (item.strip() for item in text.strip().removeprefix("[").removesuffix("]").split(","))
-    return [item[1:-1] if item[:1] in ("'", '"') and item[-1:] == item[:1] else item for item in items if item]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,51 @@
+"""What the comments of configs/ advise to write on the command line exists."""
+
+import re
+
+import pytest
+import yaml
+
+from tests.helpers import REPOSITORY
+
+CONFIGS = REPOSITORY / "configs"
+FILES = sorted(CONFIGS.rglob("*.yaml"))
+ADVISED = re.compile(r"(?<![\w.])([a-z][a-z_0-9.]*)=")
+
+
+def flat(tree, prefix=""):
+    for key, value in (tree or {}).items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+
+
+def known():
+    """Every option of every stage, and the groups."""
+    names = set()
+    for path in FILES:
+        tree = yaml.safe_load(path.read_text())
+        if path.parent == CONFIGS:
+            names |= set(flat(tree))
+        else:
+            group = path.parent.name
+            names |= {group, *flat(tree, f"{group}.")}
+    return names
+
+
+def comments(path):
+    return [line.partition("#")[2] for line in path.read_text().splitlines() if "#" in line]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_the_options_that_comments_name_exist(path):
+    sections = ["", *(f"{key}." for key in yaml.safe_load(path.read_text()) or {})]
+    names = known()
+    for comment in comments(path):
+        for key in ADVISED.findall(comment):
+            assert any(section + key in names for section in sections), f"there is no option {key}: {comment.strip()}"
+
+
+def test_advice_is_found():
+    advised = {key for path in FILES for comment in comments(path) for key in ADVISED.findall(comment)}
+    assert {"train.max_steps", "tokenizer.path", "data", "speculate"} <= advised
+    assert ADVISED.findall("make CONFIG=x serve.KEY=1 a.b=2 ['c=3']") == ["a.b", "c"]
