@@ -13,6 +13,7 @@ from data.errors import UserError
 from data.sources import hub
 from data.sources.corpus import CorpusStream
 from data.sources.documents import iter_documents, make_plans, open_documents
+from tests.helpers.documents import take
 
 
 @pytest.fixture
@@ -27,16 +28,6 @@ def dataset(tmp_path, monkeypatch):
         pq.write_table(pa.table({"text": rows, "id": range(50)}), path, row_group_size=20)
     pq.write_table(pa.table({"text": ["v1", "v2"], "id": [1, 2]}), folder / "validation-00000-of-00001.parquet")
     return folder
-
-
-def take(stream, count=None):
-    found = []
-    while count is None or len(found) < count:
-        try:
-            found.append(next(stream))
-        except StopIteration:
-            break
-    return found
 
 
 def one_pass(source, index, shards):

@@ -6,34 +6,7 @@ from collections import Counter
 import pytest
 
 from data.sources.mixture import Filtered, Mixture, Repeated, Shuffled, latest_epoch, text_bytes
-
-
-class Listed:
-    def __init__(self, texts):
-        self.texts = texts
-        self.at = 0
-
-    def __next__(self):
-        if self.at == len(self.texts):
-            raise StopIteration
-        self.at += 1
-        return self.texts[self.at - 1]
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-def take(stream, count=None):
-    found = []
-    while count is None or len(found) < count:
-        try:
-            found.append(next(stream))
-        except StopIteration:
-            break
-    return found
+from tests.helpers.documents import Listed, take
 
 
 def named(name, count, size=10):

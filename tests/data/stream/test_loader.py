@@ -317,7 +317,7 @@ def test_importing_the_room_is_light(repository):
 
 
 def test_a_moved_branch_is_named(corpus, tokenizer):
-    """As after a new commit to the data set on the Hub; tests/data/test_retry.py has the Hub itself."""
+    """As after a new commit to the data set on the Hub; tests/data/sources/test_retry.py has the Hub itself."""
     batches = loader(files(corpus), tokenizer)
     state = batches.state_dict() | {"revision": "abc"}
     with pytest.raises(UserError, match=r"has changed since: .* add data\.revision=abc"):

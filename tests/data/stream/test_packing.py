@@ -9,26 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.stream.packing import Packer, Tokenized, document_starts
-
-
-class Listed:
-    """A stream over a list."""
-
-    def __init__(self, texts):
-        self.texts = texts
-        self.at = 0
-
-    def __next__(self):
-        if self.at == len(self.texts):
-            raise StopIteration
-        self.at += 1
-        return self.texts[self.at - 1]
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
+from tests.helpers.documents import Listed
 
 
 def encode(text):

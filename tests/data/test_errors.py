@@ -1,0 +1,29 @@
+"""Hints for misspelt names."""
+
+import pytest
+
+from data.errors import UnreachableError, UserError, nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hint"),
+    [
+        ("q4km", ["q4_k_m", "f16"], "did you mean 'q4_k_m'?"),
+        ("TRAIN", ["train", "validation"], "did you mean 'train'?"),
+        ("lr", ["LR"], "did you mean 'LR'?"),
+        ("zzz", ["train"], ""),
+        ("train", [], ""),
+        (12, [1, 125], "did you mean '125' or '1'?"),
+    ],
+)
+def test_nearest(name, options, hint):
+    assert nearest(name, options) == hint
+
+
+def test_no_more_than_n_are_named():
+    assert nearest("aab", ["aaa", "aac", "aad", "aae"], n=2).count(" or ") == 1
+
+
+def test_both_are_errors_of_the_user():
+    assert issubclass(UnreachableError, UserError)
+    assert issubclass(UserError, ValueError)

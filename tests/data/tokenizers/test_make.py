@@ -1,0 +1,106 @@
+"""Tokenizers from disk and from a configuration: files that come along, end-of-text tokens, errors, the fallback."""
+
+import json
+
+import pytest
+
+from data.config import TokenizerConfig
+from data.errors import UserError
+from data.tokenizers.make import load_tokenizer, make_tokenizer
+from data.tokenizers.tokenizer import EOT
+from tests.helpers.tokenizers import auto, ids_of, stories
+
+
+def test_a_directory_from_elsewhere_is_saved_as_it_was(bpe, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    bpe.save(source)
+    spec = json.loads((source / "tokenizer.json").read_text())
+    spec["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    spec["padding"] = {
+        "strategy": {"Fixed": 8},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": EOT,
+    }
+    (source / "tokenizer.json").write_text(json.dumps(spec))
+    config = {"eos_token": {"content": EOT, "special": True}, "chat_template": "{{ messages }}", "add_bos_token": True}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "model.safetensors").write_bytes(b"weights")
+    loaded = make_tokenizer(TokenizerConfig(kind="file", path=str(source)), stories)
+    assert loaded.encode("Once upon a time there was a bear") == bpe.encode("Once upon a time there was a bear")
+    loaded.save(target)
+    assert sorted(path.name for path in target.iterdir()) == [
+        "chat_template.jinja",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    for path in target.iterdir():
+        assert path.read_bytes() == (source / path.name).read_bytes()
+
+
+def test_a_bare_tokenizer_json(bpe, tmp_path):
+    path = tmp_path / "my.json"
+    path.write_bytes(bpe.files["tokenizer.json"])
+    loaded = load_tokenizer(path)
+    assert loaded.eot_id == bpe.eot_id
+    loaded.save(tmp_path / "out")
+    text = "Once 12  \n x"
+    assert ids_of(auto(tmp_path / "out"), text) == bpe.encode(text)
+
+
+def rename_eot(bpe, name):
+    return bpe.files["tokenizer.json"].replace(EOT.encode(), name.encode())
+
+
+def test_the_end_of_text_token_can_be_named(bpe, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(rename_eot(bpe, "<|stop|>"))
+    with pytest.raises(UserError, match=r"does not say .* set tokenizer.eot_token to one of <\|stop\|>"):
+        load_tokenizer(path)
+    assert load_tokenizer(path, eot_token="<|stop|>").eot_id == 0
+    with pytest.raises(UserError, match=r"no token '<eos>': .* \(<\|stop\|>\)"):
+        load_tokenizer(path, eot_token="<eos>")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not json", "cannot be read"),
+        (b"{}", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []}', "WordLevel"),
+    ],
+)
+def test_files_that_are_no_tokenizer(tmp_path, content, message):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(UserError, match="there is no tokenizer at"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"neither tokenizer.json nor tokenizer.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_without_its_vocabulary_a_bpe_of_ones_own_text_can_serve(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("data.tokenizers.from_tiktoken._fetch", _refuse)
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    config = TokenizerConfig(kind="tiktoken", name="p50k_base", fallback="bpe", vocab_size=300)
+    said = []
+    tokenizer = make_tokenizer(config, lambda: iter(["the cat sat on the mat and the cat ran"] * 50), said.append)
+    assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+    assert 257 < tokenizer.vocab_size <= 300
+    assert "could not be reached" in said[0]
+    assert "tokenizer.fallback=none" in said[0]
+
+
+def _refuse(url: str) -> bytes:
+    import requests
+
+    raise requests.ConnectionError(url)

@@ -1,0 +1,43 @@
+"""Trained tokenizers: reproducible, as large as the text allows, trained on no more than their sample."""
+
+import pytest
+
+from data.config import TokenizerConfig
+from data.errors import UserError
+from data.tales.story import story
+from data.tokenizers.make import make_tokenizer
+from data.tokenizers.tokenizer import EOT
+from tests.helpers.tokenizers import stories
+
+
+def test_bpe_is_the_same_every_time_and_learns_the_text(bpe):
+    again = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=1024), stories)
+    assert again.files == bpe.files
+    assert bpe.fingerprint == again.fingerprint
+    assert (bpe.vocab_size, bpe.eot_id) == (1024, 0)
+    text = story(1, 1)
+    assert len(bpe.encode(text)) < len(text) / 3
+    assert bpe.encode(f"a{EOT}b")[0] != bpe.eot_id
+
+
+def test_bpe_of_little_text_is_smaller_than_asked():
+    tiny = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=5000), lambda: iter(["abc abc abc"]))
+    assert 257 <= tiny.vocab_size < 270
+    assert tiny.decode(tiny.encode("any 🦙 text")) == "any 🦙 text"
+
+
+def test_bpe_reads_no_more_than_its_sample():
+    read = []
+
+    def documents():
+        for index in range(1000):
+            read.append(index)
+            yield "word " * 200
+
+    make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300, sample_bytes=10_000), documents)
+    assert len(read) <= 11
+
+
+def test_bpe_of_nothing_is_refused():
+    with pytest.raises(UserError, match="no text to train a tokenizer on"):
+        make_tokenizer(TokenizerConfig(kind="bpe"), lambda: iter(()))
