@@ -1,7 +1,69 @@
-"""``python -m serve.bench``."""
+"""``python -m serve.bench model=PATH``: our server under load, next to other servers and to llama.cpp's own limit."""
 
-from serve.bench.bench import main
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import replace
+
+from serve.bench.config import BenchConfig, BenchOptions
+from serve.bench.contenders import Contender, contenders, ours
+from serve.bench.limit import Limiter
+from serve.bench.measure import Measured, measure, median_figures
+from serve.bench.record import make_record
+from serve.bench.report import show
+from serve.bench.workloads import Case, Prompts, cases, mean_tokens
+from serve.config import load
+from serve.pool.model_files import resolve_model
 from slm import cli
+from slm.report import final_json
+
+
+def main(argv: list[str]) -> int:
+    """Measures, and prints tables and one line of JSON. Raises ``UserError`` for what the caller can mend."""
+    # Ended from outside, the benchmark still ends the servers that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    own = [word for word in argv if word.startswith("serve.")]
+    config = load(BenchConfig, "bench_serve", [word for word in argv if word not in own], literal=("model",))
+    options = replace(config.bench, options=[*config.bench.options, *own])
+    path, note = resolve_model(config.model)
+    if note:
+        print(note, file=sys.stderr)
+    prompts = Prompts(options)
+    prompt_tokens = mean_tokens(path, [prompts.take() for _ in range(32)])
+    servers, notes = contenders(options)
+    for line in notes:
+        print(line, file=sys.stderr)
+    limiter = Limiter(options, path, round(prompt_tokens))
+    planned: list[Case] = []
+    measured: dict[str, Measured] = {server.name: {} for server in servers}
+    for _ in range(options.repeats):
+        # The limit and the servers are measured in turn, because a machine's speed drifts.
+        limiter.measure()
+        planned = planned or cases(options, prompts, limiter.limit, prompt_tokens)
+        for server in servers:
+            for start, part in _starts(server, planned, options):
+                measure(start, path, part, measured[server.name])
+    figures = {
+        name: {key: {n: median_figures(each) for n, each in by_n.items()} for key, by_n in by_key.items()}
+        for name, by_key in measured.items()
+    }
+    record = make_record(options, path, figures, limiter, prompt_tokens)
+    show(record, notes)
+    final_json(record)
+    return 0
+
+
+def _starts(server: Contender, planned: list[Case], options: BenchOptions) -> list[tuple[Contender, list[Case]]]:
+    """How often a server is started, and for which cases: our server is started once more for ``repeat`` where that
+    workload has options of its own."""
+    if server.name != "ours" or not options.repeat_options:
+        return [(server, planned)]
+    starts = [(server, [each for each in planned if each.key != "repeat"])]
+    if repeat := [each for each in planned if each.key == "repeat"]:
+        starts.append((ours([*options.options, *options.repeat_options]), repeat))
+    return starts
+
 
 if __name__ == "__main__":
     cli.run(main)

@@ -1,10 +1,9 @@
-"""The servers that ``serve.bench`` measures: how each is started, and when it is ready."""
+"""The servers that ``serve.bench`` measures: which there are, how each is started, and when it is ready."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,11 +19,14 @@ from pathlib import Path
 import psutil
 
 from data.errors import UserError
-from slm.machine.hardware import n_threads
+from serve.bench.config import BenchOptions
+from serve.bench.tools import find_tool
+from slm.machine.hardware import compute_threads
 
 SLOTS = 16
-"""llama-server's: it splits its context among them."""
+"""Of llama-server, which splits its context among them."""
 SLOT_CONTEXT = 1024
+"""Tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +39,22 @@ class Contender:
 
 
 def ours(options: list[str]) -> Contender:
-    """``python -m serve``, with its defaults but for ``options`` and a queue that nobody is turned away from."""
+    """``python -m serve`` with its defaults, except for ``options`` and a queue that is never full."""
     command = (sys.executable, "-m", "serve", "model={model}", "port={port}", "serve.queue=1024", *options)
     return Contender(name="ours", command=command)
 
 
 def llama_server(binary: str) -> Contender:
-    """llama.cpp's own, as many slots as pay on a small machine."""
+    """llama.cpp's own server, with as many slots as pay on a small machine."""
     context = SLOTS * SLOT_CONTEXT
-    words = ["-t", n_threads(), "-np", SLOTS, "-c", context]
+    words = ["-t", compute_threads(), "-np", SLOTS, "-c", context]
     command = (binary, "-m", "{model}", "--host", "127.0.0.1", "--port", "{port}", *map(str, words))
     return Contender(name="llama-server", command=command)
 
 
 def llama_cpp_server(python: str, *, interrupt: bool) -> Contender:
-    """llama-cpp-python's, on all cores (its default is half of them); by default a request interrupts another."""
-    words = ["--n_threads", n_threads(), "--n_ctx", SLOT_CONTEXT]
+    """llama-cpp-python's server on all physical cores. By its own default (``interrupt``), a request ends another."""
+    words = ["--n_threads", compute_threads(), "--n_ctx", SLOT_CONTEXT]
     if not interrupt:
         words += ["--interrupt_requests", "false"]
     command = (python, "-m", "llama_cpp.server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}")
@@ -60,27 +62,29 @@ def llama_cpp_server(python: str, *, interrupt: bool) -> Contender:
     return Contender(name=name, command=(*command, *map(str, words)), ready_path="/v1/models")
 
 
-def find_tool(name: str, given: str | None, beside: str | None = None) -> str | None:
-    """The path of a llama.cpp tool: as given, in the folder of another, or in PATH; None where it is not.
-
-    Raises ``UserError`` for a given path that does not exist.
-    """
-    if given == "off":
-        return None
-    if given is not None:
-        if not Path(given).is_file():
-            raise UserError(f"{given} does not exist; give the path of {name}, or off to leave it out")
-        return str(Path(given).resolve())
-    if beside is not None and (there := Path(beside).parent / name).is_file():
-        return str(there)
-    return shutil.which(name)
-
-
 def has_llama_cpp_server(python: str) -> bool:
     """Whether that interpreter can start ``llama_cpp.server`` (its extra dependencies are optional)."""
     probe = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     modules = ("llama_cpp", "uvicorn", "fastapi", "sse_starlette", "starlette_context", "pydantic_settings")
     return subprocess.run([python, "-c", probe, *modules], capture_output=True).returncode == 0
+
+
+def contenders(options: BenchOptions) -> tuple[list[Contender], list[str]]:
+    """Our server and the others that are installed, and a note for each that is left out."""
+    found, notes = [ours(options.options)], list[str]()
+    binary = find_tool("llama-server", options.llama_server)
+    if binary:
+        found.append(llama_server(binary))
+    elif options.llama_server is None:
+        notes.append("llama-server is not in PATH: left out (bench.llama_server=PATH measures it)")
+    python = options.llama_cpp_server or sys.executable
+    if python == "off":
+        return found, notes
+    if has_llama_cpp_server(python):
+        found.append(llama_cpp_server(python, interrupt=False))
+    else:
+        notes.append("llama_cpp.server's extras are missing: left out (bench.llama_cpp_server=PYTHON measures it)")
+    return found, notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,10 @@ class Running:
 
 @contextlib.contextmanager
 def running(contender: Contender, model: Path, *, timeout_s: float = 120) -> Iterator[Running]:
-    """Starts it on a free port, waits until it is ready, and ends it. Raises ``UserError`` with its log's last line."""
+    """Starts a server on a free port, waits until it is ready, and ends it at the end of the block.
+
+    Raises ``UserError`` with the last line of its log when it does not start.
+    """
     port = free_port()
     words = [word.format(model=model, port=port) if "{" in word else word for word in contender.command]
     with tempfile.TemporaryFile() as log:
@@ -113,8 +120,8 @@ def running(contender: Contender, model: Path, *, timeout_s: float = 120) -> Ite
             while not _ready(port, contender.ready_path):
                 if process.poll() is not None or time.perf_counter() - began > timeout_s:
                     log.seek(0)
-                    said = log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-                    raise UserError(f"{contender.name} does not start: {' '.join(said) or 'it says nothing'}")
+                    last = log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+                    raise UserError(f"{contender.name} does not start: {' '.join(last) or 'its log is empty'}")
                 time.sleep(0.02)
             yield Running(port=port, pid=process.pid, start_s=time.perf_counter() - began)
         finally:

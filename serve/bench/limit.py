@@ -1,7 +1,9 @@
-"""What llama.cpp itself can do with a model on this machine: prompt and decode rates of a batch, without a server.
+"""What llama.cpp itself can do with a model on this machine: its prompt and decode rates, without a server.
 
-Measured through the same library that the engine uses, in a process of its own (``python -m serve.bench.limit``
-reads what to measure as JSON from stdin), and by llama.cpp's own tools where they are there.
+They are measured with llama.cpp's own tools where those are installed, else with the library that the engine uses, in
+a process of its own (``python -m serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a workload
+is the time that these rates give for its tokens: prompts at the prefill rate, replies at the decode rate for as many
+sequences as there are clients, and nothing for HTTP, sampling, text or scheduling.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from slm.machine.hardware import n_threads
+from serve.bench.config import BenchOptions
+from serve.bench.tools import find_tool
+from slm.machine.hardware import compute_threads
 
 BATCH, UBATCH = 2048, 512
 """llama.cpp's defaults."""
@@ -33,7 +37,7 @@ class Rates:
     decode: float
 
     def workload(self, prompt_tokens: float, new_tokens: int) -> float:
-        """Generated tokens per second of rounds of so many requests, prompts included in the time."""
+        """Generated tokens per second when ``batch`` requests run at once, the time for their prompts included."""
         return new_tokens / (prompt_tokens / self.prefill + new_tokens / self.decode)
 
 
@@ -43,8 +47,8 @@ def median_rates(several: Sequence[Rates]) -> Rates:
     return Rates(batch=several[0].batch, prefill=prefill, decode=decode)
 
 
-def measure(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
-    """The rates at each batch size, measured by a fresh process."""
+def library_bench(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
+    """The rates at each batch size by llama.cpp's library in a fresh process."""
     job = {"model": str(model), "batches": batches, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     done = subprocess.run(
         [sys.executable, "-m", "serve.bench.limit"], input=json.dumps(job).encode(), stdout=subprocess.PIPE, check=True
@@ -53,7 +57,7 @@ def measure(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: 
 
 
 def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
-    """The rates at each batch size: all prompts, then ``new_tokens`` steps of one token for each."""
+    """The rates at each batch size in this process: all prompts, then ``new_tokens`` steps of one token for each."""
     from slm.llama.context import Batch, Context
     from slm.llama.model import Model
 
@@ -63,12 +67,18 @@ def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tok
         for n in batches:
             cells = prompt_tokens + new_tokens + 16
             with Context(
-                weights, n_ctx=n * cells, n_batch=BATCH, n_ubatch=UBATCH, n_seq_max=n, kv_unified=n == 1
+                weights,
+                n_ctx=n * cells,
+                n_batch=BATCH,
+                n_ubatch=UBATCH,
+                n_seq_max=n,
+                n_threads=compute_threads(),
+                kv_unified=n == 1,
             ) as context:
                 batch = Batch(context.n_batch, n)
                 ids = rng.integers(0, weights.n_vocab, (n, prompt_tokens + new_tokens)).tolist()
 
-                def decode(context=context, batch=batch) -> float:
+                def decode(context: Context = context, batch: Batch = batch) -> float:
                     began = time.perf_counter()
                     context.decode(batch)
                     took = time.perf_counter() - began
@@ -76,7 +86,7 @@ def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tok
                     return took
 
                 batch.extend(ids[0][:prompt_tokens], 0, 0, True)
-                decode()  # pages and threads are there now
+                decode()  # the first one starts threads and touches memory
                 context.clear()
                 prefill_s = decode_s = 0.0
                 for slot in range(n):
@@ -93,10 +103,10 @@ def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tok
 
 
 def batched_bench(binary: str, model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
-    """The same by llama-batched-bench."""
+    """The rates at each batch size by llama-batched-bench."""
     context = max(batches) * (prompt_tokens + new_tokens + 16)
-    words = ["-c", context, "-b", BATCH, "-ub", UBATCH, "-npp", prompt_tokens, "-ntg", new_tokens, "-t", n_threads()]
-    words += ["-npl", ",".join(map(str, batches)), "--output-format", "jsonl"]
+    words = ["-c", context, "-b", BATCH, "-ub", UBATCH, "-t", compute_threads(), "-npp", prompt_tokens]
+    words += ["-ntg", new_tokens, "-npl", ",".join(map(str, batches)), "--output-format", "jsonl"]
     rows = _json_lines([binary, "-m", str(model), *map(str, words)])
     return [
         Rates(batch=row["pl"], prefill=row["speed_pp"], decode=row["speed_tg"]) for row in rows if "speed_tg" in row
@@ -104,8 +114,8 @@ def batched_bench(binary: str, model: Path, batches: list[int], *, prompt_tokens
 
 
 def llama_bench(binary: str, model: Path, *, prompt_tokens: int, new_tokens: int, repeats: int = 3) -> Rates:
-    """Prompt and single-stream decode rates by llama-bench, the latter behind a prompt of that length."""
-    common = [binary, "-m", str(model), "-t", str(n_threads()), "-r", str(repeats), "-o", "jsonl"]
+    """The rates of one sequence by llama-bench; it decodes after a prompt of that length."""
+    common = [binary, "-m", str(model), "-t", str(compute_threads()), "-r", str(repeats), "-o", "jsonl"]
     (prefill,) = _json_lines([*common, "-p", str(prompt_tokens), "-n", "0"])
     (decode,) = _json_lines([*common, "-p", "0", "-n", str(new_tokens), "-d", str(prompt_tokens)])
     return Rates(batch=1, prefill=prefill["avg_ts"], decode=decode["avg_ts"])
@@ -114,6 +124,44 @@ def llama_bench(binary: str, model: Path, *, prompt_tokens: int, new_tokens: int
 def _json_lines(command: list[str]) -> list[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+class Limiter:
+    """Repeated measurements of the limit, by llama-batched-bench and llama-bench where they are installed.
+
+    Without llama-batched-bench the library is measured (``source`` is "in_process").
+    """
+
+    def __init__(self, options: BenchOptions, path: Path, prompt_tokens: int) -> None:
+        self._path = path
+        self._batches = sorted({*options.clients, *([options.extra_clients] if options.extra else [])})
+        self._shape = {"prompt_tokens": prompt_tokens, "new_tokens": options.new_tokens}
+        server = find_tool("llama-server", options.llama_server)
+        wanted = options.llama_server != "off"
+        self._batched = find_tool("llama-batched-bench", None, next_to=server) if wanted else None
+        self._single = find_tool("llama-bench", None, next_to=server) if wanted else None
+        self._rates: list[list[Rates]] = []
+        self._single_rates: list[Rates] = []
+        self.source = "llama-batched-bench" if self._batched else "in_process"
+
+    def measure(self) -> None:
+        """Measures once more."""
+        if self._batched:
+            self._rates.append(batched_bench(self._batched, self._path, self._batches, **self._shape))
+        else:
+            self._rates.append(library_bench(self._path, self._batches, **self._shape))
+        if self._single:
+            self._single_rates.append(llama_bench(self._single, self._path, **self._shape))
+
+    @property
+    def limit(self) -> list[Rates]:
+        """Medians of the measurements, one for each number of sequences."""
+        return [median_rates(each) for each in zip(*self._rates, strict=True)]
+
+    @property
+    def single(self) -> Rates | None:
+        """Medians of one sequence by llama-bench; None without it."""
+        return median_rates(self._single_rates) if self._single_rates else None
 
 
 def main() -> None:

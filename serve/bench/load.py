@@ -1,7 +1,7 @@
-"""A load generator that costs next to nothing: plain sockets, one thread, no parsing while the clock runs.
+"""A load generator that takes little processor time: plain sockets, one thread, no parsing while the clock runs.
 
-``python -m serve.bench.load`` reads a ``Load`` as JSON from stdin and writes what came of it to stdout. It is a process
-of its own so that neither the servers nor the clients share an interpreter with anything else.
+``python -m serve.bench.load`` reads a ``Load`` as JSON from stdin and writes a ``Report`` to stdout. It is a process of
+its own, so that it shares its interpreter neither with the benchmark nor with a server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -24,8 +25,12 @@ _READ = 1 << 16
 
 @dataclass(kw_only=True)
 class Load:
-    """What to send. ``clients`` hold the bodies that each sends one after the other (closed loop); with ``arrivals``
-    there is one client whose i-th request goes out at that second, whatever became of those before (open loop)."""
+    """What to send.
+
+    Closed loop: ``clients`` holds the request bodies of each client, which sends the next one when the last is
+    answered. Open loop: with ``arrivals`` there is one client, and its i-th request is sent at that second whether
+    earlier ones are answered or not.
+    """
 
     port: int
     clients: list[list[dict[str, Any]]]
@@ -40,16 +45,16 @@ class Outcome:
     """One request; seconds are counted from its sending."""
 
     first_wave: bool
-    """Sent when all clients sent their first."""
+    """Whether it is a client's first request; those are sent all at once."""
     sent_at: float
     """Seconds since the load began."""
     ttft_s: float | None = None
-    """Until the first text; None where none came."""
+    """Until the first text; None where there was none."""
     total_s: float = 0.0
     longest_gap_s: float = 0.0
     """Between two arrivals of text."""
     prompt_tokens: int = 0
-    """0 where the server does not tell."""
+    """0 where the server does not report it."""
     cached_tokens: int = 0
     tokens: int = 0
     error: str | None = None
@@ -57,7 +62,7 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Report:
-    """What a load came to."""
+    """The outcomes of a load."""
 
     outcomes: list[Outcome]
     wall_s: float
@@ -66,6 +71,7 @@ class Report:
 
     @property
     def completed(self) -> list[Outcome]:
+        """Requests without an error."""
         return [each for each in self.outcomes if each.error is None]
 
 
@@ -86,7 +92,7 @@ class _Exchange:
     body: dict[str, Any]
     socket: socket.socket
     waiting: deque[dict[str, Any]]
-    """What the same client sends next."""
+    """The requests that the same client sends next."""
     first_wave: bool
     began: float
     data: bytearray = field(default_factory=bytearray)
@@ -96,7 +102,7 @@ class _Exchange:
 
 
 def drive(load: Load) -> Report:
-    """Sends, receives and takes the times; reads what was received when all is over."""
+    """Sends, receives and takes the times. Parses what was received after the last request has ended."""
     selector = selectors.DefaultSelector()
     finished: list[_Exchange] = []
     start = time.perf_counter()
@@ -124,7 +130,7 @@ def drive(load: Load) -> Report:
             send(exchange.waiting, first_wave=False)
 
     pending: deque[float] = deque(load.arrivals or [])
-    queue = deque(load.clients[0]) if load.arrivals is not None else deque()
+    queue: deque[dict[str, Any]] = deque(load.clients[0] if load.arrivals is not None else [])
     if load.arrivals is None:
         for bodies in load.clients:
             send(deque(bodies), first_wave=True)
@@ -195,8 +201,11 @@ def _read(exchange: _Exchange, start: float) -> Outcome:
     return outcome
 
 
-def _events(chunked: bytes, offset: int):
-    """Server-sent events of a chunked body, each with the place in what was received where it was complete."""
+def _events(chunked: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
+    """The server-sent events of a chunked body, each with the position in the received bytes where it was complete.
+
+    ``offset``: the position at which the body begins.
+    """
     text, at = b"", 0
     while at < len(chunked):
         line_end = chunked.find(b"\r\n", at)

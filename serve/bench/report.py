@@ -1,4 +1,7 @@
-"""The tables of ``serve.bench``."""
+"""The tables of ``serve.bench``.
+
+Tested in tests/serve/bench/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from slm.report import table
 _TITLES = {
     "plain": "Closed loop: so many clients at once, streamed completions",
     "open": "Open loop: random arrivals, as a part of the limit",
-    "prefix": "A shared beginning (closed loop)",
+    "prefix": "A shared prefix (closed loop)",
     "repeat": "Greedy replies that repeat themselves (closed loop)",
 }
 
 
 def show(record: dict[str, Any], notes: list[str]) -> None:
-    """Prints a table per workload, for people."""
+    """Prints a table for each workload, and the notes."""
     shape = f"{record['prompt_tokens']:.0f} prompt and {record['new_tokens']} new tokens"
     rows = [
         [n, f"{each['prefill']:,.0f}", f"{each['decode']:,.0f}", f"{each['tokens_per_s']:,.0f}"]
@@ -45,7 +48,7 @@ def _cells(record: dict[str, Any], key: str, n: str, each: dict[str, Any]) -> li
     limit = record["limit"].get(n)
     of_limit = ""
     if limit and key != "open" and each["prompt_tokens"]:
-        # Of prompts as long as these, computed whole.
+        # The limit for prompts of this mean length, with nothing cached.
         n_prompt, n_new = each["prompt_tokens"] / each["requests"], record["new_tokens"]
         of_limit = f"{each['tokens_per_s'] * (n_prompt / limit['prefill'] / n_new + 1 / limit['decode']):.2f}"
     seconds = ("ttft_p50_s", "ttft_p95_s", "wave_ttft_p50_s", "wave_ttft_p95_s", "longest_gap_s")

@@ -1,0 +1,59 @@
+"""Configuration of ``serve.bench``.
+
+Tested in tests/serve/bench/test_main.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from data.errors import UserError
+
+EXTRA = ("prefix", "repeat")
+"""Workloads besides the closed and the open loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The ``bench`` group of configs/bench_serve.yaml, whose comments describe the options."""
+
+    clients: list[int] = field(default_factory=lambda: [1, 4, 16, 64])
+    rounds: int = 2
+    open: list[float] = field(default_factory=lambda: [0.5, 0.8])
+    open_s: float = 10.0
+    extra: list[str] = field(default_factory=lambda: ["prefix", "repeat"])
+    extra_clients: int = 16
+    prompt_words: int = 100
+    prefix_tokens: int = 600
+    new_tokens: int = 128
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    repeats: int = 1
+    text: str | None = None
+    seed: int = 1
+    options: list[str] = field(default_factory=list)
+    """Words of the command line for our server, each beginning with ``serve.``."""
+    repeat_options: list[str] = field(default_factory=list)
+    llama_server: str | None = None
+    llama_cpp_server: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "extra_clients", "prompt_words", "prefix_tokens", "new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"bench.{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.clients or not all(1 <= n <= 1024 for n in self.clients):
+            raise UserError(f"bench.clients is {self.clients}; give numbers from 1 to 1024")
+        if not all(0 < rate <= 10 for rate in self.open):
+            raise UserError(f"bench.open is {self.open}; give parts of the limit, such as [0.5,0.8]")
+        unknown = sorted(set(self.extra) - set(EXTRA))
+        if unknown:
+            raise UserError(f"bench.extra: there is no {unknown[0]!r}; it is some of: {', '.join(EXTRA)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """configs/bench_serve.yaml."""
+
+    model: str
+    bench: BenchOptions = field(default_factory=BenchOptions)

@@ -1,0 +1,60 @@
+"""The benchmark's record: its final JSON line.
+
+Tested in tests/serve/bench/test_main.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from serve.bench.config import BenchOptions
+from serve.bench.limit import Limiter
+from slm.machine.record import machine_record
+
+
+def make_record(
+    options: BenchOptions,
+    path: Path,
+    servers: dict[str, dict[str, dict[str, Any]]],
+    limiter: Limiter,
+    mean_tokens: float,
+) -> dict[str, Any]:
+    """``servers`` holds the figures by server, workload and number of clients; ``mean_tokens`` is a prompt's length.
+
+    ``ratios`` compares our server's throughput in the closed loop with the limit and with each other server.
+    """
+    limit = {
+        f"{each.batch}": {
+            "prefill": each.prefill,
+            "decode": each.decode,
+            "tokens_per_s": each.workload(mean_tokens, options.new_tokens),
+        }
+        for each in limiter.limit
+    }
+    mine = servers["ours"]["plain"]
+    ratios: dict[str, dict[str, float | None]] = {"limit": {}}
+    for n in mine:
+        ratios["limit"][n] = mine[n]["tokens_per_s"] / limit[n]["tokens_per_s"]
+    for name, by_key in servers.items():
+        if name != "ours":
+            ratios[name] = {
+                n: mine[n]["tokens_per_s"] / (theirs["tokens_per_s"] or float("nan"))
+                for n, theirs in by_key["plain"].items()
+            }
+    single = limiter.single
+    if single is not None and mine.get("1", {}).get("decode_tokens_per_s"):
+        ratios["single_stream_decode"] = {"llama-bench": mine["1"]["decode_tokens_per_s"] / single.decode}
+    return {
+        "model": path.name,
+        "prompt_tokens": mean_tokens,
+        "new_tokens": options.new_tokens,
+        "limit_by": limiter.source,
+        "limit": limit,
+        "single_stream": {"llama-bench": vars(single)} if single is not None else {},
+        "servers": servers,
+        "ratios": ratios,
+        "sampling": {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p},
+        "options": options.options,
+        "machine": machine_record(),
+    }

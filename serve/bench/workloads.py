@@ -1,0 +1,107 @@
+"""What the servers are asked: prompts, and the requests of each workload."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from data.tales.story import story
+from serve.bench.config import BenchOptions
+from serve.bench.limit import Rates
+
+_FEWEST = 8
+"""Requests of one measurement."""
+
+
+class Prompts:
+    """Texts that begin differently, so that no cache helps: cut from a file, or made up."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        self._rng = random.Random(options.seed)
+        self._n_words = options.prompt_words
+        if options.text is None:
+            stories = (story(options.seed, i) for i in range(200 + options.prefix_tokens // 50))
+            words = " ".join(stories).split()
+        else:
+            words = Path(options.text).read_text("utf-8", "replace").split()
+        if len(words) < 2 * max(options.prompt_words, options.prefix_tokens):
+            raise UserError(f"bench.text={options.text} has {len(words)} words: too few to cut prompts from")
+        self._words = words
+
+    def take(self, n_words: int | None = None) -> str:
+        """The next prompt: ``n_words`` words in a row, ``bench.prompt_words`` by default."""
+        n_words = n_words or self._n_words
+        start = self._rng.randrange(len(self._words) - n_words)
+        return " ".join(self._words[start : start + n_words])
+
+
+def mean_tokens(model: Path, texts: list[str]) -> float:
+    """Tokens of a text by the model's tokenizer, on average."""
+    from slm.llama.model import Model
+
+    with Model(model, vocab_only=True) as vocab:
+        return sum(len(vocab.tokenize(each, add_special=True, parse_special=False)) for each in texts) / len(texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measurement of a server."""
+
+    key: str
+    """``plain``, ``open``, ``prefix`` or ``repeat``."""
+    n: float
+    """Clients, or for ``open`` the arrival rate as a part of the limit."""
+    bodies: list[list[dict[str, Any]]]
+    """The requests of each client, in order."""
+    arrivals: list[float] | None = None
+    """Of an open loop: seconds from the start to each request."""
+
+
+def cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], prompt_tokens: float) -> list[Case]:
+    """The measurements of each server. ``limit`` and the mean ``prompt_tokens`` set the rates of the open loop."""
+    body = _RequestMaker(options, prompts)
+    found = []
+    for n in options.clients:
+        rounds = max(options.rounds, -(-_FEWEST // n))
+        found.append(Case(key="plain", n=n, bodies=[[body() for _ in range(rounds)] for _ in range(n)]))
+    best = max(each.workload(prompt_tokens, options.new_tokens) for each in limit) / options.new_tokens
+    rng = random.Random(options.seed)
+    for part in options.open:
+        n = max(_FEWEST, round(part * best * options.open_s))
+        arrivals = list(accumulate(rng.expovariate(part * best) for _ in range(n)))
+        found.append(Case(key="open", n=part, bodies=[[body() for _ in range(n)]], arrivals=arrivals))
+    n, rounds = options.extra_clients, options.rounds
+    if "prefix" in options.extra:
+        # A word is a token or more.
+        prefix = prompts.take(round(options.prefix_tokens * options.prompt_words / prompt_tokens))
+        bodies = [[body(f"{prefix}\n\n{prompts.take(20)}") for _ in range(rounds)] for _ in range(n)]
+        found.append(Case(key="prefix", n=n, bodies=bodies))
+    if "repeat" in options.extra:
+        bodies = [[body(" ".join([prompts.take(12)] * 8), temperature=0.0) for _ in range(rounds)] for _ in range(n)]
+        found.append(Case(key="repeat", n=n, bodies=bodies))
+    return found
+
+
+class _RequestMaker:
+    """Makes the body of a request: a prompt (a fresh one by default) and the sampling that every server gets."""
+
+    def __init__(self, options: BenchOptions, prompts: Prompts) -> None:
+        self._options, self._prompts = options, prompts
+
+    def __call__(self, prompt: str | None = None, **changes: Any) -> dict[str, Any]:
+        options = self._options
+        return {
+            "prompt": self._prompts.take() if prompt is None else prompt,
+            "max_tokens": options.new_tokens,
+            "temperature": options.temperature,
+            "top_k": options.top_k,
+            "top_p": options.top_p,
+            "min_p": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        } | changes

@@ -1,0 +1,39 @@
+import pytest
+
+from data.errors import UserError
+from serve.bench.config import BenchOptions
+from serve.bench.limit import Rates
+from serve.bench.workloads import Prompts, cases, mean_tokens
+
+OPTIONS = BenchOptions(clients=[1, 4], open=[0.5], extra_clients=3, prompt_words=20, prefix_tokens=80, new_tokens=10)
+LIMIT = [Rates(batch=1, prefill=1000, decode=100), Rates(batch=4, prefill=1000, decode=300)]
+
+
+def test_the_same_seed_gives_the_same_requests_that_begin_differently():
+    first, again = (cases(OPTIONS, Prompts(OPTIONS), LIMIT, 25.0) for _ in range(2))
+    assert first == again
+    plain, plain4, opened, prefix, repeat = first
+    assert [each.key for each in first] == ["plain", "plain", "open", "prefix", "repeat"]
+    assert [len(bodies) for bodies in plain.bodies] == [8], "few clients send more"
+    assert [len(bodies) for bodies in plain4.bodies] == [2] * 4
+    prompts = [body["prompt"] for bodies in plain4.bodies for body in bodies]
+    assert len({" ".join(prompt.split()[:5]) for prompt in prompts}) == len(prompts)
+    assert {len(prompt.split()) for prompt in prompts} == {20}
+    # Half of what the limit gives at best: 10 new tokens in (25 / 1000 + 10 / 300) s, of 10 tokens each.
+    assert opened.arrivals == sorted(opened.arrivals)
+    assert len(opened.arrivals) == len(opened.bodies[0]) == round(0.5 * LIMIT[1].workload(25, 10) / 10 * 10.0)
+    starts = {body["prompt"].partition("\n\n")[0] for bodies in prefix.bodies for body in bodies}
+    assert len(starts) == 1
+    assert len(prefix.bodies) == 3
+    assert all(body["temperature"] == 0.0 for bodies in repeat.bodies for body in bodies)
+
+
+def test_prompts_from_a_file(tmp_path, tiny_path):
+    path = tmp_path / "words.txt"
+    path.write_text(" ".join(f"w{i}" for i in range(200)))
+    options = BenchOptions(text=str(path), prompt_words=5, prefix_tokens=50)
+    assert all(word.startswith("w") for word in Prompts(options).take().split())
+    assert mean_tokens(tiny_path, ["once upon", "a"]) > 1
+    path.write_text("too few")
+    with pytest.raises(UserError, match="too few to cut prompts from"):
+        Prompts(options)
