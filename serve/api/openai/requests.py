@@ -19,6 +19,7 @@ from serve.grammar.tree import MAX_BYTES, GrammarError
 
 MAX_STOPS = 16
 MAX_INPUTS = 2048
+MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 1 << 20
 """Most token ids of one list."""
@@ -243,7 +244,7 @@ class Message(Strict):
 class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="the older name")
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
     logprobs: bool = False

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from serve.api.errors import Error
+from serve.api.errors import ApiError, Error
 from serve.api.openai.requests import (
+    MAX_MESSAGES,
     ChatRequest,
     JsonObjectFormat,
     JsonSchema,
@@ -76,7 +77,7 @@ class TextOptions(Strict):
 class ResponsesRequest(ModelRequest):
     """POST /v1/responses"""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
     temperature: Number = Field(default=1.0, ge=0, le=10)
@@ -85,12 +86,15 @@ class ResponsesRequest(ModelRequest):
     text: TextOptions = TextOptions()
 
     def as_chat(self) -> ChatRequest:
-        """The same as a chat request."""
+        """The same as a chat request. Raises ``ApiError`` for more messages than a chat may have."""
         messages = [Message(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             messages.append(Message(role="user", content=self.input))
         else:
             messages.extend(each.as_chat() for each in self.input)
+            if len(messages) > MAX_MESSAGES:
+                message = f"input: with instructions, at most {MAX_MESSAGES - 1} messages."
+                raise ApiError(400, message, param="input", code="invalid_value")
         response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat
         if isinstance(self.text.format, FlatJsonSchemaFormat):
             inner = JsonSchema.model_validate({"name": self.text.format.name, "schema": self.text.format.schema_})

@@ -79,6 +79,7 @@ def test_errors(chat_server):
     for method, path, status in (
         ("GET", "/v1/models/other", 404),
         ("GET", "/tokenizer_info?model=other", 404),
+        ("GET", "/tokenizer_info?model=" + "x" * 600, 404),  # once a 500
         ("POST", "/v1/completions", 400),
         ("DELETE", "/v1/completions", 405),
         ("GET", "/nothing", 404),

@@ -109,3 +109,11 @@ def test_too_long_an_input_is_a_400_also_when_streaming(chat_server):
         answer = httpx.post(chat_server.url + "/v1/responses", json={"input": "x " * 2000, "stream": stream})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_as_many_messages_as_a_chat_may_have_and_instructions(chat_server):
+    """The instructions become a message, too: one more than fits was answered with a 500."""
+    body = {"input": [{"role": "user", "content": "x"}] * 4096, "instructions": "x"}
+    answer = httpx.post(chat_server.url + "/v1/responses", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "input"
