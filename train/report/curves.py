@@ -108,7 +108,7 @@ class Curves:
         """A field of every record."""
         return self._rows[: self._n, FIELDS.index(name)]
 
-    def not_finite(self) -> int:
+    def n_nonfinite(self) -> int:
         """Records whose loss or gradient norm was not a finite number."""
         return int((np.isnan(self["loss"]) | np.isnan(self["grad_norm"])).sum())
 

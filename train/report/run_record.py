@@ -1,12 +1,12 @@
-"""What a run's directory tells of the run: curves, validations, samples, starts and stops, how far it is.
+"""The record of a run, read from its directory: curves, validations, samples, starts and ends, progress.
 
-Everything is read from files, by the run itself or by another process while it goes on. What is missing, cut off or
-written by another version is passed over, so that a picture of a run never fails for a detail.
+The run itself reads these files, or another process while the run goes on. What is missing, cut off or written by
+another version is skipped, so that a report never fails because of a detail.
 """
 
 import json
 import math
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,16 @@ from data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.runs import CHECKPOINT_NAME, list_checkpoints
 from train.report.curves import Curves, Tail, number, records
+from train.report.samples import Samples
 from train.run_lock import LOCK, is_locked
 
-SAMPLED_STEPS = 200
-"""Text samples are kept of so many steps; of more, every second one goes."""
-
 RECENT = 20
-"""Records that "now" is the mean or the median of."""
-
-_HEADING = re.compile(r"## step (\d+)")
+"""The figures of the moment are means over so many records."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened at a step: a start, an end, a step skipped, the run rolled back."""
+    """Something that happened at a step: a start, an end, a skipped update, a roll-back."""
 
     kind: str
     step: int
@@ -40,59 +36,64 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A text the model wrote."""
+class Validation:
+    """The figures of one validation; None for what the record does not hold."""
 
     step: int
-    text: str
+    tokens: float | None
+    """Training tokens so far."""
+    elapsed_s: float | None
+    loss: float | None
+    """Nats per token."""
+    bits_per_byte: float | None
 
 
-class RunStory:
-    """A run's directory as it is read again and again. ``update`` reads what was added since."""
+class RunRecord:
+    """What a run has written. ``update`` reads what was added since the last call."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._metrics, self._journal = Tail(root / "metrics.jsonl"), Tail(root / "journal.jsonl")
-        self._samples = Tail(root / "samples.md")
+        self._metrics_file, self._event_file = Tail(root / "metrics.jsonl"), Tail(root / "journal.jsonl")
+        self._samples_file = Tail(root / "samples.md")
         self.curves = Curves()
-        self.validations: list[dict[str, float | None]] = []
-        """``step tokens elapsed_s val_loss val_bits_per_byte`` of each validation."""
-        self.guards: list[Event] = []
-        """What the run's guards wrote among the metrics."""
-        self.journal: list[Event] = []
-        self.samples: list[Sample] = []
+        self.validations: list[Validation] = []
+        self.guard_events: list[Event] = []
+        """What the run's guards wrote among the metrics: skipped updates, roll-backs and the like."""
+        self.event_log: list[Event] = []
+        """Starts and ends, from ``journal.jsonl``."""
+        self.samples = Samples()
         self.config: dict[str, Any] = {}
         self.last_change: float | None = None
         """When metrics.jsonl was last written, seconds since 1970."""
         self._config_stamp: Any = None
 
     def update(self) -> bool:
-        """Read what is new; whether there was any."""
-        lines, restarted = self._metrics.read()
-        if restarted:
+        """Read what is new. Returns whether there was anything."""
+        lines, replaced = self._metrics_file.read()
+        if replaced:
             self.curves.clear()
-            self.validations, self.guards = [], []
-        self._read_metrics(list(records(lines)))
-        entries, journal_restarted = self._journal.read()
-        if journal_restarted:
-            self.journal = []
-        self.journal += [_event(record) for record in records(entries)]
-        texts, samples_restarted = self._samples.read()
-        if samples_restarted:
-            self.samples = []
-        self._read_samples(texts)
+            self.validations, self.guard_events = [], []
+        self._read_metrics(records(lines))
+        entries, events_replaced = self._event_file.read()
+        if events_replaced:
+            self.event_log = []
+        self.event_log += [_event(record) for record in records(entries)]
+        texts, samples_replaced = self._samples_file.read()
+        if samples_replaced:
+            self.samples.clear()
+        self.samples.read(texts, {validation.step for validation in self.validations})
         config_changed = self._read_config()
         try:
-            self.last_change = self._metrics.path.stat().st_mtime
+            self.last_change = self._metrics_file.path.stat().st_mtime
         except OSError:
             self.last_change = None
-        return bool(lines or entries or texts or restarted or config_changed)
+        return bool(lines or entries or texts or replaced or config_changed)
 
-    def _read_metrics(self, found: list[dict[str, Any]]) -> None:
+    def _read_metrics(self, found: Iterable[dict[str, Any]]) -> None:
         training: list[dict[str, Any]] = []
         for record in found:
             if "event" in record:
-                self.guards.append(_event(record))
+                self.guard_events.append(_event(record))
             elif "val_loss" in record or "val_bits_per_byte" in record:
                 self._add_validation(record, training)
             elif "loss" in record:
@@ -100,41 +101,23 @@ class RunStory:
         self.curves.extend(training)
 
     def _add_validation(self, record: dict[str, Any], training: list[dict[str, Any]]) -> None:
-        """A validation record, with the time of the training record before it."""
+        """Keep a validation record, with the time of the training record before it."""
         if training:
             before = number(training[-1].get("elapsed_s"))
         else:
             before = _last(self.curves["elapsed_s"])
-        while self.validations and self.validations[-1]["step"] >= record["step"]:
+        step = int(record["step"])
+        while self.validations and self.validations[-1].step >= step:  # the run went back to an earlier checkpoint
             self.validations.pop()
-        names = ("step", "tokens", "elapsed_s", "val_loss", "val_bits_per_byte")
-        self.validations.append({"elapsed_s": before} | {n: number(record[n]) for n in names if n in record})
-
-    def _read_samples(self, lines: list[str]) -> None:
-        validated = {validation["step"] for validation in self.validations}
-        step, text = None, []
-        for line in [*lines, None]:
-            match = _HEADING.fullmatch(line) if line is not None else None
-            # A model may write a line like a heading: only steps that were validated are believed.
-            if line is not None and not (match and int(match.group(1)) in validated):
-                text.append(line)
-                continue
-            self._add_text(step, "\n".join(text))
-            if match:
-                step, text = int(match.group(1)), []
-        kept = sorted({sample.step for sample in self.samples})
-        if len(kept) > SAMPLED_STEPS:
-            kept = {*kept[::2], kept[-1]}
-            self.samples = [sample for sample in self.samples if sample.step in kept]
-
-    def _add_text(self, step: int | None, text: str) -> None:
-        if step is not None:
-            if self.samples and self.samples[-1].step > step:
-                self.samples = [sample for sample in self.samples if sample.step < step]
-            self.samples.append(Sample(step, text.strip("\n")))
-        elif self.samples and text.strip("\n"):
-            last = self.samples.pop()
-            self.samples.append(Sample(last.step, f"{last.text}\n{text}".rstrip("\n")))
+        self.validations.append(
+            Validation(
+                step,
+                tokens=number(record.get("tokens")),
+                elapsed_s=number(record.get("elapsed_s", before)),
+                loss=number(record.get("val_loss")),
+                bits_per_byte=number(record.get("val_bits_per_byte")),
+            )
+        )
 
     def _read_config(self) -> bool:
         from omegaconf import OmegaConf
@@ -145,20 +128,21 @@ class RunStory:
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp == self._config_stamp:
                 return False
-            self.config = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
-        except Exception:  # a file that is not there, is being replaced or was edited is not what is looked at
+            config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        except Exception:  # the file is missing, is being replaced, or somebody broke it
             return False
+        self.config = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
         self._config_stamp = stamp
         return True
 
-    # What follows from it.
+    # What follows from the files.
 
     @property
     def name(self) -> str:
         return self.root.name
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """An option of the run by its dotted name."""
+        """The run's option of a dotted name, or ``default`` where the configuration has none."""
         value: Any = self.config
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
@@ -167,36 +151,36 @@ class RunStory:
         return value
 
     def events(self) -> list[Event]:
-        """Starts, ends and what the guards did, in order."""
-        return sorted(self.journal + self.guards, key=lambda event: (event.time or 0, event.step))
+        """Starts, ends and what the guards did, in the order in which they happened."""
+        return sorted(self.event_log + self.guard_events, key=lambda event: (event.time or 0, event.step))
 
     def start(self) -> dict[str, Any]:
-        """What the last start wrote down of machine and model."""
-        return next((event.facts for event in reversed(self.journal) if event.kind == "start"), {})
+        """What the last start recorded about machine and model."""
+        return next((event.facts for event in reversed(self.event_log) if event.kind == "start"), {})
 
     def step(self) -> int:
-        """Steps done, as far as they were written down."""
-        seen = [self.curves["step"][-1]] if len(self.curves) else []
-        seen += [validation["step"] for validation in self.validations[-1:]]
-        return int(max(seen, default=0))
+        """The last optimizer step that was recorded."""
+        recorded = self.curves["step"][-1] if len(self.curves) else 0
+        return int(max(recorded, self.validations[-1].step if self.validations else 0))
 
     def tokens(self) -> int:
-        seen = [_last(self.curves["tokens"])] + [validation.get("tokens") for validation in self.validations[-1:]]
-        return int(max((value for value in seen if value is not None), default=0))
+        """Training tokens up to that step."""
+        validated = self.validations[-1].tokens if self.validations else None
+        return int(max(_last(self.curves["tokens"]) or 0, validated or 0))
 
     def elapsed(self) -> float:
-        """Seconds of training, all starts together."""
+        """Seconds of training in all starts together."""
         return _last(self.curves["elapsed_s"]) or 0.0
 
     def progress(self) -> float:
-        """The share of the run that is done, by steps or by time, whichever is further; 0 where it is not known."""
+        """The share of the run that is done, by steps or by time, whichever is larger; 0 where it is not known."""
         max_steps, minutes = number(self.setting("train.max_steps")), number(self.setting("train.max_minutes"))
         shares = [self.step() / max_steps] if max_steps else []
         shares += [self.elapsed() / (60 * minutes)] if minutes else []
         return min(1.0, max(shares, default=0.0))
 
     def seconds_left(self) -> float | None:
-        """What remains at the speed of late, validations and saves included; None where it cannot be told."""
+        """Seconds that remain at the recent speed, validations and saves included; None where that is not known."""
         max_steps, minutes = number(self.setting("train.max_steps")), number(self.setting("train.max_minutes"))
         steps, seconds = self.curves["step"][-RECENT:], self.curves["elapsed_s"][-RECENT:]
         left = []
@@ -207,40 +191,44 @@ class RunStory:
         return max(0.0, min(left)) if left and math.isfinite(min(left)) else None
 
     def recent(self, name: str) -> float | None:
-        """Mean of a field over the last records."""
+        """The mean of a field over the last ``RECENT`` records."""
         values = self.curves[name][-RECENT:]
         values = values[~np.isnan(values)]
         return float(values.mean()) if len(values) else None
 
     def speed(self) -> float | None:
-        """Tokens per second: median of the records. The first waits for the compiler and is left out."""
+        """Tokens per second, the median of the records. The first one is left out: it waits for the compiler."""
         values = self.curves["tokens_per_s"][1:] if len(self.curves) > 1 else self.curves["tokens_per_s"]
         values = values[~np.isnan(values)]
         return float(np.median(values)) if len(values) else None
 
-    def for_plot(self) -> list[dict[str, float]]:
+    def plot_records(self) -> list[dict[str, Any]]:
         """Training and validation records as in ``metrics.jsonl``, thinned out where there are very many."""
         points = self.curves.points()
         pairs = zip(points.mean("tokens"), points.mean("loss"), strict=True)
+        training: list[dict[str, Any]]
         training = [{"tokens": tokens, "loss": loss} for tokens, loss in pairs if not math.isnan(tokens + loss)]
-        names = ("tokens", "val_loss", "val_bits_per_byte")
-        return training + [one for one in self.validations if all(one.get(name) is not None for name in names)]
+        return training + [
+            {"tokens": each.tokens, "val_loss": each.loss, "val_bits_per_byte": each.bits_per_byte}
+            for each in self.validations
+            if None not in (each.tokens, each.loss, each.bits_per_byte)
+        ]
 
-    def best(self) -> dict[str, float | None] | None:
-        """The validation of the lowest loss."""
-        known = [validation for validation in self.validations if validation.get("val_loss") is not None]
-        return min(known, key=lambda validation: validation["val_loss"], default=None)
+    def best(self) -> Validation | None:
+        """The validation with the lowest loss, the first of several."""
+        known = [each for each in self.validations if each.loss is not None]
+        return min(known, key=lambda each: math.inf if each.loss is None else each.loss, default=None)
 
     def status(self, held: bool | None = None) -> str:
-        """``running``, ``finished``, ``stopped`` (it saved and left), ``failed`` or ``gone`` (ended without a word).
+        """``running``, ``finished``, ``stopped`` (it saved and ended), ``failed`` or ``gone`` (it recorded no end).
 
-        ``held``: whether a process held the run's lock before the last ``update``. What a run writes at its end
-        it writes before it lets go.
+        ``held``: whether a process held the run's lock before the last ``update``. A run writes its end before it
+        releases the lock, so the lock must be looked at first. None: look now.
         """
         if is_locked(self.root / LOCK) if held is None else held:
             return "running"
-        last = self.journal[-1] if self.journal else None
-        if last is None:  # a run of a version that kept no journal
+        last = self.event_log[-1] if self.event_log else None
+        if last is None:  # a run of a version that kept no event log
             return "finished" if self.progress() >= 1 else "stopped"
         if last.kind != "end":
             return "gone"
@@ -257,19 +245,23 @@ class RunStory:
             shape = ModelConfig.from_hf(json.loads(text))
         except (IndexError, OSError, ValueError, KeyError, TypeError):
             return facts
-        flops = shape.flops_per_token(number(self.setting("train.seq_len")))
+        seq_len = number(self.setting("train.seq_len"))
+        flops = shape.flops_per_token(None if seq_len is None else int(seq_len))
         return {"n_params": shape.n_params, "flops_per_token": flops, "vocab_size": shape.vocab_size}
 
 
 def find_run(path: str) -> Path:
-    """The directory of the run that ``path`` names. ``<runs>/latest`` is the one written to last, saved or not."""
+    """The directory of the run that ``path`` names: a run, one of its checkpoints, or ``<runs>/latest``.
+
+    ``latest`` is the run that was written to last, even if it has no checkpoint yet. UserError where there is no run.
+    """
     from slm.runs import LATEST, resolve
 
     given = Path(path)
     if given.name == LATEST and (given.is_symlink() or not given.exists()) and given.parent.is_dir():
-        written = [(file.stat().st_mtime, file.parent) for file in given.parent.glob("*/metrics.jsonl")]
+        written = [(file.stat().st_mtime, file.parent.resolve()) for file in given.parent.glob("*/metrics.jsonl")]
         if written:
-            return max((when, folder.resolve()) for when, folder in written)[1]
+            return max(written)[1]
     if CHECKPOINT_NAME.fullmatch(given.name) and given.parent.name == "checkpoints":
         given = given.parent.parent
     root = resolve(given).root

@@ -13,7 +13,7 @@ from slm.model.config import ModelConfig
 from slm.report import finite
 from train.environment import Environment
 from train.report.curves import number
-from train.report.run_record import RunStory
+from train.report.run_record import RunRecord
 
 
 class Journal:
@@ -25,12 +25,12 @@ class Journal:
 
     def __init__(self, root: Path, *, active: bool = True, say: Callable[[str], None] = print) -> None:
         self.root, self.active, self._say = root, active, say
-        self._story = RunStory(root)
+        self._record = RunRecord(root)
         self._told: set[tuple[str, str]] = set()
         self._drawn: tuple[int, ...] = ()
         # Before the records that are to be computed again are dropped.
-        self._guarded("report.html", self._story.update)
-        self._seen_step = self._story.step()
+        self._guarded("report.html", self._record.update)
+        self._seen_step = self._record.step()
 
     def start(
         self, step: int, resumed_from: Path | None, model: ModelConfig, environment: Environment, **facts: Any
@@ -40,7 +40,7 @@ class Journal:
             "from": resumed_from and resumed_from.name,
             "again": max(0, self._seen_step - step),
             "n_params": model.n_params,
-            "flops_per_token": model.flops_per_token(number(self._story.setting("train.seq_len"))),
+            "flops_per_token": model.flops_per_token(number(self._record.setting("train.seq_len"))),
             "vocab_size": model.vocab_size,
             "threads": environment.threads,
             "precision": environment.precision,
@@ -76,15 +76,15 @@ class Journal:
     def _report(self, status: str) -> None:
         from train.report.html import write_report
 
-        self._story.update()
-        write_report(self.root / "report.html", [self._story], statuses=[status])
+        self._record.update()
+        write_report(self.root / "report.html", [self._record], statuses=[status])
 
     def _plot(self) -> None:
         from train.report.plot import plot_losses
 
-        seen = (len(self._story.curves), len(self._story.validations), self._story.step())
+        seen = (len(self._record.curves), len(self._record.validations), self._record.step())
         if seen != self._drawn:  # the last validation and the end of a run are often one and the same picture
-            plot_losses(self._story.for_plot(), self.root / "loss.png", self._story.name)
+            plot_losses(self._record.plot_records(), self.root / "loss.png", self._record.name)
             self._drawn = seen
 
     def _write(self, event: str, step: int, facts: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from train.environment import Environment
 from train.report import sections
 from train.report.curves import Curves, Tail, records
 from train.report.html import render, write_report
-from train.report.run_record import RunStory
+from train.report.run_record import RunRecord
 from train.run.event_log import Journal
 
 SHAPE = ModelConfig(
@@ -46,13 +46,13 @@ def validation(step: int, loss: float | None = None) -> dict:
     return {"step": step, "tokens": 100 * step, "val_loss": loss, "val_bits_per_byte": loss / 2}
 
 
-def write_run(root: Path, found: list, samples: str = "", config: str = "train: {max_steps: 100}\n") -> RunStory:
+def write_run(root: Path, found: list, samples: str = "", config: str = "train: {max_steps: 100}\n") -> RunRecord:
     root.mkdir(parents=True, exist_ok=True)
     lines = [one if isinstance(one, str) else json.dumps(one) for one in found]
     (root / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     (root / "samples.md").write_text(samples, encoding="utf-8")
     (root / "config.yaml").write_text(config, encoding="utf-8")
-    story = RunStory(root)
+    story = RunRecord(root)
     story.update()
     return story
 
@@ -88,7 +88,7 @@ class Seen(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def page(story: RunStory, status: str = "running") -> Seen:
+def page(story: RunRecord, status: str = "running") -> Seen:
     return Seen(render([story], [status]))
 
 
@@ -137,7 +137,7 @@ def test_names_samples_options_and_reasons_stay_text(tmp_path):
     assert "img" not in compared.tags
 
 
-def write_journal(story: RunStory, record: dict) -> None:
+def write_journal(story: RunRecord, record: dict) -> None:
     with (story.root / "journal.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
     story.update()
@@ -170,11 +170,11 @@ def test_a_file_that_is_broken_or_of_another_version_is_still_drawn(tmp_path):
     assert seen.data["runs"][0]["train"]["loss"] == [None, None, None, 2.25]
     assert "3 training records hold a loss or gradient norm that is not a finite number" in seen.text
     assert "the machine slept for 1:30" in seen.text
-    assert "rolled back: the loss of step 11 was 9.0000, 3.0 times the median; 300 tokens passed over" in seen.text
+    assert "rolled back: the loss of step 11 was 9.0000, 3.0 times the median; 300 tokens skipped" in seen.text
     assert "struck (by lightning)" in seen.text
     assert page(write_run(tmp_path / "empty", [])).data["runs"][0]["train"]["step"] == []
     (tmp_path / "bare").mkdir()
-    bare = RunStory(tmp_path / "bare")
+    bare = RunRecord(tmp_path / "bare")
     bare.update()
     assert "bare" in page(bare).text
 
@@ -239,7 +239,7 @@ def test_curves_that_go_back_are_drawn_from_there(tmp_path):
     assert points.high("loss").tolist() == [6.0, 9.0]
     assert list(records(['{"step": true}', '{"step": 1}'])) == [{"step": 1}]
     story = write_run(tmp_path / "back", [training(1), validation(2), validation(4), training(3), validation(3)])
-    assert [one["step"] for one in story.validations] == [2, 3]
+    assert [validation.step for validation in story.validations] == [2, 3]
 
 
 def test_a_sample_that_looks_like_a_heading_is_text(tmp_path):
@@ -349,7 +349,7 @@ def test_every_end_is_written_down(error, signalled, status, facts, tmp_path):
         if error is not None:
             raise error
     story.update()
-    start, end = story.journal
+    start, end = story.event_log
     assert (start.facts["from"], start.facts["again"]) == ("step-00000001", 2)
     assert {key: value for key, value in end.facts.items() if value is not None} == {"status": status, **facts}
     assert story.status() == status
@@ -383,7 +383,7 @@ def test_a_run_tells_how_it_was_stopped_and_resumed(command, launch, train, tmp_
 
     def reach(step: int) -> subprocess.Popen:
         process, deadline = launch(arguments), time.monotonic() + 120
-        story = RunStory(root)
+        story = RunRecord(root)
         while story.step() < step:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -392,35 +392,35 @@ def test_a_run_tells_how_it_was_stopped_and_resumed(command, launch, train, tmp_
         return process
 
     process = reach(15)
-    assert RunStory(root).status() == "running"
+    assert RunRecord(root).status() == "running"
     assert (root / "report.html").exists(), "there is a report after the first validation"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    stopped = RunStory(root)
+    stopped = RunRecord(root)
     stopped.update()
     assert stopped.status() == "stopped"
     assert "stopped by SIGINT" in Seen((root / "report.html").read_text()).text
     process = reach(stopped.step() + 25)
     process.kill()
     process.communicate(timeout=60)
-    assert RunStory(root).status() != "running"
-    gone = RunStory(root)
+    assert RunRecord(root).status() != "running"
+    gone = RunRecord(root)
     gone.update()
     assert gone.status() == "gone"
-    assert "ended without a word" in page(gone, gone.status()).text
+    assert "ended unexpectedly" in page(gone, gone.status()).text
     last = max(int(path.name[5:]) for path in (root / "checkpoints").glob("step-????????"))
     code, _, err = train([*arguments, f"train.max_steps={last + 8}"])
     assert code == 0, err
     assert "warning" not in err
-    story = RunStory(root)
+    story = RunRecord(root)
     story.update()
     assert story.status() == "finished"
-    assert [event.kind for event in story.journal] == ["start", "end", "start", "start", "end"]
+    assert [event.kind for event in story.event_log] == ["start", "end", "start", "start", "end"]
     seen = Seen((root / "report.html").read_text())
     assert "100.0 %" in seen.text
     assert f"resumed from step-{stopped.step():08d}" in seen.text
     assert f"resumed from step-{last:08d}" in seen.text
-    assert "before that it ended without a word" in seen.text
+    assert "before that it ended unexpectedly" in seen.text
     assert re.search(r"[\d,]+ parameters · llama · vocabulary 320", seen.text)
     assert "Once upon a time" in seen.text
     assert seen.data["running"] is False

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from slm.configuration import build
 from tests.helpers import REPOSITORY
-from train.report.watch import WatchConfig, clipped, sparkline
+from train.report.run_view import clipped, sparkline
+from train.report.watch import WatchConfig
 from train.run_lock import is_locked
 
 PATIENT = 120
@@ -228,7 +229,7 @@ def test_a_run_that_vanishes_may_come_back_under_its_name(terminal, tmp_path):
     assert "step 4/100" in piped.stdout.readline()
     seen.wait("sample of step 4")
     run.vanish()
-    seen.wait("ended without a word")
+    seen.wait("ended unexpectedly")
     # Set aside, as resume=never does it; then a new run of the same name.
     os.rename(root, tmp_path / "run.1")
     time.sleep(0.3)
@@ -255,7 +256,7 @@ def test_patience_has_an_end(tmp_path):
     )
     assert "running" in process.stdout.readline()
     run.vanish()
-    assert "ended without a word" in process.communicate(timeout=PATIENT)[0].splitlines()[-1]
+    assert "ended unexpectedly" in process.communicate(timeout=PATIENT)[0].splitlines()[-1]
     assert process.returncode == 0
 
 

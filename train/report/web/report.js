@@ -52,8 +52,8 @@ function draw(chart, limits) {
   view.legend.replaceChildren();
   if (!y) {
     view.x = null;
-    make(svg, "text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing written down yet");
-    svg.setAttribute("aria-label", `${chart.title}: nothing written down yet`);
+    make(svg, "text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing recorded yet");
+    svg.setAttribute("aria-label", `${chart.title}: nothing recorded yet`);
     return;
   }
   const [left, right, top, bottom] = [MARGIN.left, width - MARGIN.right, MARGIN.top, height - MARGIN.bottom];

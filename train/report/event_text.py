@@ -1,0 +1,64 @@
+"""What happened to a run, in sentences."""
+
+import signal
+from typing import Any
+
+from slm.report import duration
+from train.report.formatting import fact_text
+from train.report.run_record import Event, RunRecord
+
+
+def describe_events(run: RunRecord) -> list[tuple[Event, str]]:
+    """Every event with a sentence for it."""
+    out, running = [], False
+    for event in run.events():
+        if event.kind == "start":
+            text = _start_text(event.facts)
+            if running:  # no end was recorded since the last start
+                text += "; before that it ended unexpectedly (killed, or the machine went down)"
+            running = True
+        elif event.kind == "end":
+            text, running = _end_text(event.facts), False
+        else:
+            text = _guard_text(event)
+        out.append((event, text))
+    return out
+
+
+def _start_text(facts: dict[str, Any]) -> str:
+    if not facts.get("from"):
+        return "started"
+    text = f"resumed from {facts['from']}"
+    again = facts.get("again")
+    return f"{text}; {again:,} steps were computed again" if isinstance(again, int) and again > 0 else text
+
+
+def _end_text(facts: dict[str, Any]) -> str:
+    status = str(facts.get("status", "ended"))
+    if facts.get("signal"):
+        try:
+            return f"{status} by {signal.Signals(facts['signal']).name}"
+        except (ValueError, TypeError):
+            return status
+    return f"{status}: {facts['reason']}" if facts.get("reason") else status
+
+
+def _guard_text(event: Event) -> str:
+    """A guard's record as a sentence; for a kind that is not known here, its name and all its facts."""
+    facts = event.facts
+    try:
+        if event.kind == "skipped":
+            return f"update skipped: {facts['error']} ({facts['skipped']} so far)"
+        if event.kind == "spike":
+            return f"the loss jumped to {facts['loss']:.4f}, {facts['times']:.1f} times the median"
+        if event.kind == "rolled_back":
+            return (
+                f"rolled back: the loss of step {facts['from']:,} was {facts['loss']:.4f}, {facts['times']:.1f} times "
+                f"the median; {facts['tokens']:,} tokens skipped"
+            )
+        if event.kind == "slept":
+            return f"the machine slept for {duration(facts['seconds'])}"
+    except (KeyError, TypeError, ValueError):
+        pass
+    details = ", ".join(f"{key} {fact_text(value)}" for key, value in facts.items())
+    return event.kind.replace("_", " ") + (f" ({details})" if details else "")
