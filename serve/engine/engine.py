@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from serve.engine import generation
+from serve.engine.batch_plan import Chunk, Limits, without_drafts
 from serve.engine.config import EngineConfig
 from serve.engine.embedder import Embedder
 from serve.engine.generation import Generation
@@ -29,7 +30,7 @@ from serve.engine.messages import (
 )
 from serve.engine.model_runner import ModelRunner
 from serve.engine.sampling import log_probabilities
-from serve.engine.scheduler import Chunk, Limits, Scheduler, without_drafts
+from serve.engine.scheduler import Scheduler
 from serve.engine.spec_decode.proposer import make_proposer
 from serve.engine.tokenize import BackgroundTokenizer
 from serve.engine.vocabulary import Vocabulary

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from serve.engine.batch_plan import Chunk
 from serve.engine.detokenizer import Detokenizer
 from serve.engine.messages import Delta, Failure, FinishReason, Generate, PrefillDone, TokenLogprob
 from serve.engine.sampling import log_probabilities, make_sampler
-from serve.engine.scheduler import Chunk
 from serve.engine.sequence import Sequence
 from serve.engine.tokenize import tokenize_within
 from serve.engine.vocabulary import Vocabulary

@@ -6,19 +6,14 @@ import time
 
 import numpy as np
 
-from data.errors import UserError
+from serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from serve.engine.messages import ModelInfo
-from serve.engine.scheduler import MIN_CACHED, MIN_COPIED, Plan
-from serve.engine.step_cost import StepCost
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.machine.hardware import compute_threads
-
-_MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
-"""Matrix kernels take rows by fours or sixteens, so one row less can cost more."""
 
 
 class ModelRunner:
@@ -34,7 +29,7 @@ class ModelRunner:
         self._batch_invariant = config.exact
         threads = config.threads or compute_threads()
         try:
-            self._context = Context(
+            self.context = Context(
                 self.model,
                 n_ctx=kv_tokens,
                 n_batch=config.batch,
@@ -55,8 +50,8 @@ class ModelRunner:
         self.min_copied = MIN_CACHED if shared else max(MIN_COPIED, context // 32)
         if not self.model.keeps_cells:
             self.min_copied = 0
-        self.batch_limit = self._context.n_batch
-        self._batch = Batch(self.batch_limit, config.slots)
+        self.batch_limit = self.context.n_batch
+        self.batch = Batch(self.batch_limit, config.slots)
         metadata = self.model.metadata()
         self.info = ModelInfo(
             path=str(config.model_path),
@@ -68,7 +63,7 @@ class ModelRunner:
             n_ctx_train=self.model.n_ctx_train,
             context=context,
             slots=config.slots,
-            kv_tokens=self._context.n_ctx,
+            kv_tokens=self.context.n_ctx,
             threads=threads,
             bos=self._name(self.model.bos),
             eos=self._name(self.model.eos),
@@ -87,68 +82,43 @@ class ModelRunner:
         """
         for (_, slot), n_cached, source in zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True):
             if source is not None:
-                self._context.seq_rm(slot)
+                self.context.seq_rm(slot)
                 # A cache per slot can only be copied as a whole; the copy is then cut back.
-                self._context.seq_cp(source, slot)
-            if not self._context.seq_rm(slot, n_cached):
+                self.context.seq_cp(source, slot)
+            if not self.context.seq_rm(slot, n_cached):
                 raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_cached} tokens")
-        self._batch.clear()
+        self.batch.clear()
         last = {}
         # llama.cpp computes sequences together only where they follow each other in the order of slots. Backwards, each
         # is computed by itself.
         for chunk in sorted(plan.chunks, key=lambda chunk: chunk.slot, reverse=self._batch_invariant):
             wanted, every = chunk.logits != "none", chunk.logits == "all"
-            last[chunk.slot] = self._batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
-        self._context.decode(self._batch)
+            last[chunk.slot] = self.batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
+        self.context.decode(self.batch)
         return [last[chunk.slot] for chunk in plan.chunks]
-
-    def step_cost(self) -> StepCost:
-        """See ``measure_step_cost``."""
-        return measure_step_cost(self._context, self._batch)
 
     def logits(self, index: int) -> np.ndarray:
         """float32 [n_vocab] of a batch entry that asked for logits."""
-        return self._context.logits(index)
+        return self.context.logits(index)
 
     def sample(self, sampler: Sampler, index: int) -> int:
         """The token that a sampler picks from the logits of a batch entry."""
-        return sampler.sample(self._context, index)
+        return sampler.sample(self.context, index)
 
     def truncate(self, slot: int, n: int) -> bool:
         """Cuts a slot back to its first ``n`` positions; returns whether it then holds exactly those. It does not where
         llama.cpp keeps only a window of them, or a state instead of cells."""
-        return self._context.seq_rm(slot, n) and self._context.seq_pos_range(slot) == (0, n - 1)
+        return self.context.seq_rm(slot, n) and self.context.seq_pos_range(slot) == (0, n - 1)
 
     def free_slot(self, slot: int) -> None:
         """Frees a slot's cells."""
-        self._context.seq_rm(slot)
+        self.context.seq_rm(slot)
 
     def free_all(self) -> None:
         """Frees every cell."""
-        self._context.clear()
+        self.context.clear()
 
     def close(self) -> None:
         """Frees the cache and the model."""
-        self._context.close()
+        self.context.close()
         self.model.close()
-
-
-def measure_step_cost(context: Context, batch: Batch) -> StepCost:
-    """How long passes of different numbers of rows take; clears the cache. Raises ``UserError`` for a model whose cache
-    cannot take back tokens."""
-    if not context.model.keeps_cells:
-        raise UserError(f"the cache of {context.model.path} cannot take back tokens; use serve.speculate=none")
-    seconds: dict[int, float] = {}
-    # In rounds: a moment in which the machine is busy with something else must not spoil all measurements of a size.
-    for _ in range(3):
-        for n in _MEASURED_ROWS:
-            if n > batch.capacity:
-                break
-            batch.clear()
-            batch.extend([0] * n, 0, 0, True, every=True)
-            began = time.perf_counter()
-            context.decode(batch)
-            took = time.perf_counter() - began
-            seconds[n] = min(took, seconds.get(n, took))
-            context.clear()
-    return StepCost(tuple(seconds), tuple(seconds.values()))

@@ -1,4 +1,4 @@
-"""The text of tokens, and log-probabilities with that text beside them.
+"""The text of tokens, and log-probabilities with that text.
 
 Tested in tests/serve/engine/test_engine.py.
 """

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from data.errors import UserError
 from serve.engine.config import EngineConfig
-from serve.engine.model_runner import ModelRunner, measure_step_cost
+from serve.engine.model_runner import ModelRunner
 from serve.engine.sequence import Sequence
 from serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
+from serve.engine.spec_decode.step_cost import measure_step_cost
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
@@ -57,7 +58,7 @@ class DraftModelProposer:
             )
             self._batch = Batch(self._context.n_batch, config.slots)
             own_cost = measure_step_cost(self._context, self._batch)
-            target_cost = runner.step_cost()
+            target_cost = measure_step_cost(runner.context, runner.batch)
         except BaseException:
             self.close()
             raise

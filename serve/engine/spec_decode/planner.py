@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from serve.engine.step_cost import StepCost
-
 DRAFT_LENGTHS = (1, 2, 3, 5, 7, 11, 15, 16, 23, 31, 32)
 """How many draft tokens a sequence may get in a step. Matrix kernels take rows by fours or sixteens: with or without
 the newest token, most of these make a multiple of that."""
@@ -62,6 +60,23 @@ class Acceptance:
         i = self._class(match)
         self.hits[i] = 0.8 * self.hits[i] + n_accepted + 0.02
         self.misses[i] = 0.8 * self.misses[i] + (n_accepted < n_drafted) + 0.02
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a forward pass by its number of rows, all with logits; measured for some numbers of rows."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, n: int) -> float:
+        """Seconds of a pass of ``n`` rows: interpolated, and proportional beyond the largest that was measured."""
+        rows, seconds = self.rows, self.seconds
+        if n >= rows[-1]:
+            return seconds[-1] * n / rows[-1]
+        i = max(bisect_right(rows, n), 1)
+        slope = (seconds[i] - seconds[i - 1]) / (rows[i] - rows[i - 1])
+        return seconds[i - 1] + slope * (n - rows[i - 1])
 
 
 @dataclass(frozen=True, slots=True)

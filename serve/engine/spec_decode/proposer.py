@@ -15,6 +15,7 @@ from serve.engine.sequence import Sequence
 from serve.engine.spec_decode.draft_model import DraftModelProposer
 from serve.engine.spec_decode.ngram import NgramProposer
 from serve.engine.spec_decode.planner import Planner
+from serve.engine.spec_decode.step_cost import measure_step_cost
 
 
 class Proposer(Protocol):
@@ -45,4 +46,5 @@ def make_proposer(config: EngineConfig, runner: ModelRunner) -> Proposer | None:
         return None
     if config.speculate == "draft":
         return DraftModelProposer(config, runner)
-    return NgramProposer(Planner(runner.step_cost(), shared=config.kv_tokens > 0, always=config.draft_tokens))
+    cost = measure_step_cost(runner.context, runner.batch)
+    return NgramProposer(Planner(cost, shared=config.kv_tokens > 0, always=config.draft_tokens))

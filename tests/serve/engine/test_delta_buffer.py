@@ -21,7 +21,7 @@ def test_ends_and_failures_do_not_wait_and_keep_their_order():
     buffer = DeltaBuffer(60)
     buffer.take_due(0.0)
     buffer.add([delta("a", "x", 1), delta("b", "y", 1)])
-    buffer.take_due(0.0)  # nothing was told before: this is due
+    buffer.take_due(0.0)  # nothing was sent before, so this is due
     buffer.add([delta("a", "x", 2), delta("b", "y", 2)])
     assert buffer.take_due(1.0) == []
     buffer.add([delta("a", "!", 3, finish="stop")])
@@ -32,7 +32,7 @@ def test_ends_and_failures_do_not_wait_and_keep_their_order():
     assert buffer.take_due(1.0) == [delta("b", "y", 3), failure]
 
 
-def test_an_interval_of_nothing_tells_every_step():
+def test_without_an_interval_every_step_is_due():
     buffer = DeltaBuffer(0.0)
     for n in (1, 2):
         buffer.add([delta("a", "x", n)])

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from serve.engine.batch_plan import Chunk, Plan
 from serve.engine.config import EngineConfig
 from serve.engine.model_runner import ModelRunner
-from serve.engine.scheduler import Chunk, Plan
 
 PROMPTS = {0: tuple(b"the old fox"), 1: tuple(b"hello"), 2: tuple(b"a red boat in the river")}
 
@@ -30,7 +30,7 @@ def test_sequences_are_put_in_the_order_of_their_slots(runner):
     order = (2, 0, 1)
     indices = runner.run(plan(*order))
     n = sum(map(len, PROMPTS.values()))
-    assert list(runner._batch._seq[:n]) == sorted(runner._batch._seq[:n])
+    assert list(runner.batch._seq[:n]) == sorted(runner.batch._seq[:n])
     for slot, index in zip(order, indices, strict=True):
         np.testing.assert_allclose(runner.logits(index), alone[slot], atol=1e-4)
 
@@ -48,11 +48,3 @@ def test_what_a_plan_keeps_is_kept_and_the_rest_is_cut(runner):
     assert runner.truncate(2, len(PROMPTS[2]))
     runner.free_slot(2)
     assert not runner.truncate(2, len(PROMPTS[2]))
-
-
-def test_the_cost_is_measured(tiny_path):
-    runner = ModelRunner(EngineConfig(model_path=tiny_path, threads=1, kv_type="f32", flash_attn=False))
-    cost = runner.step_cost()
-    assert 0 < cost(1) < cost(32)
-    assert cost(64) > cost(32)
-    runner.close()

@@ -1,14 +1,15 @@
-"""Prompts that begin like earlier ones: computed from where they differ, and nobody can tell from the text."""
+"""Prompts with the prefix of earlier ones are computed from where they differ; the text stays the same."""
 
 import random
 
 import httpx
 import pytest
 
+from serve.engine.batch_plan import MIN_CACHED, Limits, make_plan
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
-from serve.engine.scheduler import MIN_CACHED, Limits, Scheduler, make_plan
+from serve.engine.scheduler import Scheduler
 from serve.engine.sequence import Sequence
 from slm.llama.quantize import quantize
 

@@ -34,7 +34,7 @@ def draws(model, params, n=200, **more):
 
 
 def test_typical_sampling_with_a_ban_draws_from_numbers_not_nan(model):
-    """llama.cpp's sums are NaN where a banned token has no probability; what is kept is then another set."""
+    """Where a banned token has no probability, llama.cpp's sums are NaN, and it would keep another set of tokens."""
     banned = range(0, 256, 2)
     tokens = draws(model, SamplingParams(typical_p=0.3, logit_bias=tuple((t, -np.inf) for t in banned)))
     logits = tokens[0][1].astype(np.float64)

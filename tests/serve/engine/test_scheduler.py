@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from serve.engine.scheduler import Limits, Scheduler, make_plan
+from serve.engine.batch_plan import Limits, make_plan
+from serve.engine.scheduler import Scheduler
 from serve.engine.sequence import Sequence
 
 LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=1000)

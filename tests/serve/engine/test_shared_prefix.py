@@ -5,10 +5,11 @@ import random
 
 import pytest
 
+from serve.engine.batch_plan import Limits, make_plan
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
-from serve.engine.scheduler import Limits, Scheduler, make_plan
+from serve.engine.scheduler import Scheduler
 from serve.engine.sequence import Sequence
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away " * 5

@@ -1,4 +1,4 @@
-"""A draft model: the text is the target's own whatever the draft says, and another vocabulary is refused."""
+"""A draft model: the text is the target's own whatever the draft model proposes, and another vocabulary is refused."""
 
 import pytest
 

@@ -10,8 +10,7 @@ from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
 from serve.engine.sequence import Sequence
 from serve.engine.spec_decode.ngram import NgramIndex, NgramProposer
-from serve.engine.spec_decode.planner import Planner
-from serve.engine.step_cost import StepCost
+from serve.engine.spec_decode.planner import Planner, StepCost
 
 GREEDY = SamplingParams(temperature=0)
 LOOP = "the red boat and the blue hat and the old fox and "

@@ -1,7 +1,6 @@
 """Draft tokens are verified where that pays."""
 
-from serve.engine.spec_decode.planner import Acceptance, Candidate, Planner, passes
-from serve.engine.step_cost import StepCost
+from serve.engine.spec_decode.planner import Acceptance, Candidate, Planner, StepCost, passes
 
 
 def test_passes_are_as_llama_cpp_splits():

@@ -1,0 +1,285 @@
+"""Decides which tokens of which sequences go into the next batch. Pure Python over plain data: no model, no clock.
+
+With one cache for all sequences, a batch mixes one token of every generating sequence with prefill chunks. With a cache
+per slot, llama.cpp would compute such a batch in two passes; a batch is then either a decode step of all that generate
+or a prefill chunk. Either way a long prompt does not hold the streams up for long.
+
+Tested in tests/serve/engine/test_scheduler.py, tests/serve/engine/test_shared_prefix.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from serve.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a batch and the cache can hold."""
+
+    batch: int
+    """Most tokens of one batch."""
+    prefill_chunk: int
+    """Most prompt tokens that are computed between two decode steps."""
+    mixed: bool = True
+    """Whether one pass takes tokens of generating sequences and prefill chunks together."""
+    kv_tokens: int
+    """Tokens that the cache holds for all sequences together."""
+    prefix_cache: bool = False
+    """Whether a slot keeps what its last sequence computed, for another with the same prefix."""
+    min_copied: int = 0
+    """The fewest tokens of a common prefix for which another slot's cells are copied; 0: never."""
+    fixed_chunk: int = 0
+    """Above 0: every prefill chunk begins at a multiple of it and has so many tokens, except a prompt's last one, and
+    only whole chunks are reused. How a prompt is cut then depends on nothing but the prompt (batch-invariant)."""
+
+
+MIN_CACHED = 16
+"""A shorter common prefix is computed again. That costs next to nothing, and short prompts (which share a few tokens
+by chance) then give the same numbers whatever came before them."""
+
+MIN_COPIED = 64
+"""A shorter common prefix is computed again rather than copied from another slot."""
+
+SMALL_CHUNK = 64
+"""A prefill chunk below this is not worth a pass of its own, which reads all weights: decode steps come first, and
+short prompts are computed together."""
+
+GAP_COST = 64
+"""What a slot away from those in use costs, in prompt tokens. With a cache per slot, llama.cpp computes together only
+sequences in neighbouring slots; the others follow one after the other in every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one sequence."""
+
+    sequence_id: str
+    slot: int
+    start: int
+    """Position of the first token."""
+    tokens: tuple[int, ...]
+    logits: Literal["none", "last", "all"]
+    n_drafted: int = 0
+    """So many of the tokens, the last ones, are draft tokens: they become the sequence's if its sampler picks them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One batch. Admissions come first: their sequences hold the named slots from now on."""
+
+    admitted: tuple[tuple[str, int], ...]
+    """(sequence id, slot)"""
+    chunks: tuple[Chunk, ...]
+    n_cached: tuple[int, ...] = ()
+    """Per admission, how many leading tokens are cached; the slot must be cut back to them."""
+    copied_from: tuple[int | None, ...] = ()
+    """Per admission, the slot from which those tokens are copied first; None: they are in the slot already."""
+
+
+def make_plan(
+    running: Seq[Sequence],
+    waiting: Iterable[Sequence],
+    free_slots: Seq[int],
+    limits: Limits,
+    cached: Mapping[int, Seq[int]] | None = None,
+    drafts: Mapping[str, Seq[int]] | None = None,
+    n_prefilled: int = 0,
+) -> Plan:
+    """The next batch.
+
+    ``running`` and ``waiting`` are in order of arrival, ``free_slots`` in order of preference. ``cached``: the tokens
+    that free slots still hold. ``drafts``: draft tokens to verify, by generating sequence. ``n_prefilled``: prompt
+    tokens computed since the last decode step, while sequences generate.
+
+    Every generating sequence gets its newest token and its draft tokens. The rest of the batch goes to prompts in
+    order of arrival, those that run first. A waiting sequence is admitted when a slot is free and its tokens fit into
+    the cache next to what the others hold. Nobody overtakes the head of the queue, with one exception: a sequence with
+    a pending prefix-cache hit (its prefix is being computed for another) waits until that can be copied. A slot and
+    room in the cache are reserved for it.
+
+    Where batches are not mixed, prompts come first, one after the other, so that each gets its first token early. The
+    next decode step comes when the prompts have had their ``prefill_chunk``, or when there are none.
+    """
+    generating = [sequence for sequence in running if sequence.generating]
+    decode = tuple(
+        _with_drafts(_chunk(sequence, sequence.slot, 1), (drafts or {}).get(sequence.id, ())) for sequence in generating
+    )
+    if limits.mixed:
+        room = limits.batch - sum(len(chunk.tokens) for chunk in decode)
+        if generating:
+            room = min(room, limits.prefill_chunk)
+        plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=limits.batch)
+        return replace(plan, chunks=decode + plan.chunks)
+    room = min(limits.batch, limits.prefill_chunk - n_prefilled) if generating else limits.batch
+    if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk):
+        return Plan((), decode)
+    plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=SMALL_CHUNK)
+    return plan if plan.chunks else replace(plan, chunks=decode)
+
+
+def _plan_prefill(
+    running: Seq[Sequence],
+    waiting: Iterable[Sequence],
+    free_slots: Seq[int],
+    limits: Limits,
+    cached: Mapping[int, Seq[int]],
+    room: int,
+    *,
+    enough: int,
+) -> Plan:
+    """Prefill chunks of at most ``room`` tokens; once they have ``enough`` tokens, no other is added."""
+    chunks: list[Chunk] = []
+    admitted: list[tuple[str, int]] = []
+    n_cached: list[int] = []
+    copied_from: list[int | None] = []
+    least_room = max(limits.fixed_chunk, 1, room - enough + 1)
+    for sequence in running:
+        if room < least_room:
+            break
+        if not sequence.generating:
+            chunks.append(_chunk(sequence, sequence.slot, limits.fixed_chunk or room))
+            room -= len(chunks[-1].tokens)
+    # Each running sequence may need one more cell per step: leave one for everybody.
+    n_held = sum(len(sequence.tokens) + 1 for sequence in running)
+    slots = list(free_slots)
+    taken = {sequence.slot for sequence in running}
+    computing = list(running)
+    n_reserved = 0
+    for sequence in waiting:
+        if room < least_room or len(slots) <= n_reserved:
+            break
+        if (running or admitted) and n_held + len(sequence.tokens) + 1 > limits.kv_tokens:
+            break
+        n_held += len(sequence.tokens) + 1
+        choice = _choose_slot(_reusable(sequence), slots, cached, taken, computing, limits)
+        if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
+            n_reserved += 1
+            continue
+        slots.remove(choice.slot)
+        taken.add(choice.slot)
+        admitted.append((sequence.id, choice.slot))
+        n_cached.append(choice.n_cached)
+        copied_from.append(choice.copied_from)
+        chunks.append(_chunk(sequence, choice.slot, limits.fixed_chunk or room, start=choice.n_cached))
+        computing.append(replace(sequence, slot=choice.slot, n_computed=choice.n_cached))
+        room -= len(chunks[-1].tokens)
+    return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from))
+
+
+def _reusable(sequence: Sequence) -> list[int]:
+    """The tokens of a waiting sequence that may come from what others have computed."""
+    # A scored prompt needs the logits of every token.
+    if not sequence.use_prefix_cache or sequence.scores_prompt:
+        return []
+    # At least one token must be computed, or there are no logits to sample the next from.
+    return sequence.tokens[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotChoice:
+    """A slot for a sequence that is admitted, and its prefix-cache hit there."""
+
+    slot: int
+    n_cached: int
+    """Tokens of the hit."""
+    copied_from: int | None = None
+    """The slot that has those tokens, if it is another."""
+    n_pending: int = 0
+    """Tokens of the pending hit: what could be copied once the others' prompts are computed."""
+
+
+def _choose_slot(
+    tokens: list[int],
+    slots: Seq[int],
+    cached: Mapping[int, Seq[int]],
+    taken: Set[int | None],
+    computing: Seq[Sequence],
+    limits: Limits,
+) -> _SlotChoice:
+    """The slot for a sequence that may reuse ``tokens``.
+
+    A common prefix counts by its length, unless it is a small part of what the slot caches: that is another's long
+    conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
+    ``GAP_COST``). Of equals, the first is taken.
+    """
+    common = {slot: whole_chunks(_common_prefix(tokens, cached.get(slot, ())), limits) for slot in slots}
+
+    def gap(slot: int) -> int:
+        return GAP_COST * (bool(taken) and slot - 1 not in taken and slot + 1 not in taken)
+
+    def worth(slot: int) -> int:
+        n = common[slot] if 4 * common[slot] >= len(cached.get(slot, ())) else 0
+        return (n if n >= MIN_CACHED else 0) - gap(slot)
+
+    best = max(slots, key=worth)
+    n_cached = common[best] if common[best] >= MIN_CACHED else 0
+    if not limits.min_copied or not limits.prefix_cache or not tokens:
+        return _SlotChoice(best, n_cached)
+    n_pending = n_now = 0
+    source: int | None = None
+    for other in computing:
+        n = _common_prefix(tokens, other.tokens[: other.n_prompt] if limits.fixed_chunk else other.tokens)
+        n_pending = max(n_pending, whole_chunks(n, limits))
+        n = whole_chunks(min(n, other.n_computed), limits)
+        if n > n_now:
+            n_now, source = n, other.slot
+    if n_now - n_cached >= limits.min_copied:
+        return _SlotChoice(max(slots, key=lambda slot: -gap(slot)), n_now, source, n_pending)
+    empty = [slot for slot in slots if not cached.get(slot)]
+    if empty and n_cached >= limits.min_copied and len(cached[best]) - n_cached >= limits.min_copied:
+        # What the slot caches beyond the prefix is another's conversation. With an empty slot free, it can stay.
+        return _SlotChoice(max(empty, key=lambda slot: -gap(slot)), n_cached, best, n_pending)
+    return _SlotChoice(best, n_cached, None, n_pending)
+
+
+def whole_chunks(n: int, limits: Limits) -> int:
+    """``n`` tokens; with fixed chunks, those of them that are in whole chunks."""
+    return n - n % limits.fixed_chunk if limits.fixed_chunk else n
+
+
+def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    """Length of the common prefix. A binary search, because slices are compared at C's speed."""
+    low, high = 0, min(len(a), len(b))
+    if not high or a[0] != b[0]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if list(a[low:middle]) == list(b[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _chunk(sequence: Sequence, slot: int | None, room: int, start: int | None = None) -> Chunk:
+    assert slot is not None
+    start = sequence.n_computed if start is None else start
+    stop = min(start + room, len(sequence.tokens))
+    logits: Literal["none", "last", "all"]
+    if sequence.scores_prompt and start < sequence.n_prompt:
+        logits = "all"
+    else:
+        logits = "last" if stop == len(sequence.tokens) else "none"
+    return Chunk(sequence.id, slot, start, tuple(sequence.tokens[start:stop]), logits)
+
+
+def _with_drafts(chunk: Chunk, drafts: Seq[int]) -> Chunk:
+    if not drafts:
+        return chunk
+    return replace(chunk, tokens=(*chunk.tokens, *drafts), logits="all", n_drafted=len(drafts))
+
+
+def without_drafts(plan: Plan) -> Plan:
+    """The same batch with nothing to verify."""
+    return replace(plan, chunks=tuple(_without_drafts(chunk) for chunk in plan.chunks))
+
+
+def _without_drafts(chunk: Chunk) -> Chunk:
+    if not chunk.n_drafted:
+        return chunk
+    return replace(chunk, tokens=chunk.tokens[: -chunk.n_drafted], logits="last", n_drafted=0)
