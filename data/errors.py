@@ -1,23 +1,31 @@
-"""Mistakes a person can mend, told in one line. The lowest room holds them so that every room may raise them."""
+"""Errors that the user can correct, each with a message of one line.
+
+They are in the lowest room so that every room can raise them.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UserError(ValueError):
-    """Something the person running a command can mend.
+    """An error that the user of a command can correct.
 
-    The message is one line: what is wrong, what would be right, what to do next. Commands print it as it
-    is and exit with status 2; any other exception is a defect of ours and keeps its traceback.
+    The message is one line: what is wrong, what would be right, what to do next. Commands print it unchanged and exit
+    with status 2. Any other exception is a bug of ours and keeps its traceback.
     """
 
 
 class UnreachableError(UserError):
-    """A host that could not be reached: something else may serve in its place."""
+    """A host could not be reached. The caller may have a fallback."""
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """The error's text on one line, cut after ``limit`` characters."""
+    return " ".join(str(error).split())[:limit]
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
-    """A hint for a misspelt ``name``: ``"did you mean 'q4_k_m' or 'q4_k_s'?"``, or ``""`` if nothing is near."""
+    """A hint for a misspelt ``name``: ``"did you mean 'q4_k_m' or 'q4_k_s'?"``, or ``""`` if no option is similar."""
     by_lower = {str(option).lower(): str(option) for option in options}
     close = get_close_matches(str(name).lower(), by_lower, n=n, cutoff=0.5)
     if not close:

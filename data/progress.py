@@ -1,11 +1,11 @@
-"""How far a long pass is, on one line of a terminal (or a line every half minute elsewhere)."""
+"""Progress of a long pass: one line of a terminal that is rewritten, or elsewhere a line every half minute."""
 
 import sys
 import time
 
 
 class Progress:
-    """``update(done, total)`` shows a share and the time left; ``total`` None where the end is not known."""
+    """``update(done, total)`` shows the percentage and the time left, where ``total`` is known (not None)."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -14,7 +14,7 @@ class Progress:
         self._wrote = False
 
     def update(self, done: float, total: float | None, note: str = "") -> None:
-        """At most a few times a second is anything written, so it may be called as often as is convenient."""
+        """Show the progress. It writes at most three times a second, so it may be called after every item."""
         now = time.monotonic()
         if now - self._shown < (0.3 if self._terminal else 30):
             return
@@ -32,7 +32,7 @@ class Progress:
         self._wrote = True
 
     def done(self) -> None:
-        """Leave a clean line behind."""
+        """Clear the line."""
         if self._terminal and self._wrote:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

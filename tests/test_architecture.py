@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "serve": {"data", "slm", "serve"},
 }
 ORDER = {
-    "data": ("errors", "config", "tales", "tokenizers", "sources", "stream", "statistics"),
+    "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "sources", "stream", "statistics"),
     "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor"),
     "train": ("config", "report", "run", "distributed", "step", "trainer", "tools", "__main__"),
     "export": ("config", "gguf", "pipeline", "bench"),

@@ -16,7 +16,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, cast
 
-from data.errors import UserError, nearest
+from data.errors import UserError, nearest, one_line
 
 SEPARATOR = b"<|endoftext|>"
 CHUNK = 1 << 20
@@ -95,10 +95,10 @@ def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
         with _open(path) as stream:
             yield from (_read_lines if kind == "jsonl" else _read_text)(stream, path, start, reading)
     except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{path} cannot be read ({_one_line(error)}): is the file complete?") from error
+        raise UserError(f"{path} cannot be read ({one_line(error)}): is the file complete?") from error
     except Exception as error:
         if type(error).__name__ == "ZstdError":
-            raise UserError(f"{path} cannot be read ({_one_line(error)}): is the file complete?") from error
+            raise UserError(f"{path} cannot be read ({one_line(error)}): is the file complete?") from error
         raise
 
 
@@ -174,7 +174,7 @@ def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
         raise UserError(f"{_where(path, end, line)} is not UTF-8: convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{_where(path, end, line)} is not a line of JSON ({_one_line(error)}): JSON lines hold one object each"
+            f"{_where(path, end, line)} is not a line of JSON ({one_line(error)}): JSON lines hold one object each"
         ) from error
     if not isinstance(row, dict):
         raise UserError(f"{_where(path, end, line)} must be a JSON object with a {reading.text_field!r} key")
@@ -187,7 +187,7 @@ def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise UserError(f"{_where(path, end, line)}: {reading.text_field!r} is not text but {_one_line(text)}")
+        raise UserError(f"{_where(path, end, line)}: {reading.text_field!r} is not text but {one_line(text)}")
     return text
 
 
@@ -317,8 +317,4 @@ def _read_parquet(path: str, start: int, text_field: str) -> Iterator[tuple[str 
                     row += 1
                     yield text, row
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as parquet ({_one_line(error)}): is the file complete?") from error
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read as parquet ({one_line(error)}): is the file complete?") from error

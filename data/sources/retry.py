@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 
 T = TypeVar("T")
 WAITS = (1, 2, 4, 8, 16, 32, *[60] * 10)  # seconds before each further try: eleven minutes in all
@@ -65,5 +65,5 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:120]}" if text else type(error).__name__
+    text = one_line(error, 120)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,10 +1,10 @@
-"""Byte-level BPE in GPT-2's form run by tiktoken, five to ten times as fast as ``tokenizers`` and with the same ids.
+"""Byte-level BPE in GPT-2's form run by tiktoken: five to ten times as fast as ``tokenizers``, with the same ids.
 
-tiktoken merges, of all neighbours that together spell a token, those with the lowest id. ``tokenizers`` merges by a
-list of pairs. The two agree on every text if the ids follow the order of the list and each token's own bytes,
-merged by ids below its own, end as exactly the pair of the list: before a token is made, both have merged the
-bytes that it spans with nothing across their borders, so that they stand at that pair. This is checked for the
-vocabulary at hand; where it fails, ``tokenizers`` does the work.
+tiktoken merges the two neighbours whose combined bytes have the lowest id. ``tokenizers`` merges by a list of pairs.
+The two agree on every text under two conditions. The ids follow the order of the list. And each token's own bytes,
+merged by lower ids only, end as exactly the pair that the list has for the token. Then both libraries have merged the
+bytes that a token spans into that same pair before they make the token. The conditions are checked for each
+vocabulary; where they fail, ``tokenizers`` encodes.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ import numpy as np
 from data.tokenizers.from_tiktoken import merges
 from data.tokenizers.tokenizer import BYTE_OF, Tokenizer, well_formed
 
-# GPT-2's pre-tokenizer, which the ByteLevel of `tokenizers` has built in; both know the same classes of characters.
+# GPT-2's pre-tokenizer, which is built into the ByteLevel of `tokenizers`; both have the same classes of characters.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def make_encode(tokenizer: Tokenizer) -> Callable[[str], Any]:
-    """A function from a text to the ids that ``tokenizer.encode`` gives: an array or a list."""
-    ranks = mergeable_ranks(tokenizer._spec, tokenizer.special_ids)
+    """A function that encodes a text as ``tokenizer.encode`` does, to an array or a list of ids."""
+    ranks = mergeable_ranks(tokenizer.spec, tokenizer.special_ids)
     if ranks is None:
         return lambda text: tokenizer.encode_batch([text])[0]
     import tiktoken
@@ -38,7 +38,7 @@ def make_encode(tokenizer: Tokenizer) -> Callable[[str], Any]:
 
 
 def mergeable_ranks(spec: dict[str, Any], special_ids: frozenset[int]) -> dict[bytes, int] | None:
-    """The ids by bytes of a tokenizer.json that tiktoken computes with the same result; None for others."""
+    """The ids by their bytes, for a ``tokenizer.json`` that tiktoken encodes with the same result; None for others."""
     model, pre = spec.get("model") or {}, spec.get("pre_tokenizer") or {}
     gpt2 = pre.get("type") == "ByteLevel" and pre.get("use_regex", True) and not pre.get("add_prefix_space")
     plain = not spec.get("normalizer") and not model.get("dropout") and not model.get("byte_fallback")

@@ -1,7 +1,7 @@
 """A SentencePiece ``.model`` as a Hugging Face tokenizer with the same ids.
 
-The file is a protocol buffer (sentencepiece_model.proto); the few fields that matter are read here, so that
-neither protobuf nor the sentencepiece library is needed to use a model.
+The file is a protocol buffer (``sentencepiece_model.proto``). The few fields that matter are parsed here, so a model
+can be used without protobuf and without the sentencepiece library.
 """
 
 import base64
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.errors import UserError
-from data.tokenizers.tokenizer import tokenizer_config
+from data.tokenizers.tokenizer import special_token, tokenizer_config
 
 SPACE = "\u2581"
 UNIGRAM, BPE = 1, 2
@@ -22,7 +22,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a SentencePiece model says."""
+    """The contents of a SentencePiece model."""
 
     pieces: list[tuple[str, float, int]]
     """(piece, score, type), by id."""
@@ -68,11 +68,11 @@ def parse(content: bytes, name: str) -> Model:
 
 
 def convert(content: bytes, *, name: str, eot_token: str = "") -> tuple[dict[str, bytes], str]:
-    """Tokenizer files of the model, and its end-of-text token (``</s>`` as a rule).
+    """Tokenizer files of the model, and its end-of-text token (usually ``</s>``).
 
-    Two things ``tokenizer.json`` cannot say, and the files written here are then what counts: in runs of one
-    repeated character SentencePiece merges from the left where a piece has several rules; and a Unigram model
-    takes text that spells a control or byte piece (``<s>``, ``<0x41>``) for that piece.
+    The ids differ from SentencePiece's in two cases, which ``tokenizer.json`` cannot express: in runs of one repeated
+    character, SentencePiece merges from the left where a piece has several rules; and a ``tokenizer.json`` of a
+    Unigram model encodes text that spells a control or byte piece (``<s>``, ``<0x41>``) as that piece.
     """
     model = parse(content, name)
     by_id = [piece for piece, _, _ in model.pieces]
@@ -82,17 +82,7 @@ def convert(content: bytes, *, name: str, eot_token: str = "") -> tuple[dict[str
         raise UserError(f"{name} has no end-of-sentence piece: set tokenizer.eot_token to one of its control pieces")
     unknown = next((piece for piece, _, kind in model.pieces if kind == UNKNOWN), None)
     special = [
-        {
-            "id": id,
-            "content": piece,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for id, (piece, _, kind) in enumerate(model.pieces)
-        if kind in (UNKNOWN, CONTROL)
+        special_token(id, piece) for id, (piece, _, kind) in enumerate(model.pieces) if kind in (UNKNOWN, CONTROL)
     ]
     spec = {
         "version": "1.0",
@@ -153,10 +143,10 @@ def _unigram(model: Model, unknown: str | None) -> dict[str, Any]:
 
 
 def _symbols(model: Model) -> dict[str, Any] | None:
-    """Set user-defined symbols apart, the longest first.
+    """A pre-tokenizer that isolates user-defined symbols, the longest first.
 
-    As added tokens they would not do: each stretch of text between those is normalized by itself and so would get
-    a space put before it.
+    They cannot be added tokens: the text between added tokens is normalized piece by piece, so each piece would get a
+    space before it.
     """
     symbols = sorted((piece for piece, _, kind in model.pieces if kind == USER_DEFINED), key=len, reverse=True)
     if not symbols:
@@ -190,7 +180,7 @@ def _decoder(model: Model) -> dict[str, Any]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of a protocol buffer message: whole numbers as int, everything else as bytes."""
+    """(field number, value) of a protocol buffer message: varints as int, everything else as bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -223,6 +213,6 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _signed(value: int) -> int:
-    """-1, for "there is none", is written as a 64-bit number."""
+    """The signed number of a varint: -1, which means "none", is written as a 64-bit number."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value

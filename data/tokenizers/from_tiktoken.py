@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from data.errors import UnreachableError, UserError, nearest
-from data.tokenizers.tokenizer import EOT, byte_alphabet, tokenizer_config
+from data.tokenizers.tokenizer import EOT, byte_alphabet, special_token, tokenizer_config
 
 HOST = "openaipublic.blob.core.windows.net"
 TIMEOUT = 15  # seconds to reach the host; tiktoken itself would wait for minutes
@@ -16,7 +16,7 @@ GPT2_PATTERN = "'(?:[sdmt]|ll|ve|re)| ?\\p{L}"
 def convert(name: str) -> dict[str, bytes]:
     """Tokenizer files of the encoding ``name``.
 
-    Raises UserError for an unknown name and where its vocabulary can neither be found in the cache nor fetched.
+    Raises UserError for an unknown name, UnreachableError if its vocabulary is neither cached nor can be downloaded.
     """
     return convert_encoding(_load(name))
 
@@ -33,7 +33,7 @@ def convert_encoding(encoding: Any) -> dict[str, bytes]:
         return "".join(alphabet[byte] for byte in token)
 
     vocab = {spell(token): rank for token, rank in ranks.items()}
-    # Ids that the encoding leaves out still need a row in the embedding: they get a name.
+    # Ids that the encoding leaves out still have a row in the embedding, so they get a name.
     used = set(ranks.values()) | set(special.values())
     special |= {f"<|unused_{id}|>": id for id in range(max(used) + 1) if id not in used}
     special = dict(sorted(special.items(), key=lambda item: item[1]))
@@ -45,18 +45,7 @@ def convert_encoding(encoding: Any) -> dict[str, bytes]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {
-                "id": id,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token, id in special.items()
-        ],
+        "added_tokens": [special_token(id, token) for token, id in special.items()],
         "normalizer": None,
         "pre_tokenizer": byte_level | {"use_regex": True}
         if pattern is None
@@ -77,7 +66,7 @@ def convert_encoding(encoding: Any) -> dict[str, bytes]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            # tiktoken looks a whole word up before it merges; only in GPT-2's vocabulary is that never seen.
+            # tiktoken looks up the whole word before it merges. With GPT-2's vocabulary this makes no difference.
             "ignore_merges": pattern is not None,
             "vocab": dict(sorted(vocab.items(), key=lambda item: item[1])),
             "merges": [[spell(left), spell(right)] for left, right in merges(ranks)],
@@ -90,7 +79,7 @@ def convert_encoding(encoding: Any) -> dict[str, bytes]:
 
 
 def merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The merge rules behind ``ranks``, in order: each token is made of the two parts that lower ranks leave."""
+    """The merge rules that ``ranks`` imply, in order: a token's pair is what merging by lower ranks leaves of it."""
     found = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) == 1:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 
 EOT = "<|endoftext|>"
 # Tokens that end a document in well-known vocabularies: tried where tokenizer.json comes without its configuration.
@@ -38,7 +38,7 @@ class Tokenizer:
             self._spec: dict[str, Any] = json.loads(self.files["tokenizer.json"])
             self._backend = Backend.from_str(self.files["tokenizer.json"].decode("utf-8"))
         except Exception as error:  # the tokenizers library raises plain Exception
-            raise UserError(f"{name}: tokenizer.json cannot be read ({_one_line(error)}): copy it again") from error
+            raise UserError(f"{name}: tokenizer.json cannot be read ({one_line(error)}): copy it again") from error
         self._backend.no_truncation()
         self._backend.no_padding()
         # Text that spells a special token is text: only the packer ends documents.
@@ -164,6 +164,19 @@ def tokenizer_config(*, eot: str, bos: str | None = None, **more: Any) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def special_token(id: int, content: str) -> dict[str, Any]:
+    """The entry of a special token in the ``added_tokens`` of a ``tokenizer.json``."""
+    return {
+        "id": id,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
 def well_formed(text: str) -> str:
     """``text`` with lone surrogates, which UTF-8 cannot carry, replaced by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -203,7 +216,3 @@ def _byte_level(spec: dict[str, Any], name: str) -> bool:
         f"{name} is a {kind} tokenizer of a kind that is not supported here: give a byte-level BPE "
         "(GPT-2, Llama 3, Qwen) or a SentencePiece one (Llama 2, Gemma)"
     )
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:200]

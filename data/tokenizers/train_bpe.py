@@ -13,8 +13,8 @@ def train(
 ) -> dict[str, bytes]:
     """Tokenizer files of a BPE with up to ``vocab_size`` ids (fewer if the text has too few pairs).
 
-    Reads documents until ``sample_bytes`` bytes of UTF-8. The same documents give the same tokenizer. Id 0 is the
-    end-of-text token. Raises UserError where there is no text at all.
+    It reads documents up to ``sample_bytes`` bytes of UTF-8. The same documents give the same tokenizer. Id 0 is the
+    end-of-text token. Raises UserError if there is no text at all.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -27,7 +27,7 @@ def train(
         special_tokens=[AddedToken(EOT, special=True, normalized=False)],
         show_progress=False,
     )
-    # Special-token text in a document is text and is learnt from, not cut out.
+    # Text that spells a special token is ordinary text to learn from.
     tokenizer.encode_special_tokens = True
     sample = _Sample(documents, sample_bytes)
     tokenizer.train_from_iterator(sample, trainer=trainer)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.errors import UnreachableError, UserError, nearest
+from data.errors import UnreachableError, UserError, nearest, one_line
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ def test_nearest(name, options, hint):
 
 def test_no_more_than_n_are_named():
     assert nearest("aab", ["aaa", "aac", "aad", "aae"], n=2).count(" or ") == 1
+
+
+def test_an_error_on_one_line():
+    assert one_line(ValueError("first\n  second\tthird")) == "first second third"
+    assert one_line("x" * 300) == "x" * 200
+    assert one_line("abc", 2) == "ab"
 
 
 def test_both_are_errors_of_the_user():
