@@ -92,7 +92,7 @@ def make_backend(
 
     ``eot_id``: the token after which a document may not see what came before; None lets all see all.
     """
-    if environment.kernels is not None and unsupported(model) is None:
+    if environment.kernels is not None and unsupported(model, environment.kernels) is None:
         # Holding the bf16 weights costs 4 bytes a parameter; who recomputes wants memory, not the last per cent.
         keep = config.recompute == "none"
         fused = Fused(model, environment.kernels, recompute=config.recompute, keep_packed=keep)

@@ -6,9 +6,10 @@
 // (Dao et al. 2022, FlashAttention).
 #include <omp.h>
 
-#include <cstdlib>
+#include <atomic>
 #include <limits>
 
+#include "arena.h"
 #include "gemm.h"
 
 namespace {
@@ -24,35 +25,16 @@ struct Shape {
     const int32_t* starts;             // [B, T]: the first position each one sees, or null
 
     long width() const { return (H + 2 * K) * E; }
-    long padded() const { return ceil_div(T, NR) * NR; }
+    long padded() const { return padded_length(T); }
     // Values from one row of scores to the next: rows 2^n bytes apart would share one set of the first cache.
     long stride() const { return padded() + NR; }
 };
 
-// A block of 64-byte aligned memory that each thread keeps for its next task.
-struct Arena {
-    char* base = nullptr;
-    size_t size = 0, used = 0;
-    ~Arena() { free(base); }
-    void reset(size_t bytes) {
-        if (bytes > size) {
-            free(base);
-            size = (bytes + 4095) / 4096 * 4096;
-            base = (char*)aligned_alloc(4096, size);
-        }
-        used = 0;
-    }
-    template <class T>
-    T* take(long n) {
-        T* p = (T*)(base + used);
-        used += ceil_div(n * (long)sizeof(T), 64) * 64;
-        return p;
-    }
-};
 thread_local Arena arena;
 
-// One head's vector at one position: normed where `norm` is given, then turned. Returns 1 / rms (1 without norm).
-INLINE float turn(const bf16* x, long E, const float* norm, float eps, const float* cos, const float* sin, float* out) {
+// One head's vector at one position: normed where `norm` is given, then rotated by its position (RoPE). Returns 1 / rms
+// (1 without norm).
+INLINE float norm_and_rope(const bf16* x, long E, const float* norm, float eps, const float* cos, const float* sin, float* out) {
     float scale = 1.0f;
     if (norm) {
         __m512 sum = _mm512_setzero_ps();
@@ -74,21 +56,21 @@ INLINE float turn(const bf16* x, long E, const float* norm, float eps, const flo
     return scale;
 }
 
-// Rows of one head, turned, as bf16 [T, E]; rows up to the padded length are zero.
-void turn_rows(const Shape& s, const bf16* x, const float* norm, bf16* out, float* scales) {
-    float row[512];
+// The same for all rows of one head, as bf16 [T, E]; rows up to the padded length are zero.
+void norm_and_rope_rows(const Shape& s, const bf16* x, const float* norm, bf16* out, float* scales) {
+    float row[MAX_HEAD_DIM];
     for (long t = 0; t < s.T; t++) {
-        const float scale = turn(x + t * s.width(), s.E, norm, s.eps, s.cos + t * s.E, s.sin + t * s.E, row);
+        const float scale = norm_and_rope(x + t * s.width(), s.E, norm, s.eps, s.cos + t * s.E, s.sin + t * s.E, row);
         if (scales) scales[t] = scale;
         for (long e = 0; e < s.E; e += 16) store_bf16(out + t * s.E + e, _mm512_loadu_ps(row + e));
     }
     memset(out + s.T * s.E, 0, (s.padded() - s.T) * s.E * sizeof(bf16));
 }
 
-// The gradient of turn: from d_out (of the turned vector) to d_x, adding norm's gradient to d_norm.
-void turn_backward(const bf16* x, long E, const float* norm, float scale, const float* cos, const float* sin,
+// The gradient of norm_and_rope: from d_out (of its result) to d_x, adding the norm's own gradient to d_norm.
+void norm_and_rope_backward(const bf16* x, long E, const float* norm, float scale, const float* cos, const float* sin,
                    const float* d_out, bf16* d_x, float* d_norm) {
-    float d[512];
+    float d[MAX_HEAD_DIM];
     const long half = E / 2;
     for (long e = 0; e < half; e += 16) {
         const __m512 a = _mm512_loadu_ps(d_out + e), b = _mm512_loadu_ps(d_out + half + e);
@@ -131,264 +113,381 @@ void pack_values(const bf16* rows, long ld, long T, long padded, long E, pair_t*
     }
 }
 
+// One query head of one sequence: where its rows begin in the packed projections.
+struct Head {
+    long b, h, kv;  // sequence, query head, and the key head that it shares
+    const bf16 *q, *k, *v;
+
+    Head(const Shape& s, const bf16* qkv, long b, long h) : b(b), h(h), kv(h / (s.H / s.K)) {
+        q = qkv + b * s.T * s.width() + h * s.E;
+        k = qkv + b * s.T * s.width() + (s.H + kv) * s.E;
+        v = qkv + b * s.T * s.width() + (s.H + s.K + kv) * s.E;
+    }
+};
+
+// The forward pass.
+
+constexpr long QUERY_BLOCK = 12 * MR;  // queries of a task
+
 long keys_pairs(const Shape& s) { return s.padded() * s.E / 2; }
 
-}  // namespace
+// What a task of the forward pass works on: up to MR queries against the keys that they see.
+struct QueryRows {
+    float* scores;  // [MR, stride]
+    bf16* p_rows;   // [MR, stride]: exp(score - highest score)
+    bf16* q_rows;   // [MR, E]
 
-extern "C" {
+    bool take(const Shape& s) {
+        const long ld = s.stride();
+        if (!arena.reset(MR * ld * 6 + MR * s.E * 2 + 1024)) return false;
+        scores = arena.take<float>(MR * ld);
+        p_rows = arena.take<bf16>(MR * ld);
+        q_rows = arena.take<bf16>(MR * s.E);
+        return true;
+    }
+};
 
-// Pairs of scratch that slm_attention_forward needs for keys and values.
-long slm_attention_scratch(long B, long T, long K, long E) { return B * K * 2 * ceil_div(T, NR) * NR * E / 2; }
-
-// out [B T, H E] and lse [B, H, T] (f32; the log of the sum of exponentials of the scaled scores).
-void slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
-                           const float* q_norm, const float* k_norm, float eps, const int32_t* starts, bf16* out,
-                           float* lse, pair_t* scratch) {
-    const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
-    const long Tp = s.padded(), ld = s.stride(), width = s.width(), G = H / K, size = keys_pairs(s);
-    const long block = 12 * MR, blocks = ceil_div(T, block);
-    const float scale = 1.0f / std::sqrt((float)E);
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < B * K; i++) {
-            const long b = i / K, head = i % K;
-            arena.reset(Tp * E * sizeof(bf16));
-            bf16* k_rows = arena.take<bf16>(Tp * E);
-            turn_rows(s, qkv + b * T * width + (H + head) * E, k_norm, k_rows, nullptr);
-            pack_positions(k_rows, E, Tp, Tp, E, scratch + 2 * i * size);
-            pack_values(qkv + b * T * width + (H + K + head) * E, width, T, Tp, E, scratch + (2 * i + 1) * size);
+// Exponentials of n rows of scores against keys [from, to), and 1 / their sums: row r is the query q + r.
+INLINE void softmax_rows(const Shape& s, const Head& head, long q, long n, long from, long to, float scale,
+                         const QueryRows& m, float* inverse, float* lse) {
+    const long ld = s.stride(), span = to - from;
+    const __m512 scale16 = _mm512_set1_ps(scale * LOG2_E);
+    for (long r = 0; r < n; r++) {
+        float* x = m.scores + r * ld;
+        for (long j = q + r + 1; j < to; j++) x[j - from] = MINUS_INF;
+        if (s.starts)
+            for (long j = from; j < s.starts[head.b * s.T + q + r]; j++) x[j - from] = MINUS_INF;
+        __m512 top = _mm512_load_ps(x), top2 = _mm512_load_ps(x + 16);
+        for (long j = NR; j < span; j += NR) {
+            top = _mm512_max_ps(top, _mm512_load_ps(x + j));
+            top2 = _mm512_max_ps(top2, _mm512_load_ps(x + j + 16));
         }
-        // The blocks with most keys first, so that the threads end together.
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < B * H * blocks; task++) {
-            const long q0 = (blocks - 1 - task / (B * H)) * block, b = task % (B * H) / H, h = task % H;
-            const pair_t* keys = scratch + 2 * (b * K + h / G) * size;
-            const pair_t* values = keys + size;
-            arena.reset(MR * ld * 6 + MR * E * 2 + 1024);
-            float* scores = arena.take<float>(MR * ld);
-            bf16* p_rows = arena.take<bf16>(MR * ld);
-            bf16* q_rows = arena.take<bf16>(MR * E);
-            float row[512];
-            for (long q = q0; q < min_of(T, q0 + block); q += MR) {
-                const long n = min_of(MR, T - q);
-                for (long r = 0; r < n; r++) {
-                    turn(qkv + (b * T + q + r) * width + h * E, E, q_norm, eps, cos + (q + r) * E, sin + (q + r) * E, row);
-                    for (long e = 0; e < E; e += 16) store_bf16(q_rows + r * E + e, _mm512_loadu_ps(row + e));
+        const float high = _mm512_reduce_max_ps(_mm512_max_ps(top, top2)) * scale;
+        const __m512 shift = _mm512_set1_ps(high * LOG2_E);
+        __m512 sum = _mm512_setzero_ps(), sum2 = _mm512_setzero_ps();
+        for (long j = 0; j < span; j += NR) {
+            const __m512 p = exp2_512(_mm512_fmsub_ps(_mm512_load_ps(x + j), scale16, shift));
+            const __m512 p2 = exp2_512(_mm512_fmsub_ps(_mm512_load_ps(x + j + 16), scale16, shift));
+            sum = _mm512_add_ps(sum, p);
+            sum2 = _mm512_add_ps(sum2, p2);
+            store_bf16(m.p_rows + r * ld + j, p, p2);
+        }
+        const float total = _mm512_reduce_add_ps(_mm512_add_ps(sum, sum2));
+        inverse[r] = 1.0f / total;
+        lse[(head.b * s.H + head.h) * s.T + q + r] = high + std::log(total);
+    }
+}
+
+// Queries [q, q + n) of one head against all keys that they see.
+//
+// Here and below a function takes copies of the structures, and those inlined into it references to the copies: a vector
+// may be stored anywhere, so what stands in memory that others can reach would be read again after every store.
+void attend(const Shape s, const Head head, long q, long n, float scale, const pair_t* keys, const pair_t* values,
+            const QueryRows m, bf16* out, float* lse) {
+    const long E = s.E, Tp = s.padded(), ld = s.stride();
+    float row[MAX_HEAD_DIM], inverse[MR];
+    for (long r = 0; r < n; r++) {
+        norm_and_rope(head.q + (q + r) * s.width(), E, s.q_norm, s.eps, s.cos + (q + r) * E, s.sin + (q + r) * E, row);
+        for (long e = 0; e < E; e += 16) store_bf16(m.q_rows + r * E + e, _mm512_loadu_ps(row + e));
+    }
+    const long from = s.starts ? s.starts[head.b * s.T + q] / NR * NR : 0;  // starts never fall along a sequence
+    const long to = ceil_div(q + n, NR) * NR, span = to - from;
+    for (long p = from / NR; p < to / NR; p++)
+        tile(n, E / 2, (const pair_t*)m.q_rows, E / 2, 1, keys + p * (E / 2) * NR, [&](int r, __m512 x, __m512 y) {
+            _mm512_store_ps(m.scores + r * ld + p * NR - from, x);
+            _mm512_store_ps(m.scores + r * ld + p * NR - from + 16, y);
+        });
+    softmax_rows(s, head, q, n, from, to, scale, m, inverse, lse);
+    for (long p = 0; p < E / NR; p++)
+        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, 1, values + (p * (Tp / 2) + from / 2) * NR,
+             [&](int r, __m512 x, __m512 y) {
+                 const __m512 f = _mm512_set1_ps(inverse[r]);
+                 bf16* o = out + (head.b * s.T + q + r) * s.H * E + head.h * E + p * NR;
+                 store_bf16(o, _mm512_mul_ps(x, f), _mm512_mul_ps(y, f));
+             });
+}
+
+// The backward pass.
+
+// What a task of the backward pass, one query head, works on.
+struct HeadMemory {
+    bf16* rows;                              // [padded, E]: queries, later keys, normed and rotated
+    pair_t *q_positions, *do_positions;      // packed to reduce over E
+    pair_t *q_values, *do_values, *k_values; // packed to reduce over positions
+    float* dq;                               // [padded, E]
+    float *log_sums, *delta, *scales;        // [padded]: lse in base 2, sum of dO * O, 1 / rms of the query
+    pair_t* ds_pairs;                        // [KEY_BLOCK / 2][stride]: score gradients by key pair and query
+    float *s_rows, *dp_rows;                 // [MR, stride]: scores and gradients of probabilities, by key and query
+    bf16 *p_rows, *ds_rows;                  // [MR, stride]: probabilities and score gradients
+
+    bool take(const Shape& s) {
+        const long size = s.padded() * s.E, ld = s.stride();
+        if (!arena.reset(size * 4 * 6 + s.padded() * 12 + KEY_BLOCK * ld * 2 + MR * ld * 12 + 64 * 1024)) return false;
+        rows = arena.take<bf16>(size);
+        q_positions = arena.take<pair_t>(size / 2);
+        q_values = arena.take<pair_t>(size / 2);
+        do_positions = arena.take<pair_t>(size / 2);
+        do_values = arena.take<pair_t>(size / 2);
+        k_values = arena.take<pair_t>(size / 2);
+        dq = arena.take<float>(size);
+        log_sums = arena.take<float>(s.padded());
+        delta = arena.take<float>(s.padded());
+        scales = arena.take<float>(s.padded());
+        ds_pairs = arena.take<pair_t>(KEY_BLOCK / 2 * ld);
+        s_rows = arena.take<float>(MR * ld);
+        dp_rows = arena.take<float>(MR * ld);
+        p_rows = arena.take<bf16>(MR * ld);
+        ds_rows = arena.take<bf16>(MR * ld);
+        return true;
+    }
+};
+
+// Everything that the products of one head read, packed; dq becomes zero. o and d_out: the head's output and its gradient,
+// H E values from row to row.
+void lay_out_head(const Shape s, const Head head, const bf16* o, const bf16* d_out, const float* lse, const HeadMemory m) {
+    const long T = s.T, Tp = s.padded(), E = s.E, ld = s.H * E;
+    norm_and_rope_rows(s, head.q, s.q_norm, m.rows, m.scales);
+    pack_positions(m.rows, E, Tp, Tp, E, m.q_positions);
+    pack_values(m.rows, E, Tp, Tp, E, m.q_values);
+    pack_positions(d_out, ld, T, Tp, E, m.do_positions);
+    pack_values(d_out, ld, T, Tp, E, m.do_values);
+    for (long t = 0; t < Tp; t++) {
+        // A query past the end has probability e^-inf = 0 of everything.
+        m.log_sums[t] = t < T ? lse[(head.b * s.H + head.h) * T + t] * LOG2_E : -MINUS_INF;
+        __m512 sum = _mm512_setzero_ps();
+        for (long e = 0; e < E && t < T; e += 16)
+            sum = _mm512_fmadd_ps(load_bf16(d_out + t * ld + e), load_bf16(o + t * ld + e), sum);
+        m.delta[t] = _mm512_reduce_add_ps(sum);
+    }
+    norm_and_rope_rows(s, head.k, s.k_norm, m.rows, nullptr);
+    pack_values(m.rows, E, Tp, Tp, E, m.k_values);
+    memset(m.dq, 0, Tp * E * sizeof(float));
+}
+
+// Where the queries end, in whole panels, that see one of the keys up to `key_end`. With documents, queries that start
+// after the last of these keys see none of them.
+long query_end(const Shape& s, const Head& head, long key_end) {
+    if (!s.starts) return s.padded();
+    long last = key_end;
+    while (last < s.T && s.starts[head.b * s.T + last] < key_end) last++;
+    return ceil_div(last, NR) * NR;
+}
+
+// Scores of n keys from k on, and the gradients of their probabilities, for queries [from, last).
+INLINE void key_products(const Shape& s, const Head& head, long k, long n, long from, long last, const HeadMemory& m) {
+    const long E = s.E, width = s.width(), ld = s.stride();
+    for (long p = from / NR; p < last / NR; p++) {
+        const long at = p * NR - from;
+        tile(n, E / 2, (const pair_t*)(m.rows + k * E), E / 2, 1, m.q_positions + p * (E / 2) * NR,
+             [&](int r, __m512 x, __m512 y) {
+                 _mm512_store_ps(m.s_rows + r * ld + at, x);
+                 _mm512_store_ps(m.s_rows + r * ld + at + 16, y);
+             });
+        tile(n, E / 2, (const pair_t*)(head.v + k * width), width / 2, 1, m.do_positions + p * (E / 2) * NR,
+             [&](int r, __m512 x, __m512 y) {
+                 _mm512_store_ps(m.dp_rows + r * ld + at, x);
+                 _mm512_store_ps(m.dp_rows + r * ld + at + 16, y);
+             });
+    }
+}
+
+// From them the probabilities and the gradients of the scores, by rows and by pairs of keys. ds_pairs: the first pair's.
+INLINE void score_gradients(const Shape& s, const Head& head, long k, long n, long from, long span, float scale,
+                            const HeadMemory& m, pair_t* ds_pairs) {
+    const long T = s.T, ld = s.stride();
+    const __m512 scale16 = _mm512_set1_ps(scale), scale2 = _mm512_set1_ps(scale * LOG2_E);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (long r = 0; r < n; r += 2) {
+        for (long j = 0; j < span; j += 16) {
+            __m512 both[2];
+            const __m512i query = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(from + j)));
+            for (int i = 0; i < 2; i++) {
+                if (r + i >= n) {
+                    both[i] = _mm512_setzero_ps();
+                    continue;
                 }
-                const long seen = q + n;
-                const long from = starts ? starts[b * T + q] / NR * NR : 0;  // starts never fall along a sequence
-                const long to = ceil_div(seen, NR) * NR, span = to - from;
-                for (long p = from / NR; p < to / NR; p++)
-                    tile(n, E / 2, (const pair_t*)q_rows, E / 2, 1, keys + p * (E / 2) * NR,
-                         [&](int r, __m512 x, __m512 y) {
-                             _mm512_store_ps(scores + r * ld + p * NR - from, x);
-                             _mm512_store_ps(scores + r * ld + p * NR - from + 16, y);
-                         });
-                float inverse[MR];
-                const __m512 scale16 = _mm512_set1_ps(scale * LOG2_E);
-                for (long r = 0; r < n; r++) {
-                    float* x = scores + r * ld;
-                    for (long j = q + r + 1; j < to; j++) x[j - from] = MINUS_INF;
-                    if (starts)
-                        for (long j = from; j < starts[b * T + q + r]; j++) x[j - from] = MINUS_INF;
-                    __m512 top = _mm512_load_ps(x), top2 = _mm512_load_ps(x + 16);
-                    for (long j = NR; j < span; j += NR) {
-                        top = _mm512_max_ps(top, _mm512_load_ps(x + j));
-                        top2 = _mm512_max_ps(top2, _mm512_load_ps(x + j + 16));
-                    }
-                    const float high = _mm512_reduce_max_ps(_mm512_max_ps(top, top2)) * scale;
-                    const __m512 shift = _mm512_set1_ps(high * LOG2_E);
-                    __m512 sum = _mm512_setzero_ps(), sum2 = _mm512_setzero_ps();
-                    for (long j = 0; j < span; j += NR) {
-                        const __m512 p = exp2_512(_mm512_fmsub_ps(_mm512_load_ps(x + j), scale16, shift));
-                        const __m512 p2 = exp2_512(_mm512_fmsub_ps(_mm512_load_ps(x + j + 16), scale16, shift));
-                        sum = _mm512_add_ps(sum, p);
-                        sum2 = _mm512_add_ps(sum2, p2);
-                        store_bf16(p_rows + r * ld + j, p, p2);
-                    }
-                    const float total = _mm512_reduce_add_ps(_mm512_add_ps(sum, sum2));
-                    inverse[r] = 1.0f / total;
-                    lse[(b * H + h) * T + q + r] = high + std::log(total);
+                const __m512i key = _mm512_set1_epi32((int)(k + r + i));
+                __mmask16 sees = _mm512_cmpge_epi32_mask(query, key);
+                if (s.starts) {
+                    const __mmask16 real = _mm512_cmplt_epi32_mask(query, _mm512_set1_epi32((int)T));
+                    const __m512i first = _mm512_maskz_loadu_epi32(real, s.starts + head.b * T + from + j);
+                    sees = _mm512_mask_cmple_epi32_mask(sees, first, key);
                 }
-                for (long p = 0; p < E / NR; p++)
-                    tile(n, span / 2, (const pair_t*)p_rows, ld / 2, 1, values + (p * (Tp / 2) + from / 2) * NR,
-                         [&](int r, __m512 x, __m512 y) {
-                             const __m512 f = _mm512_set1_ps(inverse[r]);
-                             bf16* o = out + (b * T + q + r) * H * E + h * E + p * NR;
-                             store_bf16(o, _mm512_mul_ps(x, f), _mm512_mul_ps(y, f));
-                         });
+                const long at = (r + i) * ld + j;
+                const __m512 x =
+                    _mm512_fmsub_ps(_mm512_load_ps(m.s_rows + at), scale2, _mm512_load_ps(m.log_sums + from + j));
+                const __m512 p = _mm512_maskz_mov_ps(sees, exp2_512(x));
+                const __m512 ds =
+                    _mm512_mul_ps(_mm512_mul_ps(p, scale16),
+                                  _mm512_sub_ps(_mm512_load_ps(m.dp_rows + at), _mm512_load_ps(m.delta + from + j)));
+                store_bf16(m.p_rows + at, p);
+                store_bf16(m.ds_rows + at, ds);
+                both[i] = ds;
+            }
+            _mm512_storeu_si512(ds_pairs + r / 2 * ld + from + j, interleave(both[0], both[1]));
+        }
+    }
+}
+
+// Gradients of the n keys from k on and of their values, from queries [from, from + span).
+INLINE void key_gradients(const Shape& s, long k, long n, long from, long span, const HeadMemory& m, float* dk, float* dv) {
+    const long E = s.E, Tp = s.padded(), ld = s.stride();
+    for (long p = 0; p < E / NR; p++) {
+        const long at = (p * (Tp / 2) + from / 2) * NR;
+        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, 1, m.do_values + at, [&](int r, __m512 x, __m512 y) {
+            _mm512_storeu_ps(dv + (k + r) * E + p * NR, x);
+            _mm512_storeu_ps(dv + (k + r) * E + p * NR + 16, y);
+        });
+        tile(n, span / 2, (const pair_t*)m.ds_rows, ld / 2, 1, m.q_values + at, [&](int r, __m512 x, __m512 y) {
+            _mm512_storeu_ps(dk + (k + r) * E + p * NR, x);
+            _mm512_storeu_ps(dk + (k + r) * E + p * NR + 16, y);
+        });
+    }
+}
+
+// Adds to the gradients of queries [first, last) what comes from the block of keys [k0, k0 + keys).
+INLINE void query_gradients(const Shape& s, long first, long last, long k0, long keys, const HeadMemory& m) {
+    const long E = s.E, Tp = s.padded(), ld = s.stride();
+    for (long q = first; q < last; q += MR)
+        for (long p = 0; p < E / NR; p++)
+            tile(min_of(MR, last - q), ceil_div(keys, 2), m.ds_pairs + q, 1, ld, m.k_values + (p * (Tp / 2) + k0 / 2) * NR,
+                 [&](int r, __m512 x, __m512 y) {
+                     float* d = m.dq + (q + r) * E + p * NR;
+                     _mm512_storeu_ps(d, _mm512_add_ps(_mm512_loadu_ps(d), x));
+                     _mm512_storeu_ps(d + 16, _mm512_add_ps(_mm512_loadu_ps(d + 16), y));
+                 });
+}
+
+// All of one query head: dq in m, its share of the key head's gradients in dk and dv [padded, E].
+void head_backward(const Shape s, const Head head, float scale, const HeadMemory m, float* dk, float* dv) {
+    const long ld = s.stride();
+    for (long k0 = 0; k0 < s.T; k0 += KEY_BLOCK) {
+        const long first = k0 / NR * NR;  // the first panel of queries that sees this block
+        const long keys = min_of(KEY_BLOCK, s.T - k0), last = query_end(s, head, k0 + keys);
+        for (long k = k0; k < k0 + keys; k += MR) {
+            // Queries before these keys see none of them.
+            const long n = min_of(MR, s.T - k), from = k / NR * NR, span = last - from;
+            pair_t* ds_pairs = m.ds_pairs + (k - k0) / 2 * ld;
+            for (long r = 0; r < n && from > first; r += 2)
+                memset(ds_pairs + r / 2 * ld + first, 0, (from - first) * sizeof(pair_t));
+            key_products(s, head, k, n, from, last, m);
+            score_gradients(s, head, k, n, from, span, scale, m, ds_pairs);
+            key_gradients(s, k, n, from, span, m, dk, dv);
+        }
+        query_gradients(s, first, last, k0, keys, m);
+    }
+}
+
+// The gradients of key head `kv` of sequence `b` (its keys, its values, their norm): the sums over its query heads, in
+// order. heads: [B, H, 2, padded, E], as head_backward leaves them.
+void key_head_backward(const Shape s, const Head head, const float* heads, bf16* dqkv, float* d_norm) {
+    const long E = s.E, T = s.T, G = s.H / s.K, size = s.padded() * E, width = s.width();
+    float sum[MAX_HEAD_DIM], rotated[MAX_HEAD_DIM];
+    for (long t = 0; t < T; t++) {
+        bf16* d_row = dqkv + (head.b * T + t) * width + (s.H + head.kv) * E;
+        for (int which = 0; which < 2; which++) {
+            for (long e = 0; e < E; e += 16) {
+                __m512 x = _mm512_setzero_ps();
+                for (long g = 0; g < G; g++)
+                    x = _mm512_add_ps(
+                        x, _mm512_loadu_ps(heads + ((head.b * s.H + head.kv * G + g) * 2 + which) * size + t * E + e));
+                _mm512_storeu_ps(sum + e, x);
+            }
+            if (which == 0) {
+                const bf16* row = head.k + t * width;
+                const float *cos = s.cos + t * E, *sin = s.sin + t * E;
+                const float r = s.k_norm ? norm_and_rope(row, E, s.k_norm, s.eps, cos, sin, rotated) : 1.0f;
+                norm_and_rope_backward(row, E, s.k_norm, r, cos, sin, sum, d_row, d_norm);
+            } else {
+                for (long e = 0; e < E; e += 16) store_bf16(d_row + s.K * E + e, _mm512_loadu_ps(sum + e));
             }
         }
     }
 }
 
-// dqkv [B T, (H + 2 K) E] from dout [B T, H E]. d_norms [2, E] (queries', keys') is added to where norms are given.
-// heads: f32 scratch [B, H, 2, padded T, E] for keys' and values' gradients of each query head, norms: [B, H, 2, E].
-void slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
-                            const float* q_norm, const float* k_norm, float eps, const int32_t* starts, const bf16* out,
-                            const float* lse, const bf16* dout, bf16* dqkv, float* d_norms, float* heads, float* norms) {
+}  // namespace
+
+extern "C" {
+
+// out [B T, H E] and lse [B, H, T] (f32; the log of the sum of exponentials of the scaled scores). scratch:
+// slm_attention_scratch pairs. Returns 0, or 1 where memory ran out.
+int slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
+                          const float* q_norm, const float* k_norm, float eps, const int32_t* starts, bf16* out,
+                          float* lse, pair_t* scratch) {
     const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
-    const long Tp = s.padded(), ld = s.stride(), width = s.width(), G = H / K, size = Tp * E;
+    const long Tp = s.padded(), size = keys_pairs(s), blocks = ceil_div(T, QUERY_BLOCK);
     const float scale = 1.0f / std::sqrt((float)E);
+    std::atomic<bool> failed{false};
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < B * K; i++) {
+            const Head head(s, qkv, i / K, i % K * (H / K));
+            if (!arena.reset(Tp * E * sizeof(bf16))) {
+                failed = true;
+                continue;
+            }
+            bf16* k_rows = arena.take<bf16>(Tp * E);
+            norm_and_rope_rows(s, head.k, k_norm, k_rows, nullptr);
+            pack_positions(k_rows, E, Tp, Tp, E, scratch + 2 * i * size);
+            pack_values(head.v, s.width(), T, Tp, E, scratch + (2 * i + 1) * size);
+        }
+        // The blocks with most keys first, so that the threads end together.
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < B * H * blocks; task++) {
+            const long q0 = (blocks - 1 - task / (B * H)) * QUERY_BLOCK;
+            const Head head(s, qkv, task % (B * H) / H, task % H);
+            const pair_t* keys = scratch + 2 * (head.b * K + head.kv) * size;
+            QueryRows m;
+            if (!m.take(s)) {
+                failed = true;
+                continue;
+            }
+            for (long q = q0; q < min_of(T, q0 + QUERY_BLOCK); q += MR)
+                attend(s, head, q, min_of(MR, T - q), scale, keys, keys + size, m, out, lse);
+        }
+    }
+    return failed;
+}
+
+// dqkv [B T, (H + 2 K) E] from dout [B T, H E]. d_norms [2, E] (queries', keys') is added to where norms are given.
+// heads: slm_attention_backward_scratch f32 values, [B, H, 2, padded T, E]: keys' and values' gradients of each query head.
+// norms: [B, H, 2, E]. Returns 0, or 1 where memory ran out.
+int slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
+                           const float* q_norm, const float* k_norm, float eps, const int32_t* starts, const bf16* out,
+                           const float* lse, const bf16* dout, bf16* dqkv, float* d_norms, float* heads, float* norms) {
+    const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
+    const long width = s.width(), size = s.padded() * E;
+    const float scale = 1.0f / std::sqrt((float)E);
+    std::atomic<bool> failed{false};
     memset(norms, 0, B * H * 2 * E * sizeof(float));
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < B * H; task++) {
-            const long b = task / H, h = task % H, head = h / G;
-            const bf16* q_raw = qkv + b * T * width + h * E;
-            const bf16* v_raw = qkv + b * T * width + (H + K + head) * E;
-            const bf16* do_raw = dout + b * T * H * E + h * E;
-            const bf16* o_raw = out + b * T * H * E + h * E;
-            arena.reset(size * 4 * 6 + Tp * 12 + KEY_BLOCK * ld * 2 + MR * ld * 12 + 64 * 1024);
-            bf16* rows = arena.take<bf16>(size);  // queries, then keys
-            pair_t* q_positions = arena.take<pair_t>(size / 2);
-            pair_t* q_values = arena.take<pair_t>(size / 2);
-            pair_t* do_positions = arena.take<pair_t>(size / 2);
-            pair_t* do_values = arena.take<pair_t>(size / 2);
-            pair_t* k_values = arena.take<pair_t>(size / 2);
-            float* dq = arena.take<float>(size);
-            float *log_sums = arena.take<float>(Tp), *delta = arena.take<float>(Tp), *scales = arena.take<float>(Tp);
-            pair_t* ds_pairs = arena.take<pair_t>(KEY_BLOCK / 2 * ld);  // [key pair][query]
-            float* s_rows = arena.take<float>(MR * ld);
-            float* dp_rows = arena.take<float>(MR * ld);
-            bf16* p_rows = arena.take<bf16>(MR * ld);
-            bf16* ds_rows = arena.take<bf16>(MR * ld);
-            turn_rows(s, q_raw, q_norm, rows, scales);
-            pack_positions(rows, E, Tp, Tp, E, q_positions);
-            pack_values(rows, E, Tp, Tp, E, q_values);
-            pack_positions(do_raw, H * E, T, Tp, E, do_positions);
-            pack_values(do_raw, H * E, T, Tp, E, do_values);
-            for (long t = 0; t < Tp; t++) {
-                // A query past the end has probability e^-inf = 0 of everything.
-                log_sums[t] = t < T ? lse[(b * H + h) * T + t] * LOG2_E : -MINUS_INF;
-                __m512 sum = _mm512_setzero_ps();
-                for (long e = 0; e < E && t < T; e += 16)
-                    sum = _mm512_fmadd_ps(load_bf16(do_raw + t * H * E + e), load_bf16(o_raw + t * H * E + e), sum);
-                delta[t] = _mm512_reduce_add_ps(sum);
+            const Head head(s, qkv, task / H, task % H);
+            const long first = head.b * T * H * E + head.h * E;
+            HeadMemory m;
+            if (!m.take(s)) {
+                failed = true;
+                continue;
             }
-            turn_rows(s, qkv + b * T * width + (H + head) * E, k_norm, rows, nullptr);
-            pack_values(rows, E, Tp, Tp, E, k_values);
-            memset(dq, 0, size * sizeof(float));
-            float* dk = heads + (task * 2) * size;
-            float* dv = heads + (task * 2 + 1) * size;
-            const __m512 scale16 = _mm512_set1_ps(scale), scale2 = _mm512_set1_ps(scale * LOG2_E);
-            const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            for (long k0 = 0; k0 < T; k0 += KEY_BLOCK) {
-                const long from0 = k0 / NR * NR;  // the first panel of queries that sees this block
-                const long keys = min_of(KEY_BLOCK, T - k0);
-                long last = Tp;  // with documents: queries that start after this block's last key see none of it
-                if (starts) {
-                    last = k0 + keys;
-                    while (last < T && starts[b * T + last] < k0 + keys) last++;
-                    last = ceil_div(last, NR) * NR;
-                }
-                const long key_pairs = ceil_div(keys, 2);
-                for (long k = k0; k < k0 + keys; k += MR) {
-                    // Queries before these keys see none of them.
-                    const long n = min_of(MR, T - k), from = k / NR * NR, span = last - from;
-                    for (long r = 0; r < n && from > from0; r += 2)
-                        memset(ds_pairs + (k - k0 + r) / 2 * ld + from0, 0, (from - from0) * sizeof(pair_t));
-                    for (long p = from / NR; p < last / NR; p++) {
-                        const long at = p * NR - from;
-                        tile(n, E / 2, (const pair_t*)(rows + k * E), E / 2, 1, q_positions + p * (E / 2) * NR,
-                             [&](int r, __m512 x, __m512 y) {
-                                 _mm512_store_ps(s_rows + r * ld + at, x);
-                                 _mm512_store_ps(s_rows + r * ld + at + 16, y);
-                             });
-                        tile(n, E / 2, (const pair_t*)(v_raw + k * width), width / 2, 1, do_positions + p * (E / 2) * NR,
-                             [&](int r, __m512 x, __m512 y) {
-                                 _mm512_store_ps(dp_rows + r * ld + at, x);
-                                 _mm512_store_ps(dp_rows + r * ld + at + 16, y);
-                             });
-                    }
-                    for (long r = 0; r < n; r += 2) {
-                        for (long j = 0; j < span; j += 16) {
-                            __m512 both[2];
-                            const __m512i query = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(from + j)));
-                            for (int i = 0; i < 2; i++) {
-                                if (r + i >= n) {
-                                    both[i] = _mm512_setzero_ps();
-                                    continue;
-                                }
-                                const __m512i key = _mm512_set1_epi32((int)(k + r + i));
-                                __mmask16 sees = _mm512_cmpge_epi32_mask(query, key);
-                                if (starts) {
-                                    const __mmask16 real = _mm512_cmplt_epi32_mask(query, _mm512_set1_epi32((int)T));
-                                    const __m512i first = _mm512_maskz_loadu_epi32(real, starts + b * T + from + j);
-                                    sees = _mm512_mask_cmple_epi32_mask(sees, first, key);
-                                }
-                                const long at = (r + i) * ld + j;
-                                const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(s_rows + at), scale2,
-                                                                 _mm512_load_ps(log_sums + from + j));
-                                const __m512 p = _mm512_maskz_mov_ps(sees, exp2_512(x));
-                                const __m512 ds = _mm512_mul_ps(
-                                    _mm512_mul_ps(p, scale16),
-                                    _mm512_sub_ps(_mm512_load_ps(dp_rows + at), _mm512_load_ps(delta + from + j)));
-                                store_bf16(p_rows + at, p);
-                                store_bf16(ds_rows + at, ds);
-                                both[i] = ds;
-                            }
-                            _mm512_storeu_si512(ds_pairs + ((k - k0 + r) / 2) * ld + from + j, interleave(both[0], both[1]));
-                        }
-                    }
-                    for (long p = 0; p < E / NR; p++) {
-                        const long at = (p * (Tp / 2) + from / 2) * NR;
-                        tile(n, span / 2, (const pair_t*)p_rows, ld / 2, 1, do_values + at, [&](int r, __m512 x, __m512 y) {
-                            _mm512_storeu_ps(dv + (k + r) * E + p * NR, x);
-                            _mm512_storeu_ps(dv + (k + r) * E + p * NR + 16, y);
-                        });
-                        tile(n, span / 2, (const pair_t*)ds_rows, ld / 2, 1, q_values + at, [&](int r, __m512 x, __m512 y) {
-                            _mm512_storeu_ps(dk + (k + r) * E + p * NR, x);
-                            _mm512_storeu_ps(dk + (k + r) * E + p * NR + 16, y);
-                        });
-                    }
-                }
-                for (long q = from0; q < last; q += MR)
-                    for (long p = 0; p < E / NR; p++)
-                        tile(min_of(MR, last - q), key_pairs, ds_pairs + q, 1, ld, k_values + (p * (Tp / 2) + k0 / 2) * NR,
-                             [&](int r, __m512 x, __m512 y) {
-                                 float* d = dq + (q + r) * E + p * NR;
-                                 _mm512_storeu_ps(d, _mm512_add_ps(_mm512_loadu_ps(d), x));
-                                 _mm512_storeu_ps(d + 16, _mm512_add_ps(_mm512_loadu_ps(d + 16), y));
-                             });
-            }
+            lay_out_head(s, head, out + first, dout + first, lse, m);
+            head_backward(s, head, scale, m, heads + task * 2 * size, heads + (task * 2 + 1) * size);
             for (long t = 0; t < T; t++)
-                turn_backward(q_raw + t * width, E, q_norm, scales[t], cos + t * E, sin + t * E, dq + t * E,
-                              dqkv + (b * T + t) * width + h * E, norms + task * 2 * E);
+                norm_and_rope_backward(head.q + t * width, E, q_norm, m.scales[t], cos + t * E, sin + t * E, m.dq + t * E,
+                                       dqkv + (head.b * T + t) * width + head.h * E, norms + task * 2 * E);
         }
-        // A key head's gradient is the sum over its query heads, in order.
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < B * K; i++) {
-            const long b = i / K, head = i % K;
-            const bf16* k_raw = qkv + b * T * width + (H + head) * E;
-            float sum[512], turned[512];
-            for (long t = 0; t < T; t++) {
-                for (int which = 0; which < 2; which++) {
-                    for (long e = 0; e < E; e += 16) {
-                        __m512 x = _mm512_setzero_ps();
-                        for (long g = 0; g < G; g++)
-                            x = _mm512_add_ps(x, _mm512_loadu_ps(heads + ((b * H + head * G + g) * 2 + which) * size + t * E + e));
-                        _mm512_storeu_ps(sum + e, x);
-                    }
-                    if (which == 0) {
-                        float r = 1.0f;
-                        if (k_norm) r = turn(k_raw + t * width, E, k_norm, eps, cos + t * E, sin + t * E, turned);
-                        turn_backward(k_raw + t * width, E, k_norm, r, cos + t * E, sin + t * E, sum,
-                                      dqkv + (b * T + t) * width + (H + head) * E,
-                                      norms + ((b * H + head * G) * 2 + 1) * E);
-                    } else {
-                        for (long e = 0; e < E; e += 16)
-                            store_bf16(dqkv + (b * T + t) * width + (H + K + head) * E + e, _mm512_loadu_ps(sum + e));
-                    }
-                }
-            }
+            const Head head(s, qkv, i / K, i % K * (H / K));
+            key_head_backward(s, head, heads, dqkv, norms + ((head.b * H + head.h) * 2 + 1) * E);
         }
     }
     if (q_norm)
         for (long i = 0; i < B * H; i++)
             for (long e = 0; e < 2 * E; e++) d_norms[e] += norms[i * 2 * E + e];
+    return failed;
 }
 
 }  // extern "C"

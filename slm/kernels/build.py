@@ -1,4 +1,7 @@
-"""What the kernels are built from, and where they can be."""
+"""What the kernels are built from, and where they can be.
+
+Tested in tests/slm/kernels/test_library.py.
+"""
 
 import platform
 from pathlib import Path
@@ -6,8 +9,8 @@ from pathlib import Path
 from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler, cpu_flags
 
-SOURCES = ("linear.cpp", "attention.cpp", "norms.cpp", "head.cpp")
-HEADERS = ("simd.h", "gemm.h")
+SOURCES = ("linear.cpp", "attention.cpp", "norms.cpp", "head.cpp", "sizes.cpp")
+HEADERS = ("simd.h", "gemm.h", "sizes.h", "arena.h")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 """Instruction sets, as /proc/cpuinfo spells them."""
@@ -31,7 +34,7 @@ def has_amx() -> bool:
 
 
 def build() -> Path:
-    """The library's path; compiled where it is not there. RuntimeError with the compiler's words where that fails."""
+    """The library's path; compiled where it is not there. RuntimeError with the compiler's message where that fails."""
     folder = Path(__file__).parent
     sources, headers = ([folder / name for name in names] for names in (SOURCES, HEADERS))
     return cpp_build.build(sources, FLAGS, headers=headers, what="the training kernels")

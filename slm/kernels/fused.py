@@ -3,8 +3,8 @@
 Activations are bf16, sums f32, and gradients f32 go straight into ``parameter.grad``. What autograd and a compiler do
 not do here: weights are converted once per optimizer step into the layout that the products read; what follows a
 product (residual, SwiGLU, their gradients) is done while its result is in registers; gradients of weights are added
-where they belong inside the product; the head's logits exist only some rows at a time; attention does no work on
-hidden keys.
+where they belong inside the product; the head's logits exist only for some rows at a time; attention does no work
+on masked keys.
 
 Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-forward width, V vocabulary, H query
 heads.
@@ -16,33 +16,30 @@ import torch
 from torch import Tensor, nn
 
 from slm.kernels.library import Kernels
-from slm.kernels.packed import Packed
+from slm.kernels.packed import PackedWeights
 from slm.model.transformer import IGNORED, LanguageModel, rope_tables
 
 HEAD_ROWS = 2048
 """Positions whose logits are held at once."""
-UNKEPT_ROWS = 192
-"""The same where only the loss is asked for (24 strips of 8 rows: what the kernel takes at a time)."""
-PACKED_ROWS = 1024
-"""Positions that a weight gradient's product rearranges at a time (as in linear.cpp)."""
 Recompute = Literal["none", "mlp", "layer"]
 
 
-def unsupported(model: LanguageModel) -> str | None:
+def unsupported(model: LanguageModel, kernels: Kernels) -> str | None:
     """Why the kernels cannot run this model, or None where they can."""
     config = model.config
-    if config.head_dim > 512:
-        return f"head_dim={config.head_dim} is above 512"
+    most, multiple = kernels.slm_max_head_dim(), kernels.slm_width_multiple()
+    if config.head_dim > most:
+        return f"head_dim={config.head_dim} is above {most}"
     for name in ("head_dim", "d_model", "ffn_dim", "vocab_size"):
-        if getattr(config, name) % 32:
-            return f"{name}={getattr(config, name)} is not a multiple of 32"
+        if getattr(config, name) % multiple:
+            return f"{name}={getattr(config, name)} is not a multiple of {multiple}"
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return "its weights are not f32"
     return None
 
 
-class Saved:
-    """What a layer's backward pass needs of its forward pass; ``recompute`` says what it makes again instead."""
+class Activations:
+    """What a layer's backward pass needs of its forward pass; ``recompute`` says what is computed again instead."""
 
     def __init__(self, model: LanguageModel, B: int, T: int, recompute: Recompute) -> None:
         c, N = model.config, B * T
@@ -69,19 +66,20 @@ class Fused:
     def __init__(
         self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute = "none", keep_packed: bool = True
     ) -> None:
-        reason = unsupported(model)
-        assert reason is None, reason
+        reason = unsupported(model, kernels)
+        if reason is not None:
+            raise ValueError(f"the training kernels cannot run this model: {reason}")
         self.model, self.kernels, self.recompute = model, kernels, recompute
         self._layers = list(model.model.layers)
 
-        def pack(*linears: nn.Linear, **options: bool) -> Packed:
-            return Packed(kernels, [each.weight for each in linears], keep=keep_packed, **options)
+        def pack(*linears: nn.Linear, **options: bool) -> PackedWeights:
+            return PackedWeights(kernels, [each.weight for each in linears], keep=keep_packed, **options)
 
         self._qkv = [pack(a.q_proj, a.k_proj, a.v_proj) for a in (layer.self_attn for layer in self._layers)]
         self._o = [pack(layer.self_attn.o_proj) for layer in self._layers]
         self._gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self._layers)]
         self._down = [pack(layer.mlp.down_proj) for layer in self._layers]
-        self._head = Packed(kernels, [model.head_weight_VD], keep=keep_packed)
+        self._head = PackedWeights(kernels, [model.head_weight_VD], keep=keep_packed)
         self._versions: tuple[int, ...] = ()
         self._shape = (0, 0)
         self._buffers: dict[str, Tensor] = {}
@@ -93,10 +91,10 @@ class Fused:
     def use(self, kernels: Kernels) -> None:
         """Call these kernels from now on (the same ones, with a clock around them, say)."""
         self.kernels = kernels
-        for packed in self._stacks():
+        for packed in self._all_packed():
             packed.kernels = kernels
 
-    def _stacks(self) -> tuple[Packed, ...]:
+    def _all_packed(self) -> tuple[PackedWeights, ...]:
         return (*self._qkv, *self._o, *self._gate_up, *self._down, self._head)
 
     # The two entries.
@@ -113,14 +111,15 @@ class Fused:
         """
         self._prepare(ids_BT, starts_BT)
         ids_N, targets_N = ids_BT.flatten().contiguous(), targets_BT.flatten().contiguous()
-        self._embed(ids_N, self._saved[0].x_ND)
-        outputs = [each.x_ND for each in self._saved[1:]] + [self._buffer("top", *self._saved[0].x_ND.shape)]
+        self._embed(ids_N, self._activations[0].x_ND)
+        top_ND = self._buffer("top", *self._activations[0].x_ND.shape)
+        outputs = [*(each.x_ND for each in self._activations[1:]), top_ND]
         for index, out_ND in enumerate(outputs):
-            saved = self._saved[index]
+            saved = self._activations[index]
             self._layer(index, saved.x_ND, saved if saved.whole else self._again, out_ND)
         loss, dx_ND = self._head_gradients(outputs[-1], targets_N, scale)
         for index in reversed(range(len(self._layers))):
-            self._layer_backward(index, self._saved[index], dx_ND)
+            self._layer_backward(index, self._activations[index], dx_ND)
         self._embed_backward(ids_N, dx_ND)
         return loss
 
@@ -129,7 +128,7 @@ class Fused:
         """Every position's cross-entropy [B, T], f32 nats, 0 where not scored. Nothing is kept for a backward pass."""
         self._prepare(ids_BT, starts_BT)
         targets_N = targets_BT.flatten().contiguous()
-        saved = self._saved[0] if self._saved[0].whole else self._again
+        saved = self._activations[0] if self._activations[0].whole else self._again
         x_ND = saved.x_ND
         self._embed(ids_BT.flatten().contiguous(), x_ND)
         out_ND = self._buffer("top", *x_ND.shape)
@@ -137,7 +136,7 @@ class Fused:
             self._layer(index, x_ND, saved, out_ND)
             x_ND, out_ND = out_ND, x_ND
         h_ND = self._norm(self.model.model.norm, x_ND, None)
-        logits = self._buffer("some_logits", UNKEPT_ROWS, self._head.rows)
+        logits = self._buffer("some_logits", self.kernels.slm_cross_entropy_rows(), self._head.rows)
         return self._cross_entropy(h_ND, targets_N, logits, None).view(targets_BT.shape)
 
     def forget_weights(self) -> None:
@@ -150,14 +149,14 @@ class Fused:
         versions = tuple(parameter._version for parameter in self.model.parameters())
         if versions != self._versions:
             self._versions = versions
-            for packed in self._stacks():
+            for packed in self._all_packed():
                 packed.forget()
         if self._shape != ids_BT.shape:
             self._shape = B, T = tuple(ids_BT.shape)
             self._buffers = {}
-            self._saved = [Saved(self.model, B, T, self.recompute) for _ in self._layers]
+            self._activations = [Activations(self.model, B, T, self.recompute) for _ in self._layers]
             if self.recompute == "layer":
-                self._again = Saved(self.model, B, T, "none")
+                self._again = Activations(self.model, B, T, "none")
             self._cos_TE, self._sin_TE = rope_tables(self.model.config, 0, T)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
 
@@ -165,8 +164,10 @@ class Fused:
         """Memory of this name, kept for this shape of batch; its content is whatever was there."""
         if name not in self._buffers:
             self._buffers[name] = torch.empty(*shape, dtype=dtype)
-        assert self._buffers[name].shape == shape, f"{name} is {tuple(self._buffers[name].shape)}, not {shape}"
-        return self._buffers[name]
+        found = self._buffers[name]
+        if found.shape != shape:  # the kernels would write past its end
+            raise RuntimeError(f"the buffer {name} is {tuple(found.shape)}, not {shape}")
+        return found
 
     # Forward.
 
@@ -178,17 +179,17 @@ class Fused:
         self.kernels.slm_rmsnorm(x_ND, *x_ND.shape, norm.weight, norm.eps, h_ND, inverse_rms_N)
         return h_ND
 
-    def _linear(self, x: Tensor, packed: Packed, out: Tensor, residual: Tensor | None = None) -> None:
+    def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
         weights = packed.layout("forward")
         self.kernels.slm_linear(x, len(x), packed.width, weights, packed.rows, residual, out)
 
-    def _layer(self, index: int, x_ND: Tensor, s: Saved, out_ND: Tensor) -> None:
+    def _layer(self, index: int, x_ND: Tensor, s: Activations, out_ND: Tensor) -> None:
         """Layer ``index`` of x into out; what its backward pass needs stays in ``s``."""
         self._attention(index, x_ND, s)
         act_NF = self._mlp_to_act(index, s, s.gate_up or (None, None))
         self._linear(act_NF, self._down[index], out_ND, residual=s.mid_ND)
 
-    def _attention(self, index: int, x_ND: Tensor, s: Saved) -> None:
+    def _attention(self, index: int, x_ND: Tensor, s: Activations) -> None:
         h_ND = self._norm(self._layers[index].input_layernorm, x_ND, s.inverse_rms_1)
         self._linear(h_ND, self._qkv[index], s.qkv)
         c, (B, T) = self.model.config, self._shape
@@ -204,7 +205,7 @@ class Fused:
         shape = (*self._shape, c.n_heads, c.n_kv_heads, c.head_dim)
         return (*shape, self._cos_TE, self._sin_TE, *norms, c.norm_eps, self._starts_BT)
 
-    def _mlp_to_act(self, index: int, s: Saved, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
+    def _mlp_to_act(self, index: int, s: Activations, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
         """silu(gate) * up of the layer's middle; gate and up too where there is room for them."""
         h_ND = self._norm(self._layers[index].post_attention_layernorm, s.mid_ND, s.inverse_rms_2)
         (N, D), F = h_ND.shape, self.model.config.ffn_dim
@@ -240,14 +241,14 @@ class Fused:
             self.kernels.slm_head_backward(logits, rows, V, self._head.layout("backward"), D, dh_ND[part], sums)
             self._weight_gradient("head", logits[:rows], h_ND[part], weight_VD)
         if not self.model.config.tie_embeddings:
-            _done(weight_VD)
+            _run_hooks(weight_VD)
         dx_ND = self._buffer("dx", N, D)
         self._norm_backward(norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
         return nats / n_scored, dx_ND
 
     # Backward.
 
-    def _layer_backward(self, index: int, s: Saved, dx_ND: Tensor) -> None:
+    def _layer_backward(self, index: int, s: Activations, dx_ND: Tensor) -> None:
         """Turn ``dx_ND`` from the gradient of layer ``index``'s output into that of its input, in place."""
         x_ND = s.x_ND
         if not s.whole:
@@ -257,7 +258,7 @@ class Fused:
         self._mlp_backward(index, s, dx_ND)
         self._attention_backward(index, x_ND, s, dx_ND)
 
-    def _mlp_backward(self, index: int, s: Saved, dx_ND: Tensor) -> None:
+    def _mlp_backward(self, index: int, s: Activations, dx_ND: Tensor) -> None:
         layer, (N, D), F = self._layers[index], dx_ND.shape, self.model.config.ffn_dim
         gate_up = s.gate_up
         if gate_up is None:
@@ -275,17 +276,17 @@ class Fused:
         h_ND = self._norm(layer.post_attention_layernorm, s.mid_ND, None)
         self._weight_gradient("gate_up", d_gate_up, h_ND, layer.mlp.gate_proj.weight)
         self._weight_gradient("gate_up", d_gate_up[:, F:], h_ND, layer.mlp.up_proj.weight)
-        _done(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+        _run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
         self._norm_backward(layer.post_attention_layernorm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
 
-    def _attention_backward(self, index: int, x_ND: Tensor, s: Saved, dx_ND: Tensor) -> None:
+    def _attention_backward(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
         layer, c, (B, T) = self._layers[index], self.model.config, self._shape
         attention = layer.self_attn
         d_attended, d_qkv = self._buffer("d_attended", *s.attended.shape), self._buffer("d_qkv", *s.qkv.shape)
         self._input_gradient(dx_ND, self._o[index], d_attended)
         self._weight_gradient("o", dx_ND, s.attended, attention.o_proj.weight)
-        padded = -(-T // 32) * 32
-        heads = self._buffer("heads", B * c.n_heads, 2, padded, c.head_dim, dtype=torch.float32)
+        size = self.kernels.slm_attention_backward_scratch(B, T, c.n_heads, c.head_dim)
+        heads = self._buffer("heads", size, dtype=torch.float32)
         norms = self._buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
         d_norms = torch.zeros(2, c.head_dim)
         arguments = self._attention_arguments(index)
@@ -299,7 +300,7 @@ class Fused:
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
             self._weight_gradient(f"qkv{column}", d_qkv[:, column:], h_ND, linear.weight)
             column += len(linear.weight)
-        _done(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
+        _run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
         if attention.qk_norm:
             for norm, gradient in zip((attention.q_norm, attention.k_norm), d_norms, strict=True):
                 grad, add = _grad(norm.weight)
@@ -307,27 +308,28 @@ class Fused:
                     grad += gradient
                 else:
                     grad.copy_(gradient)
-                _done(norm.weight)
+                _run_hooks(norm.weight)
         self._norm_backward(layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
 
-    def _input_gradient(self, dy: Tensor, packed: Packed, out: Tensor) -> None:
+    def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
         self.kernels.slm_linear(dy, len(dy), packed.rows, packed.layout("backward"), packed.width, None, out)
 
     def _weight_gradient(self, name: str, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         """Add dy^T x to the weight's gradient; dy may be some columns of a wider tensor."""
         (n, k), N = weight.shape, len(x)
         grad, add = _grad(weight)
-        pairs = (min(N + 1, PACKED_ROWS) + 1) // 2 * (n + k)
-        scratch = self._buffer(f"packed_{name}_{n}_{k}_{min(N, PACKED_ROWS)}", pairs, dtype=torch.int32)
+        pairs = self.kernels.slm_weight_gradient_scratch(N, n, k)
+        scratch = self._buffer(f"packed_{name}_{pairs}", pairs, dtype=torch.int32)
         self.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
 
     def _norm_backward(
         self, norm: nn.Module, dh: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None, dx: Tensor
     ) -> None:
         grad, add = _grad(norm.weight)
-        partial = self._buffer("partial", 64, x.shape[1], dtype=torch.float32)
+        size = self.kernels.slm_rmsnorm_backward_scratch(x.shape[1])
+        partial = self._buffer("partial", size, dtype=torch.float32)
         self.kernels.slm_rmsnorm_backward(dh, x, inverse_rms, norm.weight, *x.shape, residual, dx, grad, add, partial)
-        _done(norm.weight)
+        _run_hooks(norm.weight)
 
     def _embed_backward(self, ids_N: Tensor, dx_ND: Tensor) -> None:
         table_VD = self.model.model.embed_tokens.weight
@@ -335,7 +337,7 @@ class Fused:
         if not add:
             grad.zero_()
         self.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
-        _done(table_VD)
+        _run_hooks(table_VD)
 
 
 def _bf16(*shape: int) -> Tensor:
@@ -350,8 +352,8 @@ def _grad(parameter: Tensor) -> tuple[Tensor, int]:
     return parameter.grad, 1
 
 
-def _done(*parameters: Tensor) -> None:
-    """These gradients have all of this micro-batch in them: tell who waits for that, as autograd would."""
+def _run_hooks(*parameters: Tensor) -> None:
+    """These gradients hold all of this micro-batch: call the hooks that wait for that, as autograd would."""
     for parameter in parameters:
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
             hook(parameter)

@@ -1,4 +1,4 @@
-// The output head with its cross-entropy: the logits exist only some rows at a time, and become their own gradient.
+// The output head and its cross-entropy. Logits exist for some rows at a time, and their gradient takes their place.
 #include <omp.h>
 
 #include <limits>
@@ -7,17 +7,16 @@
 
 extern "C" {
 
-// Cross-entropy of m positions over v words, and its gradient in the logits. x [m, d] against the head B (forward
-// packing); logits [m, v] are made as f16, a few rows at a time so that they stay in the cache, and become
-// scale * (softmax - one-hot) as bf16 in place (kept = 0: they are left as they are). Targets below zero are not scored.
-// losses [m]: -log p(target), 0 where not scored.
+// Cross-entropy of m positions over v tokens: losses [m] = -log p(target), 0 where not scored (targets below zero).
+// x [m, d] against the head B (forward packing). The logits are made as f16, LOSS_ROWS rows at a time so that they stay
+// in the cache. keep = 1: logits [m, v] become their gradient, scale * (softmax - one-hot), as bf16 in place. keep = 0:
+// every block of rows is written over the one before, and logits [LOSS_ROWS, v] are scratch (slm_cross_entropy_rows).
 void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const int64_t* targets, float scale,
                        int keep, bf16* logits, float* losses) {
-    const long rows = 24 * MR;
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
 #pragma omp parallel
-    for (long start = 0; start < m; start += rows) {
-        const long n = min_of(rows, m - start);
+    for (long start = 0; start < m; start += LOSS_ROWS) {
+        const long n = min_of(LOSS_ROWS, m - start);
         bf16* out = logits + (keep ? start * v : 0);
         gemm_loop(x + start * d, d, n, B, d / 2, v / NR, [&](long row, long panel, __m512 a, __m512 b) {
             __m256i* o = (__m256i*)(out + row * v + panel * NR);
@@ -52,8 +51,8 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
     }
 }
 
-// dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; blocks of the vocabulary keep W's panels in the cache.
-// sum: f32 scratch [m, d].
+// dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; v is walked in blocks so that W's panels stay in the
+// cache. sum: f32 scratch [m, d].
 void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, long d, bf16* dx, float* sum) {
     const long block = 2048, panels = d / NR;
     const long strips = ceil_div(m, MR), chunks = ceil_div(strips, STRIPS);

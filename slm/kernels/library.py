@@ -1,8 +1,7 @@
 """The library of training kernels: built where that has not happened yet, opened, and called with tensors.
 
 The sources are in this folder; a comment above every function there gives its arguments and their shapes. Whether
-the kernels can run here is for ``slm.kernels.build.unavailable`` to say; ``load`` builds what is missing and opens the
-library.
+the kernels can run here is for ``slm.kernels.build.unavailable`` to say.
 """
 
 import ctypes
@@ -15,14 +14,24 @@ import torch
 from slm.kernels.build import build
 
 P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int  # noqa: E741
-SIGNATURES = {
+SIZES = {
+    "slm_width_multiple": [],
+    "slm_max_head_dim": [],
+    "slm_cross_entropy_rows": [],
+    "slm_attention_scratch": [L, L, L, L],
+    "slm_attention_backward_scratch": [L, L, L, L],
+    "slm_weight_gradient_scratch": [L, L, L],
+    "slm_rmsnorm_backward_scratch": [L],
+}
+"""Functions of ``sizes.cpp``, which return how much the others need: a buffer is never made from a number that is
+written down a second time in Python."""
+SIGNATURES = SIZES | {
     "slm_pack_forward": [P, L, L, P, I],
     "slm_pack_backward": [P, L, L, P, L, L],
     "slm_linear": [P, L, L, P, L, P, P],
     "slm_gate_up": [P, L, L, P, L, P, P, P],
     "slm_gate_up_backward": [P, L, L, P, L, P, P, P, P],
     "slm_weight_gradient": [P, L, P, L, L, L, L, P, I, P],
-    "slm_attention_scratch": [L, L, L, L],
     "slm_attention_forward": [P, L, L, L, L, L, P, P, P, P, F, P, P, P, P],
     "slm_attention_backward": [P, L, L, L, L, L, P, P, P, P, F, P, P, P, P, P, P, P, P],
     "slm_rmsnorm": [P, L, L, P, F, P, P],
@@ -33,12 +42,15 @@ SIGNATURES = {
     "slm_head_backward": [P, L, L, P, L, P, P],
 }
 """The C signatures: pointers, longs, floats, ints."""
+ALLOCATING = ("slm_attention_forward", "slm_attention_backward")
+"""Functions that take memory of their own, and return 1 where there is none."""
 
 
 class Kernels:
     """The library's functions, taking tensors where C takes pointers (None is a null pointer).
 
-    Nothing is checked on the way: shapes, dtypes and contiguity are the caller's duty.
+    Shapes, dtypes and contiguity are not checked on the way: they are the caller's duty. ``MemoryError`` where a kernel
+    found no memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,12 +59,23 @@ class Kernels:
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes = arguments
-            function.restype = L if name == "slm_attention_scratch" else None
+            function.restype = L if name in SIZES else I if name in ALLOCATING else None
+            if name in ALLOCATING:
+                function.errcheck = _check_memory
             setattr(self, name, functools.partial(_call, function))
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
+        raise AttributeError(f"the training kernels have no function {name}")
 
 
 def _call(function: Any, *arguments: Any) -> Any:
     return function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments])
+
+
+def _check_memory(failed: int, function: Any, arguments: Any) -> int:
+    if failed:
+        raise MemoryError(f"{function.__name__} found no memory to work in")
+    return failed
 
 
 @functools.cache

@@ -20,8 +20,8 @@ void pack_forward_block(const float* from, long ld, long cols, pair_t* out) {
 
 extern "C" {
 
-// W [n, k] f32 for x W^T: B[panel][k / 2][32], outputs `first_panel` on. interleaved: 0, or 1 for the left, 2 for the
-// right 16 columns of each panel (gate and up side by side).
+// W [n, k] f32 for x W^T: out[n / 32][k / 2][32], panels of 32 outputs. half: 0, or 1 for the left and 2 for the right 16
+// columns of every panel (gate and up side by side: out then has n / 16 panels, of which this fills one half each).
 void slm_pack_forward(const float* W, long n, long k, pair_t* out, int half) {
     const long blocks = n / 16;
 #pragma omp parallel for schedule(static)
@@ -31,7 +31,8 @@ void slm_pack_forward(const float* W, long n, long k, pair_t* out, int half) {
     }
 }
 
-// W [n, k] f32 for dy W: pairs along n, at rows first_row.. of a stack of total_rows: B[panel of k][total_rows / 2][32].
+// W [n, k] f32 for dy W: out[k / 32][total_rows / 2][32], pairs along n. W's rows are first_row and those after it of
+// total_rows, where several layers are stacked along their outputs.
 void slm_pack_backward(const float* W, long n, long k, pair_t* out, long first_row, long total_rows) {
     const long panels = k / NR;
 #pragma omp parallel for schedule(static)
@@ -107,11 +108,12 @@ void slm_gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, lon
     });
 }
 
-// grad [n, k] (+)= dy [m, n]^T x [m, k], f32; dy has ldy values per row. n and k are multiples of 16 and 32.
+// grad [n, k] (+)= dy [m, n]^T x [m, k], f32; rows of dy and x are ldy and ldx values apart. n and k are multiples of 16
+// and 32. scratch: slm_weight_gradient_scratch pairs.
 void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long m, long n, long k, float* grad,
                          int add, pair_t* scratch) {
     const long panels = k / NR;
-    const long block = min_of(m + (m & 1), 1024);  // positions packed at once
+    const long block = gradient_block(m);  // positions packed at once
     const long pairs = block / 2;
     pair_t *packed_x = scratch, *packed_dy = scratch + panels * pairs * NR;
     const long group = max_of(1, min_of(panels, L2_BYTES / (pairs * NR * (long)sizeof(pair_t))));

@@ -3,10 +3,6 @@
 
 #include "gemm.h"
 
-namespace {
-constexpr long PARTS = 64;  // partial sums of a norm's gradient: a fixed number, so that their order is too
-}
-
 extern "C" {
 
 // out = x / rms(x) * weight for rows of d values; inverse_rms [m] where given.
@@ -25,14 +21,14 @@ void slm_rmsnorm(const bf16* x, long m, long d, const float* weight, float eps, 
 }
 
 // dx = residual + gradient through the norm; d_weight [d] is stored (add = 0) or added to. residual may be null or dx
-// itself. partial: f32 scratch [64, d].
+// itself. partial: f32 scratch [NORM_PARTS, d] (slm_rmsnorm_backward_scratch).
 void slm_rmsnorm_backward(const bf16* dh, const bf16* x, const float* inverse_rms, const float* weight, long m, long d,
                           const bf16* residual, bf16* dx, float* d_weight, int add, float* partial) {
-    const long rows = ceil_div(m, PARTS);
+    const long rows = ceil_div(m, NORM_PARTS);
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (long part = 0; part < PARTS; part++) {
+        for (long part = 0; part < NORM_PARTS; part++) {
             float* sums = partial + part * d;
             memset(sums, 0, d * sizeof(float));
             for (long row = part * rows; row < min_of(m, (part + 1) * rows); row++) {
@@ -57,7 +53,7 @@ void slm_rmsnorm_backward(const bf16* dh, const bf16* x, const float* inverse_rm
 #pragma omp for schedule(static)
         for (long i = 0; i < d; i += 16) {
             __m512 sum = add ? _mm512_loadu_ps(d_weight + i) : _mm512_setzero_ps();
-            for (long part = 0; part < PARTS; part++) sum = _mm512_add_ps(sum, _mm512_loadu_ps(partial + part * d + i));
+            for (long part = 0; part < NORM_PARTS; part++) sum = _mm512_add_ps(sum, _mm512_loadu_ps(partial + part * d + i));
             _mm512_storeu_ps(d_weight + i, sum);
         }
     }

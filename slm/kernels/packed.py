@@ -1,4 +1,7 @@
-"""Weights in the two layouts that the kernels' matrix products read."""
+"""Weights in the two layouts that the kernels' matrix products read.
+
+Tested in tests/slm/kernels/test_fused.py.
+"""
 
 from typing import Literal
 
@@ -10,10 +13,10 @@ from slm.kernels.library import Kernels
 Direction = Literal["forward", "backward"]
 
 
-class Packed:
+class PackedWeights:
     """Linear layers stacked along their outputs: bf16 for x W^T (forward) and for dy W (backward).
 
-    With ``keep`` a layout is made once and stays until :meth:``forget``; otherwise every use makes it again, in memory
+    With ``keep`` a layout is made once and stays until ``forget``; otherwise every use makes it again, in memory
     that all such stacks share.
     """
 
@@ -36,9 +39,9 @@ class Packed:
             return self._memory[direction]
         size = self.rows * self.width // 2
         if not self._keep:
-            if len(Packed.shared) < size:
-                Packed.shared = torch.empty(size, dtype=torch.int32)
-            out = Packed.shared
+            if len(PackedWeights.shared) < size:
+                PackedWeights.shared = torch.empty(size, dtype=torch.int32)
+            out = PackedWeights.shared
         else:
             if direction not in self._memory:
                 self._memory[direction] = torch.empty(size, dtype=torch.int32)

@@ -9,19 +9,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "sizes.h"
+
 using bf16 = uint16_t;
 using pair_t = uint32_t;
 
-constexpr long MR = 8;   // rows of a tile; more would share too few sets of the first cache when rows are 2^n apart
-constexpr long NR = 32;  // columns of a tile, and the width of a packed panel
-
-#define INLINE inline __attribute__((always_inline))
 // For lambdas that only prefetch: GCC drops calls of a function without effects before it inlines them.
 #define ALWAYS __attribute__((always_inline))
-
-INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
-INLINE long min_of(long a, long b) { return a < b ? a : b; }
-INLINE long max_of(long a, long b) { return a > b ? a : b; }
 
 INLINE __m512 load_bf16(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));

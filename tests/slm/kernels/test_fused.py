@@ -163,6 +163,9 @@ def test_hooks_hear_of_every_parameter_once():
 
 
 def test_models_that_do_not_fit_are_named():
-    assert "head_dim=16" in unsupported(new_model(n_heads=4, n_kv_heads=4, head_dim=16, d_model=64))
-    assert unsupported(new_model()) is None
-    assert "f32" in unsupported(new_model().to(torch.bfloat16))
+    narrow = new_model(n_heads=4, n_kv_heads=4, head_dim=16, d_model=64)
+    assert "head_dim=16" in unsupported(narrow, load())
+    assert unsupported(new_model(), load()) is None
+    assert "f32" in unsupported(new_model().to(torch.bfloat16), load())
+    with pytest.raises(ValueError, match="head_dim=16"):
+        Fused(narrow, load())
