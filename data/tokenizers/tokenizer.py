@@ -35,7 +35,8 @@ class Tokenizer:
         self.files = dict(files)
         self.name = name
         try:
-            self._spec: dict[str, Any] = json.loads(self.files["tokenizer.json"])
+            self.spec: dict[str, Any] = json.loads(self.files["tokenizer.json"])
+            """``tokenizer.json``, parsed."""
             self._backend = Backend.from_str(self.files["tokenizer.json"].decode("utf-8"))
         except Exception as error:  # the tokenizers library raises plain Exception
             raise UserError(f"{name}: tokenizer.json cannot be read ({one_line(error)}): copy it again") from error
@@ -46,18 +47,18 @@ class Tokenizer:
         vocab = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
         """Number of ids, special tokens included."""
-        added = self._spec.get("added_tokens") or []
+        added = self.spec.get("added_tokens") or []
         self.special_ids: frozenset[int] = frozenset(token["id"] for token in added if token.get("special"))
         """Ids of special tokens, which represent no text."""
         self._added = {token["id"]: token["content"] for token in added if not token.get("special")}
-        self._byte_level = _byte_level(self._spec, name)
-        self.kind: str = self._spec["model"]["type"]
+        self._byte_level = _byte_level(self.spec, name)
+        self.kind: str = self.spec["model"]["type"]
         """``BPE`` or ``Unigram``."""
         self.eot_token = eot_token or self._find_eot(vocab)
         if self.eot_token not in vocab:
             raise UserError(
                 f"{name} has no token {self.eot_token!r}: set tokenizer.eot_token to one of its special tokens "
-                f"({', '.join(self._special_names()) or 'it has none'})"
+                f"({', '.join(self.special_names()) or 'it has none'})"
             )
         self.eot_id: int = vocab[self.eot_token]
         """Id of the token that ends a document."""
@@ -75,7 +76,7 @@ class Tokenizer:
         self._load(state["files"], name=state["name"], eot_token=state["eot_token"])
 
     def _special_names(self) -> list[str]:
-        return [token["content"] for token in self._spec.get("added_tokens") or [] if token.get("special")]
+        return [token["content"] for token in self.spec.get("added_tokens") or [] if token.get("special")]
 
     def _find_eot(self, vocab: dict[str, int]) -> str:
         config = json.loads(self.files.get("tokenizer_config.json", b"{}"))
@@ -89,7 +90,7 @@ class Tokenizer:
                 return candidate
         raise UserError(
             f"{self.name} does not say which token ends a document: set tokenizer.eot_token to one of "
-            f"{', '.join(self._special_names()) or 'its tokens'}"
+            f"{', '.join(self.special_names()) or 'its tokens'}"
         )
 
     def encode(self, text: str) -> list[int]:
