@@ -11,18 +11,19 @@ def main(argv: list[str]) -> int:
     share_cores()
     config = resolve(argv, autobatch.choose_micro_batch)
     # What follows takes seconds to import. Wrong options have been reported by now.
-    from train.distributed import ranks as distributed
+    from train.distributed.join import join
+    from train.distributed.rank_process import exit_code, rank_folder
     from train.memory import explained
 
-    ranks = distributed.join(pin=config.train.pin)
+    ranks = join(pin=config.train.pin)
 
     def run() -> int:
         from train.start import start
 
-        with distributed.own_root(ranks, config.root) as root, explained(config.train, root):
+        with rank_folder(ranks, config.root) as root, explained(config.train, root):
             return start(config, root, ranks)
 
-    return distributed.guarded(ranks, run)
+    return exit_code(ranks, run)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The start of a run: its directory, tokenizer and model are opened or made, then the trainer takes over."""
+"""The start of a run: opens its directory, makes tokenizer, model and all other parts of the trainer, then trains.
+
+Tested in tests/train/test_main.py, tests/train/test_resume.py.
+"""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -6,41 +9,58 @@ from typing import Any
 
 import torch
 
+from data.errors import UserError
+from data.stream.loader import Loader, validation_blocks
+from data.tokenizers.tokenizer import Tokenizer
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
+from train.backend import make_backend
 from train.config import RunConfig
-from train.distributed.ranks import Ranks, restarts
-from train.distributed.shared_state import shared_start, shared_tokenizer
+from train.distributed.gradient_sync import make_gradient_sync
+from train.distributed.launch_files import restarts
+from train.distributed.ranks import Ranks
+from train.distributed.shared_state import (
+    broadcast_resume_point,
+    broadcast_tokenizer,
+    make_shared_optimizer,
+    own_loader_state,
+    restore,
+)
 from train.environment import Environment, prepare
 from train.memory import check_memory
 from train.model_shape import starting_shape
 from train.run import run_dir
+from train.run.checkpointer import Checkpointer
+from train.run.resume import ResumePoint, check_unchanged, find_resume_point, rounding, rounding_changes
+from train.run.run_log import RunLog
+from train.run.run_state import RunState
 from train.run_lock import take_lock
 from train.trainer import Trainer
+from train.validation import Validator
 
 
 def start(config: RunConfig, root: Path, ranks: Ranks) -> int:
     """Train in ``root``, from the beginning or from a checkpoint. Returns the command's exit code.
 
-    ``root`` is the run's directory on rank 0, and a folder that is thrown away on the others.
+    ``root`` is the run's directory on rank 0, and a temporary folder on the others.
     """
     with ExitStack() as until_the_end:
-        ranks.first(lambda: config.train.check_processes(ranks.size))
-        resume = ranks.first(lambda: _open_directory(config, root, until_the_end))
+        ranks.broadcast_from_main(lambda: config.train.check_processes(ranks.size))
+        resume = ranks.broadcast_from_main(lambda: _open_directory(config, root, until_the_end))
         environment = _environment(config, ranks)
-        begin = shared_start(ranks, lambda: _find_start(config, resume, root))
-        if begin.checkpoint and _finished(config, begin.state):
+        point = broadcast_resume_point(ranks, lambda: _resume_point(config, resume, root))
+        if point.checkpoint and _finished(config, point.state):
             print(
-                f"{root} is finished: step {begin.state['step']:,} of {config.train.max_steps:,}. To train it further "
+                f"{root} is finished: step {point.state['step']:,} of {config.train.max_steps:,}. To train it further "
                 "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
             )
             return 0
-        tokenizer = shared_tokenizer(ranks, lambda: run_dir.run_tokenizer(config, root), root / "tokenizer")
-        ranks.first(lambda: run_dir.keep_texts(config, root))
-        model, warning = _new_model(config, tokenizer.vocab_size, tokenizer.eot_id, ranks)
+        tokenizer = broadcast_tokenizer(ranks, lambda: run_dir.run_tokenizer(config, root), root / "tokenizer")
+        ranks.broadcast_from_main(lambda: run_dir.write_text_samples(config, root))
+        model, warning = _new_model(config, tokenizer, ranks)
         run_dir.write_config(config, root)
         _print_plan(config, model, tokenizer.vocab_size, environment, warning, ranks)
-        trainer = Trainer(config, root, model, tokenizer, environment, begin, ranks)
+        trainer = _make_trainer(config, root, ranks, environment, tokenizer, model, point)
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
         if code == 0:
@@ -51,36 +71,36 @@ def start(config: RunConfig, root: Path, ranks: Ranks) -> int:
 def _open_directory(config: RunConfig, root: Path, until_the_end: ExitStack) -> str:
     """Make the run's directory and lock it for this process. Returns ``config.resume``, or ``auto`` after a restart."""
     resume = config.resume
-    if count := restarts():  # not a new start: go on with what this run has saved
+    if count := restarts():  # not a new start: resume from what this run has saved
         print(f"restart {count}: a process of this run had ended")
         resume = "auto"
     if resume == "never" and (root / "config.yaml").exists():
-        print(f"{root} is kept as {run_dir.set_aside(root)}")
+        print(f"{root} is kept as {run_dir.back_up(root)}")
     root.mkdir(parents=True, exist_ok=True)
     lock = take_lock(root)
     until_the_end.callback(lock.release)
-    run_dir.sweep(root)
+    run_dir.remove_partial_files(root)
     return resume
 
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
     environment = prepare(config.train, threads=ranks.threads)
-    if (precision := ranks.first(lambda: environment.precision)) != environment.precision:
+    if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision)
     return environment
 
 
-def _find_start(config: RunConfig, resume: str, root: Path) -> run_dir.Start:
+def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
     """The checkpoint to resume from, if any, checked against the configuration."""
-    begin = run_dir.find_start(resume, root, print)
-    if begin.checkpoint:
-        run_dir.check_same(begin.state["config"], config, root)
-        if not _finished(config, begin.state):
-            for name in run_dir.set_aside_later(root, begin.checkpoint):
-                print(f"{name} is newer than {begin.checkpoint.name} and is kept aside")
-            print(f"resuming {root} from {begin.checkpoint.name}")
-    return begin
+    point = find_resume_point(resume, root, print)
+    if point.checkpoint:
+        check_unchanged(point.state["config"], config, root)
+        if not _finished(config, point.state):
+            for name in run_dir.back_up_later_checkpoints(root, point.checkpoint):
+                print(f"{name} is newer than {point.checkpoint.name} and is kept aside")
+            print(f"resuming {root} from {point.checkpoint.name}")
+    return point
 
 
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
@@ -89,21 +109,23 @@ def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     return by_time or state["step"] >= config.train.max_steps
 
 
-def _new_model(config: RunConfig, vocab_size: int, eot_id: int, ranks: Ranks) -> tuple[LanguageModel, str | None]:
+def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[LanguageModel, str | None]:
     """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
     train = config.train
     torch.manual_seed(train.seed)
     if config.init_from:
         directory = config.init_from
-        shape = ranks.first(lambda: starting_shape(directory, train.seq_len))
+        shape = ranks.broadcast_from_main(lambda: starting_shape(directory, train.seq_len))
         warning = check_memory(shape, train)
         model = checkpoint.load_model(directory) if ranks.main else LanguageModel(shape)
     else:
-        shape = config.model.model_config(vocab_size=vocab_size, seq_len=train.seq_len, eos_id=eot_id)
+        shape = config.model.model_config(
+            vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
+        )
         warning = check_memory(shape, train)
         model = LanguageModel(shape)
     model.train()
-    ranks.spread(list(model.parameters()))
+    ranks.broadcast(list(model.parameters()))
     return model, warning
 
 
@@ -124,3 +146,77 @@ def _print_plan(
     )
     for note in (*environment.notes, *filter(None, [warning])):
         print(f"  {note}")
+
+
+def _make_trainer(
+    config: RunConfig,
+    root: Path,
+    ranks: Ranks,
+    environment: Environment,
+    tokenizer: Tokenizer,
+    model: LanguageModel,
+    point: ResumePoint,
+) -> Trainer:
+    """The trainer with all its parts, their state that of the checkpoint where the run resumes from one."""
+    train = config.train
+    optimizer = make_shared_optimizer(ranks, model, config.optim, zero1=train.shard_optimizer)
+    loader = Loader(
+        config.data,
+        tokenizer,
+        seq_len=train.seq_len,
+        micro_batch=train.micro_batch,
+        split="train",
+        seed=train.seed,
+        workers=train.workers,
+        rank=ranks.rank,
+        world_size=ranks.size,
+    )
+    state = RunState(train)
+    if point.checkpoint:
+        restore(ranks, point, model, optimizer)
+        state.resume(point.state)
+        if (position := own_loader_state(ranks, point.state, reshard=train.reshard)) is not None:
+            loader.load_state_dict(position)
+        if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
+            print(changed)
+    blocks_NT1 = ranks.broadcast_from_main(
+        lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
+    )
+    if len(blocks_NT1) == 0:
+        raise UserError(
+            f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
+            "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
+        )
+    backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
+    log = RunLog(config, root, state.step, main=ranks.main)
+    interrupt, sync = make_gradient_sync(
+        ranks, model, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
+    )
+    checkpointer = Checkpointer(
+        root,
+        model.config,
+        tokenizer.save,
+        keep_last=train.keep_last,
+        background=train.background_save,
+        log=log.print,
+    )
+    optimizer.register_step_pre_hook(lambda *_: checkpointer.before_update())
+    state.start_clock()
+    log.events.start(state.step, point.checkpoint, model.config, environment, processes=ranks.size)
+    return Trainer(
+        config=config,
+        root=root,
+        ranks=ranks,
+        environment=environment,
+        tokenizer=tokenizer,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        backend=backend,
+        validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch),
+        state=state,
+        log=log,
+        interrupt=interrupt,
+        sync=sync,
+        checkpointer=checkpointer,
+    )

@@ -12,7 +12,7 @@ import torch
 
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
-from train.distributed.gradient_sync import ALONE, Exchange
+from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
 
 
@@ -46,7 +46,7 @@ def train_step(
     grad_clip: float,
     lr: float,
     backend: Backend,
-    exchange: Exchange = ALONE,
+    sync: GradientSync = NO_SYNC,
 ) -> StepResult:
     """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once.
 
@@ -54,16 +54,16 @@ def train_step(
     Raises UserError, before any weight changes, where the loss or the gradient is not finite.
     """
     loss_sum, tokens, waited = 0.0, 0, 0.0
-    micro_batches = grad_accum // exchange.size
+    micro_batches = grad_accum // sync.size
     for index in range(micro_batches):
         start = perf_counter()
         ids_BT, targets_BT = split(next(batches))
         waited += perf_counter() - start
         if index == micro_batches - 1:
-            exchange.begin_last_backward()
+            sync.begin_last_backward()
         loss_sum += backend.gradients(ids_BT, targets_BT, 1 / grad_accum)
         tokens += ids_BT.numel()
-    loss_sum, tokens = exchange.finish(loss_sum), tokens * exchange.size
+    loss_sum, tokens = sync.finish(loss_sum), tokens * sync.size
     start = perf_counter()
     parameters = list(model.parameters())
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else float("inf"), foreach=True)

@@ -1,289 +1,213 @@
-"""A training run from its first step to its last checkpoint."""
+"""The loop of a training run, from its first step to its last checkpoint. ``train/start.py`` builds its parts.
 
-import time
+Tested in tests/train/test_main.py, tests/train/test_resume.py, tests/train/test_reliability.py.
+"""
+
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 
-from data.errors import UserError
-from data.stream.loader import EndOfTextError, Loader, validation_blocks
+from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import to_dict
 from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.report import duration
-from train.backend import make_backend
+from train.backend import Backend
 from train.config import RunConfig
-from train.distributed.gradient_sync import take_part
-from train.distributed.ranks import ALONE, Ranks
+from train.distributed.gradient_sync import GradientSync
+from train.distributed.ranks import Ranks
 from train.distributed.shared_state import (
+    broadcast_resume_point,
+    gather_loader_states,
     gather_state,
-    loader_state,
-    loader_states,
-    new_optimizer,
     restore,
-    shared_batches,
-    shared_start,
+    synchronized_batches,
 )
+from train.distributed.zero1 import Zero1Optimizer
 from train.environment import Environment
-from train.guards import AwakeClock, Guards, NonFiniteError
-from train.interrupt import StoppedError
-from train.metrics_window import Window
-from train.run import metrics_file, run_dir
-from train.run.checkpointer import Saver
-from train.run.event_log import Journal
-from train.run.progress import ProgressLine
-from train.run.run_dir import Start
-from train.run.wandb_logger import WandbLogger
+from train.guards import NonFiniteError
+from train.interrupt import Interrupt, StoppedError
+from train.run.checkpointer import Checkpointer
+from train.run.metrics_window import MetricsWindow
+from train.run.resume import newest_intact, rounding
+from train.run.run_dir import back_up_later_checkpoints
+from train.run.run_log import RunLog
+from train.run.run_state import RunState
 from train.schedule import learning_rate
 from train.step import train_step
 from train.validation import Validator, sample
 
-STATE_FORMAT = 1
-DRIFTED = "the processes' weights had drifted apart (processors that round differently?): rank 0's are everybody's"
-EVENTS = {
-    "skipped": "{error}: the update is skipped with its data ({skipped} so far)",
-    "spike": "the loss is {loss:.4f}, {times:.1f} times the median; there is no checkpoint yet to go back to",
-    "rolled_back": (
-        "the loss of step {from:,} was {loss:.4f}, {times:.1f} times the median: back to this checkpoint, "
-        "on with the data after it ({tokens:,} tokens passed over)"
-    ),
-    "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
-}
+RESYNCED = "the processes' weights had drifted apart (processors that round differently?): all have rank 0's again"
 
 
+@dataclass(kw_only=True)
 class Trainer:
-    """Holds what one run needs and moves it step by step. ``run`` returns the command's exit code."""
+    """What a run is made of, and the loop that moves it step by step."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        root: Path,
-        model: LanguageModel,
-        tokenizer: Tokenizer,
-        environment: Environment,
-        start: Start,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.config, self.root, self.ranks = config, root, ranks
-        self.model, self.tokenizer, self.environment = model, tokenizer, environment
-        train = config.train
-        self.optimizer = new_optimizer(ranks, model, config.optim, shard=train.shard_optimizer)
-        self.loader = Loader(
-            config.data,
-            tokenizer,
-            seq_len=train.seq_len,
-            micro_batch=train.micro_batch,
-            split="train",
-            seed=train.seed,
-            workers=train.workers,
-            rank=ranks.rank,
-            world_size=ranks.size,
-        )
-        self.step, self.tokens, self._earlier_seconds = 0, 0, 0.0
-        self.last_validation: dict[str, Any] = {}
-        self.guards, self.window, self.clock = Guards(train), Window(), AwakeClock()
-        if start.checkpoint:
-            self._restore(start)
-            if (position := loader_state(ranks, start.state, reshard=train.reshard)) is not None:
-                self.loader.load_state_dict(position)
-            self.guards.load_state_dict(start.state.get("guards", {}))
-            self._earlier_seconds = start.state["elapsed_s"]
-            if changed := run_dir.rounding_changes(
-                start.state.get("rounding", {}), run_dir.rounding(environment, train)
-            ):
-                print(changed)
-        blocks = ranks.first(
-            lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
-        )
-        if len(blocks) == 0:
-            raise UserError(
-                f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
-                "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
-            )
-        eot_id = tokenizer.eot_id if train.mask_documents else None
-        self.backend = make_backend(model, train, environment, eot_id)
-        self.validator = Validator(blocks, tokenizer, model.config.vocab_size, train.micro_batch)
-        self.journal = Journal(root, active=ranks.main)
-        self.metrics = metrics_file.MetricsFile(root / "metrics.jsonl", self.step)
-        self.wandb = WandbLogger(config, root) if ranks.main and config.logger.name == "wandb" else None
-        self.progress = ProgressLine(train.max_steps, self.step)
-        self.interrupt, self.exchange = take_part(
-            ranks,
-            model,
-            elapsed=lambda: self.elapsed,
-            start_elapsed=self._earlier_seconds,
-            wire=train.reduce,
-        )
-        self.saver = Saver(
-            root,
-            model.config,
-            tokenizer.save,
-            keep_last=train.keep_last,
-            background=train.background_save,
-            say=self.progress.say,
-        )
-        self.optimizer.register_step_pre_hook(lambda *_: self.saver.before_update())
-        self._started, self._first = self.clock(), True
-        self.journal.start(self.step, start.checkpoint, model.config, environment, processes=ranks.size)
+    config: RunConfig
+    root: Path
+    """The run's directory; on ranks other than 0 a temporary folder."""
+    ranks: Ranks
+    environment: Environment
+    tokenizer: Tokenizer
+    model: LanguageModel
+    optimizer: torch.optim.Optimizer | Zero1Optimizer
+    loader: Loader
+    backend: Backend
+    validator: Validator
+    state: RunState
+    log: RunLog
+    interrupt: Interrupt
+    sync: GradientSync
+    checkpointer: Checkpointer
 
-    # The run.
+    def __post_init__(self) -> None:
+        self._first_step = True
 
     def run(self) -> int:
         """Train to the end, or to a signal; the last state is saved either way. Returns the exit code."""
-        with self.interrupt, self.journal.until_the_end(lambda: self.step, lambda: self.interrupt.signal):
+        with self.interrupt, self.log.events.until_the_end(lambda: self.state.step, lambda: self.interrupt.signal):
             try:
                 self._loop()
-                if self.last_validation.get("step") != self.step and not self.interrupt:
+                if self.state.validation.get("step") != self.state.step and not self.interrupt:
                     self._validate()
                 self._save()
                 with self.interrupt.saving():
-                    self.saver.wait()
+                    self.checkpointer.wait()
             except StoppedError:
-                self.progress.say("stopped before the first step was done: there was nothing to save yet")
+                self.log.print("stopped before the first step was done: there was nothing to save yet")
             finally:
                 with self.interrupt.saving():
-                    self.saver.close()
-                    self.progress.close()
-                    self.metrics.close()
+                    self.checkpointer.close()
+                    self.log.close()
                     self.loader.close()
-                    if self.wandb:
-                        self.wandb.close()
-        if not self.ranks.main:
-            return self.interrupt.exit_code
-        if self.interrupt:
-            print(f"stopped at step {self.step:,}; the same command goes on from there")
+        if self.ranks.main and self.interrupt:
+            print(f"stopped at step {self.state.step:,}; the same command goes on from there")
         return self.interrupt.exit_code
 
+    def summary(self) -> str:
+        """One line on what came out."""
+        text = f"{self.state.tokens:,} tokens in {duration(self.state.elapsed)}"
+        if last := self.state.validation:
+            text += f"; validation {last['val_loss']:.4f} nats per token, {last['val_bits_per_byte']:.4f} bits per byte"
+        return text
+
+    # The loop.
+
     def _loop(self) -> None:
-        batches = shared_batches(self.ranks, self.loader, self.config.data, self.config.train.grad_accum)
-        due = self.step > 0 and self.step % self.config.train.eval_every == 0
-        if due and self.last_validation.get("step") != self.step:
-            self._validate()  # the run was stopped in the midst of it
-        while not self.interrupt and self._progress() < 1:
+        state, train = self.state, self.config.train
+        batches = synchronized_batches(self.ranks, self.loader, self.config.data, train.grad_accum)
+        due = state.step > 0 and state.step % train.eval_every == 0
+        if due and state.validation.get("step") != state.step:
+            self._validate()  # the run was stopped during this validation
+        while not self.interrupt and self._fraction_done() < 1:
             try:
                 self._step(batches)
             except EndOfTextError as error:
-                self.progress.say(f"step {self.step:,}: {error}")
+                self.log.print(f"step {state.step:,}: {error}")
                 return
 
     def _step(self, batches: Iterator[np.ndarray]) -> None:
-        """One optimizer step and what is due after it, unless a guard says otherwise."""
-        train = self.config.train
-        self.saver.check()
-        began = self.clock()
+        """One optimizer step and what is due after it, unless a guard decides otherwise."""
+        train, state = self.config.train, self.state
+        self.checkpointer.check()
+        began = state.clock()
         try:
-            # The first step waits for the compiler: it is not worth waiting for.
-            with self.interrupt.at_once() if self._first else nullcontext():
+            # The first step waits for the compiler: a signal ends it at once.
+            with self.interrupt.at_once() if self._first_step else nullcontext():
                 result = train_step(
                     self.model,
                     self.optimizer,
                     batches,
                     grad_accum=train.grad_accum,
                     grad_clip=self.config.optim.grad_clip,
-                    lr=learning_rate(self.config.optim, self.step, self._progress()),
+                    lr=learning_rate(self.config.optim, state.step, self._fraction_done()),
                     backend=self.backend,
-                    exchange=self.exchange,
+                    sync=self.sync,
                 )
         except NonFiniteError as error:
-            if not self.guards.skips(error):
+            if not state.guards.skips(error):
                 raise
             self.optimizer.zero_grad(set_to_none=True)
-            self._event("skipped", error=str(error).partition(":")[0], skipped=self.guards.skipped)
+            reason = str(error).partition(":")[0]
+            self.log.guard_event("skipped", state.step, error=reason, skipped=state.guards.skipped)
             return
-        assert not self.saver.shares, "the optimizer changed the weights without telling the saver"
-        self._first = False
-        self.step += 1
-        self.tokens += result.tokens
-        if (median := self.guards.spikes(result.loss)) is not None and self._roll_back(result.loss, median):
+        assert not self.checkpointer.reads_live_tensors, "the weights changed without a call of before_update"
+        self._first_step = False
+        state.step += 1
+        state.tokens += result.tokens
+        if (median := state.guards.spikes(result.loss)) is not None and self._roll_back(result.loss, median):
             return
-        self.window.add(result, self.clock() - began)
-        if slept := self.clock.slept():
-            self._event("slept", seconds=round(slept))
-        if self.step % train.log_every == 0 or self.step == 1:
-            self._log(self.window)
-            self.window = Window()
-        if self.step % train.eval_every == 0:
+        state.window.add(
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            tokens=result.tokens,
+            seconds=state.clock() - began,
+            data_seconds=result.data_seconds,
+        )
+        if slept := state.clock.slept():
+            self.log.guard_event("slept", state.step, seconds=round(slept))
+        if state.step % train.log_every == 0 or state.step == 1:
+            self._log_window()
+        if state.step % train.eval_every == 0:
             self._validate()
-        if self.step % train.checkpoint_every == 0 and self._progress() < 1:
+        if state.step % train.checkpoint_every == 0 and self._fraction_done() < 1:
             self._save()
 
-    def _progress(self) -> float:
-        """The share of the run that is done, by steps or, where that is further, by time."""
-        train = self.config.train
-        by_steps = self.step / train.max_steps
-        elapsed = self.exchange.agreed_elapsed(self.elapsed)
-        by_time = elapsed / (60 * train.max_minutes) if train.max_minutes else 0.0
-        return max(by_steps, by_time)
+    def _fraction_done(self) -> float:
+        return self.state.fraction_done(self.sync.agreed_elapsed(self.state.elapsed))
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds of training, earlier starts of this run included."""
-        return self._earlier_seconds + self.clock() - self._started
-
-    # What is said and written on the way.
-
-    def _log(self, window: Window) -> None:
+    def _log_window(self) -> None:
+        """Write the training record of the steps since the last one."""
+        state, window = self.state, self.state.window
         record = {
-            "step": self.step,
-            "tokens": self.tokens,
+            "step": state.step,
+            "tokens": state.tokens,
             "loss": window.loss,
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": window.grad_norm,
             "tokens_per_s": window.tokens / window.seconds,
             "data_wait": window.data_seconds / window.seconds,
             "rss_gb": rss_bytes() / 2**30,
-            "elapsed_s": self.elapsed,
+            "elapsed_s": state.elapsed,
         }
         if self.ranks.size > 1:
-            record["exchange_wait"] = self.exchange.waited / window.seconds
-            self.exchange.waited = 0.0
-        if self.guards.skipped or self.guards.rollbacks:
-            record |= {"skipped": self.guards.skipped, "rollbacks": len(self.guards.rollbacks)}
-        self._record(record)
-        train = self.config.train
-        left = (train.max_steps - self.step) * train.tokens_per_step / record["tokens_per_s"]
-        if train.max_minutes:
-            left = min(left, 60 * train.max_minutes - self.elapsed)
-        # The first step waits for the compiler: it says nothing about the ones to come.
-        self.progress.update(record, None if self.step == 1 else left)
-
-    def _event(self, event: str, **facts: Any) -> None:
-        """Tell of something that is not a step's ordinary course: a line, and a record among the metrics."""
-        self.metrics.write({"event": event, "step": self.step, "time": time.time(), **facts})
-        self.progress.say(f"step {self.step:,}: {EVENTS[event].format(**facts)}")
-
-    def _record(self, record: dict[str, Any]) -> None:
-        self.metrics.write(record)
-        if self.wandb:
-            self.wandb.log(record)
+            record["exchange_wait"] = self.sync.wait_seconds / window.seconds
+            self.sync.wait_seconds = 0.0
+        if state.guards.skipped or state.guards.rollbacks:
+            record |= {"skipped": state.guards.skipped, "rollbacks": len(state.guards.rollbacks)}
+        # The first step waits for the compiler: its speed predicts nothing.
+        self.log.training(record, None if state.step == 1 else state.seconds_left(record["tokens_per_s"]))
+        state.window = MetricsWindow()
 
     def _validate(self) -> None:
         try:
-            result = self.validator(self.backend, self.exchange.heard, self.ranks)
+            result = self.validator(self.backend, self.sync.signal_received, self.ranks)
         except Exception:
             if not self.interrupt:  # Ctrl-C in a terminal also reaches a compiler that validation waits for
                 raise
             return
         if result is None:
             return
-        self.last_validation = {
-            "step": self.step,
-            "tokens": self.tokens,
+        self.state.validation = {
+            "step": self.state.step,
+            "tokens": self.state.tokens,
             "val_loss": result.loss,
             "val_bits_per_byte": result.bits_per_byte,
         }
-        if not self.ranks.main:
-            return
-        self._record(self.last_validation)
-        self.progress.validation = f"{result.loss:.3f}"
-        self.progress.say(
-            f"step {self.step:,}: validation {result.loss:.4f} nats per token, {result.bits_per_byte:.4f} bits per byte"
-        )
+        if self.ranks.main:
+            self.log.validation(self.state.validation)
+            self._write_samples()
+            self.log.events.refresh()
+
+    def _write_samples(self) -> None:
+        """Let the model continue each prompt; the texts go to the terminal and to ``samples.md``."""
         train = self.config.train
         with (self.root / "samples.md").open("a", encoding="utf-8") as file:
             for prompt in train.sample_prompts:
@@ -296,72 +220,49 @@ class Trainer:
                     max_tokens=train.sample_tokens,
                     temperature=train.sample_temperature,
                 )
-                self.progress.say("  " + text.replace("\n", "\n  "))
-                file.write(f"## step {self.step}\n\n{text}\n\n")
-        self.journal.refresh()
+                self.log.print("  " + text.replace("\n", "\n  "))
+                file.write(f"## step {self.state.step}\n\n{text}\n\n")
 
     # Checkpoints.
 
     def _save(self) -> None:
         state = {
-            "format": STATE_FORMAT,
-            "step": self.step,
-            "tokens": self.tokens,
-            "elapsed_s": self.elapsed,
-            "validation": self.last_validation,
-            **loader_states(self.ranks, self.loader.state_dict()),
-            "guards": self.guards.state_dict(),
-            "window": self.window.state_dict(),
-            "rounding": run_dir.rounding(self.environment, self.config.train),
+            **self.state.state_dict(),
+            **gather_loader_states(self.ranks, self.loader.state_dict()),
+            "rounding": rounding(self.environment, self.config.train),
             "config": to_dict(self.config),
         }
         with self.interrupt.saving():
-            tensors, drifted = gather_state(self.ranks, self.model, self.optimizer)
-            if drifted:
+            tensors, resynced = gather_state(self.ranks, self.model, self.optimizer)
+            if resynced:
                 self.backend.weights_changed()
-                self.progress.say(DRIFTED)
+                self.log.print(RESYNCED)
             if self.ranks.main:
-                self.saver.save(self.step, checkpoint.take_snapshot(self.model, tensors), state)
-        self.guards.saved()
-
-    def _restore(self, start: Start) -> None:
-        """Put back what a checkpoint holds of the training itself: all but the data's position, guards and time."""
-        state = start.state
-        restore(self.ranks, start, self.model, self.optimizer)
-        self.step, self.tokens = state["step"], state["tokens"]
-        self.last_validation = state["validation"]
-        self.window = Window(state.get("window"))
+                self.checkpointer.save(self.state.step, checkpoint.take_snapshot(self.model, tensors), state)
+        self.state.guards.saved()
 
     def _roll_back(self, loss: float, median: float) -> bool:
-        """Go back to the newest checkpoint; the data goes on where it is, past what made the loss jump.
+        """Go back to the newest checkpoint; the data continues after what made the loss jump.
 
-        False where there is no checkpoint yet. A run that is killed before it saves again comes the same way: the
-        guards decide by what the checkpoint holds.
+        False where there is no checkpoint yet. A run that is killed before it saves again decides the same when it is
+        resumed, since the guards decide by what the checkpoint holds.
         """
+        state = self.state
         with self.interrupt.saving():
-            self.saver.wait()
-            start = shared_start(self.ranks, lambda: run_dir.newest_good(self.root, self.progress.say))
+            self.checkpointer.wait()
+            point = broadcast_resume_point(self.ranks, lambda: newest_intact(self.root, self.log.print))
             jump = {"loss": loss, "median": median, "times": loss / median}
-            if start.checkpoint is None:
-                self._event("spike", **jump)
+            if point.checkpoint is None:
+                self.log.guard_event("spike", state.step, **jump)
                 return False
             if self.ranks.main:
-                run_dir.set_aside_later(self.root, start.checkpoint)  # damaged, or this one would be the newest
-            jump |= {"from": self.step, "to": start.state["step"], "tokens": self.tokens - start.state["tokens"]}
-            self._restore(start)
+                # Those that are left are damaged; otherwise this one would not be the newest.
+                back_up_later_checkpoints(self.root, point.checkpoint)
+            jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
+            restore(self.ranks, point, self.model, self.optimizer)
+            state.rewind(point.state)
             self.backend.weights_changed()
-            self.guards.rolled_back(start.state.get("guards", {}), jump)
-            self.metrics.close()
-            self.metrics = metrics_file.MetricsFile(self.metrics.path, self.step)
-            self._event("rolled_back", **jump)
+            state.guards.rolled_back(point.state.get("guards", {}), jump)
+            self.log.rewind(state.step)
+            self.log.guard_event("rolled_back", state.step, **jump)
         return True
-
-    def summary(self) -> str:
-        """One line on what came out."""
-        text = f"{self.tokens:,} tokens in {duration(self.elapsed)}"
-        if self.last_validation:
-            text += (
-                f"; validation {self.last_validation['val_loss']:.4f} nats per token, "
-                f"{self.last_validation['val_bits_per_byte']:.4f} bits per byte"
-            )
-        return text

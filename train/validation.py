@@ -1,4 +1,4 @@
-"""How good the model is on held-out text, and what it writes.
+"""The model's loss on held-out text, and samples of what it writes.
 
 Shape suffixes: N validation blocks, T positions, V vocabulary.
 """
@@ -14,7 +14,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from slm.model.generate import generate
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
-from train.distributed.ranks import ALONE, Ranks
+from train.distributed.ranks import SINGLE_PROCESS, Ranks
 from train.step import split
 
 
@@ -31,11 +31,11 @@ class Validation:
 
 
 class Validator:
-    """Scores the same blocks each time, in portions of the training's own shape."""
+    """Scores the same blocks each time, in batches of training's own shape."""
 
     def __init__(self, blocks_NT1: np.ndarray, tokenizer: Tokenizer, vocab_size: int, micro_batch: int) -> None:
         whole = len(blocks_NT1) // micro_batch * micro_batch
-        # The compiled step knows one shape: a remainder would be compiled for itself.
+        # The compiled step is made for one shape: a smaller remainder would be compiled separately.
         self.blocks = blocks_NT1[:whole] if whole else blocks_NT1
         self.micro_batch = micro_batch
         lengths = np.zeros(vocab_size, dtype=np.int64)
@@ -47,14 +47,14 @@ class Validator:
         self,
         backend: Backend,
         stopped: Callable[[], bool] = lambda: False,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> Validation | None:
-        """Score the model, each rank some portions; None where ``stopped`` became true on one before the end."""
+        """Score the model, each rank its share of the blocks; None where ``stopped`` became true on one of them."""
         nats, text_nats, n_bytes, n_tokens = 0.0, 0.0, 0, 0
-        given_up = False
+        interrupted = False
         starts = range(0, len(self.blocks), self.micro_batch)
         for start in starts[ranks.rank :: ranks.size]:
-            if given_up := stopped():
+            if interrupted := stopped():
                 break
             ids_BT, targets_BT = split(self.blocks[start : start + self.micro_batch])
             losses_N = backend.losses(ids_BT, targets_BT).flatten()
@@ -63,15 +63,16 @@ class Validator:
             text_nats += losses_N[lengths_N > 0].double().sum().item()
             n_bytes += int(lengths_N.sum())
             n_tokens += targets_BT.numel()
-        nats, text_nats, n_bytes, n_tokens, given_up = ranks.total([nats, text_nats, n_bytes, n_tokens, given_up])
-        if given_up:
+        own = [nats, text_nats, n_bytes, n_tokens, interrupted]
+        nats, text_nats, all_bytes, all_tokens, any_interrupted = ranks.all_reduce_sum(own)
+        if any_interrupted:
             return None
         bits = text_nats / math.log(2)
-        return Validation(loss=nats / n_tokens, bits_per_byte=bits / max(1, n_bytes), tokens=int(n_tokens))
+        return Validation(loss=nats / all_tokens, bits_per_byte=bits / max(1, all_bytes), tokens=int(all_tokens))
 
 
 def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_tokens: int, temperature: float) -> str:
-    """The prompt and how the model goes on, as text. The same weights give the same text."""
+    """The prompt and the model's continuation, as text. The same weights give the same text."""
     ids = [tokenizer.eot_id, *tokenizer.encode(prompt)]
     new = generate(
         model, ids, max_tokens=max_tokens, temperature=temperature, stop_ids=(tokenizer.eot_id,), seed=len(prompt)

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     from train.environment import prepare
     from train.model_shape import model_shape
     from train.optim import make_optimizer, state_tensors
-    from train.run.checkpointer import Saver
+    from train.run.checkpointer import Checkpointer
     from train.step import train_step
 
     config = build(RunConfig, resolved)
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> int:
     size = (config.train.micro_batch, config.train.seq_len + 1)
     block = np.random.default_rng(1).integers(0, model.config.vocab_size, size, dtype=np.int32)
     root = Path(tempfile.mkdtemp(dir=own.get("folder"), prefix="save-")) / "run"
-    saver = Saver(root, model.config, lambda folder: None, keep_last=1, background=True, say=print)
-    optimizer.register_step_pre_hook(lambda *_: saver.before_update())
+    checkpointer = Checkpointer(root, model.config, lambda folder: None, keep_last=1, background=True, log=print)
+    optimizer.register_step_pre_hook(lambda *_: checkpointer.before_update())
 
     def step() -> float:
         began = perf_counter()
@@ -76,12 +76,12 @@ def main(argv: list[str]) -> int:
         for number in range(ROUNDS):
             alone = statistics.median(step() for _ in range(STEPS))
             began = perf_counter()
-            saver.save(number, snapshot(), {"validation": {}})
+            checkpointer.save(number, snapshot(), {"validation": {}})
             beside = []
-            while saver.busy:
+            while checkpointer.busy:
                 beside.append(step())
             length, steps = perf_counter() - began, len(beside)
-            saver.wait()
+            checkpointer.wait()
             began = perf_counter()
             write_checkpoint(root / "alone", model.config, snapshot(), lambda folder: None, state={})
             by_itself = perf_counter() - began
@@ -93,9 +93,9 @@ def main(argv: list[str]) -> int:
                 {
                     "step_s": alone,
                     "save_alone_s": by_itself,
-                    "save_beside_s": saver.length_s,
-                    "stall_s": saver.stalled_s,
-                    "stall_share": saver.stalled_s / by_itself,
+                    "save_beside_s": checkpointer.write_s,
+                    "stall_s": checkpointer.stalled_s,
+                    "stall_share": checkpointer.stalled_s / by_itself,
                     "steps_beside": steps,
                     "slower_by_s": length - steps * alone,
                     "copy_of_everything_s": copy,
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
             del whole
             print(f"round {number + 1}: " + ", ".join(f"{k} {v:,.3f}" for k, v in rounds[-1].items()), flush=True)
     finally:
-        saver.wait()
+        checkpointer.wait()
         shutil.rmtree(root.parent)
     names = list(rounds[0])
     rows = [

@@ -1,18 +1,14 @@
-"""The command line becomes one frozen configuration; configurations that older versions saved are still understood."""
+"""The command line becomes one frozen configuration."""
 
 import dataclasses
 import subprocess
 import sys
 
 import pytest
-from omegaconf import OmegaConf
 
-from data.errors import UserError
-from slm.configuration import build, load_config
 from tests.helpers import REPOSITORY
 from train.config import RunConfig
 from train.resolve import resolve
-from train.run import run_dir
 
 
 def no_choice(config: RunConfig) -> RunConfig:
@@ -56,28 +52,3 @@ def test_mistakes_are_found_before_torch_is_imported():
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert "use 512 or 768" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_a_config_that_was_saved_is_read_again(tmp_path):
-    config = resolve(["preset=tiny", "data=local", "data.files=[a.txt]"], no_choice)
-    run_dir.write_config(config, tmp_path)
-    saved = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml"))
-    assert build(RunConfig, saved) == config
-    run_dir.check_same(saved, config, tmp_path)
-    composed = load_config("train", ["preset=tiny", "data=local", "data.files=[a.txt]"])
-    assert saved | {"name": None} == {
-        key: value | composed[key] if isinstance(value, dict) else composed[key] for key, value in saved.items()
-    }, "the composed keys and values, and defaults of others"
-
-
-def test_a_run_that_an_older_version_saved_may_go_on(tmp_path):
-    """Those saved what Hydra had composed: no defaults of other keys, ``name`` as it was given."""
-    words = ["preset=tiny", "data=local", "data.files=[a.txt]", "train.max_steps=5"]
-    older = load_config("train", words)
-    for key in ("mask_documents", "reshard", "kernels"):  # options that did not exist then
-        del older["train"][key]
-    assert older["name"] is None
-    assert "subset" not in older["data"]
-    run_dir.check_same(older, resolve([*words, "train.max_steps=9"], no_choice), tmp_path)
-    with pytest.raises(UserError, match=r"train\.seq_len was 320, now 64"):
-        run_dir.check_same(older, resolve([*words, "train.seq_len=64"], no_choice), tmp_path)

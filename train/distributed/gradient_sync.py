@@ -1,12 +1,12 @@
 """Gradients summed over the ranks while the backward pass still runs.
 
-Parameters are put into buckets in the order in which the backward pass finishes them. In the last micro-batch a
-bucket whose gradients are all there is sent off at once (gloo, in threads of its own), while autograd goes on with
-the layers below. What is left after the backward pass is waited for in :meth:``GradientExchange.finish``, together
-with a few numbers on which the ranks must agree.
+Parameters are put into buckets in the order in which the backward pass finishes them. In the last micro-batch the
+all-reduce of a bucket starts as soon as its gradients are complete (gloo, in threads of its own), while autograd goes
+on with the layers below. :meth:``BucketedAllReduce.finish`` waits for the rest after the backward pass, and sums a few
+numbers on which the ranks must agree.
 
-This is what torch's DistributedDataParallel does; it is not used since it wants to wrap ``forward``, while training
-calls ``LanguageModel.loss`` with layers compiled one by one, and keeps its buckets in memory all the time.
+torch's DistributedDataParallel does the same. It is not used because it wraps ``forward``, while training calls
+``LanguageModel.loss`` with layers compiled one by one, and because it keeps its buckets in memory all the time.
 """
 
 import signal
@@ -19,64 +19,64 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.distributed.ranks import Ranks, contact
+from train.distributed.ranks import Ranks, lost_peer_errors
 from train.interrupt import Interrupt
 
 BUCKET_BYTES = 8 * 2**20
 """A bucket is closed when it has this many bytes of f32 gradients: small enough to start early, large enough that
-the messages' latency does not count. A larger parameter is a bucket of its own."""
+latency does not matter. A larger parameter is a bucket of its own."""
 
 
 class SharedInterrupt(Interrupt):
-    """A signal counts from the step on which every rank has been told of it."""
+    """A signal to one rank ends the run for all of them, after the step in which every rank has learnt of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: int | None = None
-        """The signal that this process got."""
+        self.received: int | None = None
+        """The signal that this process received, whether or not the others know of it."""
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A rank that left alone would take the others with it: every step is finished."""
+        """Every step is finished: a rank that left at once would make the others fail."""
         yield
 
     def _receive(self, number: int, _frame: Any) -> None:
-        if self.heard is not None and not self._saving and number == signal.SIGINT:
+        if self.received is not None and not self._saving and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.heard = number
+        self.received = number
 
 
-class Exchange:
-    """What a step does with the other ranks. This class is the single process's: nothing."""
+class GradientSync:
+    """What a step does with the other ranks. This class is the single process's and does nothing."""
 
     def __init__(self, interrupt: Interrupt | None = None) -> None:
         self._interrupt = interrupt
 
     size = 1
     """Ranks among which a step's micro-batches are divided."""
-    waited = 0.0
-    """Seconds spent waiting for the others after the steps' backward passes, in all."""
+    wait_seconds = 0.0
+    """Seconds spent waiting for the others after the steps' backward passes, summed until it is set to 0."""
 
     def begin_last_backward(self) -> None:
         """Called before the backward pass of the step's last micro-batch."""
 
     def finish(self, loss_sum: float) -> float:
-        """Called after it: every gradient becomes the sum over the ranks. Returns the sum of ``loss_sum`` over them."""
+        """Called after that pass: gradients become their sums over the ranks. Returns the sum of ``loss_sum``."""
         return loss_sum
 
     def agreed_elapsed(self, own: float) -> float:
         """Seconds of training, the same on every rank (rank 0's as of the last step); ``own`` for a single process."""
         return own
 
-    def heard(self) -> bool:
-        """Whether this process got a signal to end, be the others told of it or not."""
+    def signal_received(self) -> bool:
+        """Whether this process received a signal to end, whether or not the others know of it."""
         return bool(self._interrupt)
 
 
-ALONE = Exchange()
+NO_SYNC = GradientSync()
 
 
-class GradientExchange(Exchange):
+class BucketedAllReduce(GradientSync):
     """Sums ``param.grad`` over the ranks, bucket by bucket, and agrees on loss, signals and time."""
 
     def __init__(
@@ -87,10 +87,10 @@ class GradientExchange(Exchange):
         interrupt: SharedInterrupt,
         elapsed: Callable[[], float],
         start_elapsed: float = 0.0,
-        wire: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.size = ranks.size
-        self._ranks, self._interrupt, self._elapsed, self._wire = ranks, interrupt, elapsed, wire
+        self._ranks, self._interrupt, self._elapsed, self._dtype = ranks, interrupt, elapsed, dtype
         self._buckets = [_Bucket(each) for each in buckets(parameters)]
         self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._next = 0
@@ -108,63 +108,67 @@ class GradientExchange(Exchange):
         if not self._armed:
             return
         self._bucket_of[parameter].missing.discard(parameter)
-        # Every rank must send its buckets in the same order, whichever is ready first.
+        # Every rank must reduce its buckets in the same order, whichever is ready first.
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._send_next()
+            self._start_next()
 
-    def _send_next(self) -> None:
-        with contact():
-            self._buckets[self._next].send(self._wire)
+    def _start_next(self) -> None:
+        with lost_peer_errors():
+            self._buckets[self._next].start(self._dtype)
         self._next += 1
 
     def finish(self, loss_sum: float) -> float:
         self._armed = False
         began = perf_counter()
         while self._next < len(self._buckets):
-            self._send_next()
-        heard = self._interrupt.heard
-        news = [
+            self._start_next()
+        received = self._interrupt.received
+        own = [
             loss_sum,
-            float(heard == signal.SIGINT),
-            float(heard == signal.SIGTERM),
+            float(received == signal.SIGINT),
+            float(received == signal.SIGTERM),
             self._elapsed() if self._ranks.main else 0.0,
         ]
-        loss_sum, interrupted, terminated, self._agreed = self._ranks.total(news)
-        with contact():
+        loss_sum, interrupted, terminated, self._agreed = self._ranks.all_reduce_sum(own)
+        with lost_peer_errors():
             for bucket in self._buckets:
-                bucket.receive()
+                bucket.wait()
         if interrupted or terminated:
             self._interrupt.signal = int(signal.SIGINT if interrupted else signal.SIGTERM)
-        self.waited += perf_counter() - began
+        self.wait_seconds += perf_counter() - began
         return loss_sum
 
     def agreed_elapsed(self, own: float) -> float:
         return self._agreed
 
-    def heard(self) -> bool:
-        return self._interrupt.heard is not None
+    def signal_received(self) -> bool:
+        return self._interrupt.received is not None
 
 
-def take_part(
-    ranks: Ranks, model: nn.Module, *, elapsed: Callable[[], float], start_elapsed: float, wire: str
-) -> tuple[Interrupt, Exchange]:
-    """How this process hears of signals, and how its steps are joined with the other ranks'."""
+def make_gradient_sync(
+    ranks: Ranks, model: nn.Module, *, elapsed: Callable[[], float], start_elapsed: float, dtype: str
+) -> tuple[Interrupt, GradientSync]:
+    """This process's signal handling, and the synchronization of its steps with the other ranks'.
+
+    ``elapsed`` gives the seconds of training, ``start_elapsed`` those before this start. ``dtype`` is the number format
+    in which gradients are sent and summed, ``f32`` or ``bf16``.
+    """
     if ranks.size == 1:
         interrupt = Interrupt()
-        return interrupt, Exchange(interrupt)
+        return interrupt, GradientSync(interrupt)
     shared = SharedInterrupt()
-    return shared, GradientExchange(
+    return shared, BucketedAllReduce(
         ranks,
         list(model.parameters()),
         interrupt=shared,
         elapsed=elapsed,
         start_elapsed=start_elapsed,
-        wire={"f32": torch.float32, "bf16": torch.bfloat16}[wire],
+        dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype],
     )
 
 
 class _Bucket:
-    """Parameters whose gradients travel together."""
+    """Parameters whose gradients are reduced together."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -173,8 +177,8 @@ class _Bucket:
         self._sent: Tensor | None = None
         self._work: Any = None
 
-    def send(self, wire: torch.dtype) -> None:
-        """Start the sum. The gradients become views of one flat tensor, so that nothing is held twice."""
+    def start(self, dtype: torch.dtype) -> None:
+        """Start the all-reduce. The gradients become views of one flat tensor, so that nothing is held twice."""
         for p in self.parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -182,23 +186,23 @@ class _Bucket:
             flat = self.parameters[0].grad.view(-1)
         else:
             flat = torch.cat([p.grad.reshape(-1) for p in self.parameters])
-            for p, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
-                p.grad = part.view_as(p)
+            for p, piece in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
+                p.grad = piece.view_as(p)
         self._flat = flat
-        self._sent = flat if wire == flat.dtype else flat.to(wire)
+        self._sent = flat if dtype == flat.dtype else flat.to(dtype)
         self._work = dist.all_reduce(self._sent, async_op=True)
 
-    def receive(self) -> None:
+    def wait(self) -> None:
         """Wait for the sum."""
         self._work.wait()
         if self._sent is not self._flat:
             self._flat.copy_(self._sent)
-        # The flat tensor lives as long as the gradients that look into it.
+        # The flat tensor lives as long as the gradients that are views of it.
         self._work = self._sent = self._flat = None
 
 
 def buckets(parameters: Sequence[nn.Parameter], most_bytes: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
-    """Parameters in groups of at least ``most_bytes`` of f32 (the last may be smaller), last parameter first."""
+    """Parameters in groups of at least ``most_bytes`` of f32 (the last may be smaller), the last parameter first."""
     groups: list[list[nn.Parameter]] = []
     room = 0
     for parameter in reversed(parameters):

@@ -5,9 +5,11 @@ Starts torchrun's agent with the options that fit this program and passes everyt
     python -m train.distributed.launch nproc=2 preset=10m name=mine
     python -m train.distributed.launch nnodes=2 main=192.168.1.10:29400 preset=125m name=mine   (on both machines)
 
-What it adds to ``torchrun -m train``: mistakes are told in one line before anything starts, a stopped run exits with
-the code a single process would have (130 after Ctrl-C, 143 after SIGTERM, 2 for a mistake) on every machine,
-processes that are asked to stop get the time to save, and the machine named by ``main`` is the one that keeps the run.
+What it adds to ``torchrun -m train``: mistakes are reported in one line before anything starts; a stopped run exits
+with the code that a single process would have (130 after Ctrl-C, 143 after SIGTERM, 2 for a mistake) on every machine;
+processes that are asked to stop get time to save; the machine named by ``main`` holds the run's directory.
+
+Tested in tests/train/test_distributed.py.
 """
 
 import contextlib
@@ -16,7 +18,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from slm import cli
 from slm.configuration import build
 from slm.machine.hardware import share_cores
 from train.config import RunConfig
-from train.distributed.stop_file import EXIT_FILE, MAIN_HOST, stop_file
+from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, launch_folder, stop_file
 from train.resolve import resolve
 
 DEFAULT_PORT = 29400
@@ -33,18 +34,18 @@ SAVING_SECONDS = 60
 """How long processes may take to save after a second signal, before they are killed."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """How many processes, where, and how often they are started over."""
+    """How many processes, where, and how often they are restarted."""
 
     nproc: int = 1
     """Processes on this machine."""
     nnodes: int = 1
     """Machines, each of which starts this command with the same options."""
     main: str = ""
-    """With several machines: ``host`` or ``host:port`` of the one that keeps the run's directory."""
+    """With several machines: ``host`` or ``host:port`` of the one that holds the run's directory."""
     restarts: int = 3
-    """How often processes that died are started over, from the last checkpoint."""
+    """How often processes that died are restarted, from the last checkpoint."""
 
     def __post_init__(self) -> None:
         for name in ("nproc", "nnodes"):
@@ -53,7 +54,7 @@ class LaunchConfig:
         if self.restarts < 0:
             raise UserError(f"restarts must not be negative, not {self.restarts}")
         if self.nnodes > 1 and not self.main:
-            raise UserError("several machines need main=HOST: the address of the one that keeps the run's directory")
+            raise UserError("several machines need main=HOST: the address of the one that holds the run's directory")
 
 
 def main(argv: list[str]) -> int:
@@ -64,12 +65,12 @@ def main(argv: list[str]) -> int:
         raise UserError(f"main={launch.main} is {own} here, where no other machine reaches it: give its address there")
     share_cores()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # until a rank knows its cores; torchrun warns where it is not set
-    # A rank that is killed cannot clean up: what ranks and torchrun put aside lies in here, too.
-    with tempfile.TemporaryDirectory(prefix="slm-launch-", ignore_cleanup_errors=True) as folder:
-        exit_file = Path(folder) / "exit"
+    # A rank that is killed cannot clean up: the temporary files of ranks and of torchrun are in this folder, too.
+    with launch_folder() as folder:
+        exit_file = folder / "exit"
         os.environ[EXIT_FILE] = str(exit_file)
         os.environ[MAIN_HOST] = "1" if launch.nnodes == 1 or is_here(_address(launch)[0]) else "0"
-        return _run([*torchrun_options(launch, name), "--log-dir", folder], overrides, exit_file)
+        return _run([*torchrun_options(launch, name), "--log-dir", str(folder)], overrides, exit_file)
 
 
 def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:
@@ -143,7 +144,7 @@ def is_here(host: str) -> bool:
 
 
 def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
-    # torchrun's reports of signals, dead processes and hosts without names: ours are shorter.
+    # Without torchrun's reports of signals, dead processes and hosts without names: those below are shorter.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import psutil
@@ -157,12 +158,12 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
     stopped: list[int] = []
 
     def stop(number: int, _frame: object) -> None:
-        """Ask the processes to stop and go on waiting for them: they save, and agree with other machines' on when."""
+        """Ask the processes to stop, and keep waiting: they save after a step that all machines agree on."""
         children = psutil.Process().children()
         if stopped or not children:
             raise SignalException("stopped", sigval=signal.Signals(number))
         stopped.append(number)
-        stop_file(exit_file).write_text(str(128 + number))  # for one that has only just been started
+        stop_file(exit_file).write_text(str(128 + number))  # for a process that cannot handle signals yet
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.send_signal(number)
@@ -172,11 +173,11 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "train", *overrides]))
     except SignalException as error:
-        return _told(exit_file) or 128 + int(error.sigval)
+        return _left_code(exit_file) or 128 + int(error.sigval)
     except ChildFailedError as error:
-        told = _told(exit_file)
-        if told:
-            return told
+        code = _left_code(exit_file)
+        if code:
+            return code
         rank, failure = error.get_first_failure()
         how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         print(
@@ -188,11 +189,11 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
     except (RendezvousError, dist.DistError) as error:
         print(f"error: the machines did not meet ({' '.join(str(error).split())[:300]})", file=sys.stderr)
         return 1
-    return _told(exit_file)
+    return _left_code(exit_file)
 
 
-def _told(exit_file: Path) -> int:
-    """The code that the ranks have left, or that of a stop they were too early for."""
+def _left_code(exit_file: Path) -> int:
+    """The exit code that the ranks left, or that of a stop before they could be signalled; 0 without either."""
     for file in (exit_file, stop_file(exit_file)):
         try:
             return int(file.read_text())

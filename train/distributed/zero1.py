@@ -1,8 +1,8 @@
 """Optimizer state divided over the ranks (ZeRO stage 1, Rajbhandari et al. 2020).
 
-Each rank keeps the moments of its share of the parameters, updates these and hands the new weights to the others:
-the moments (8 bytes a parameter) take 1/size of the memory, and a step sends the weights once more. A checkpoint
-holds the whole state under the same names, so that a run may go on with or without this.
+Each rank holds the moments of its share of the parameters, updates these parameters and broadcasts them. The moments
+(8 bytes a parameter) take 1/size of the memory; in exchange a step sends the weights once more. A checkpoint holds
+the whole state under the same names, so that a run may be resumed with or without ZeRO-1.
 """
 
 from collections import deque
@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.distributed.ranks import Ranks, contact
+from train.distributed.ranks import Ranks, lost_peer_errors
 
-PACKET_BYTES = 16 * 2**20
-"""Weights travel in packets of about this size."""
-UNDER_WAY = 2
-"""Packets sent before the first of them must have arrived."""
+BUCKET_BYTES = 16 * 2**20
+"""Weights are broadcast in buckets of about this size."""
+MAX_IN_FLIGHT = 2
+"""Buckets sent before the first of them must have arrived."""
 
 
-class Part:
-    """Some of a model's parameters, for whoever asks a model for its ``named_parameters``."""
+class Shard:
+    """Some of a model's parameters, with the methods of a model that list parameters."""
 
     def __init__(self, model: nn.Module, names: set[str]) -> None:
         self._model, self._names = model, names
@@ -34,8 +34,8 @@ class Part:
         return (p for _, p in self.named_parameters())
 
 
-def owners(model: nn.Module, size: int) -> list[set[str]]:
-    """The parameter names of each of ``size`` ranks: the largest first, each to whoever has the least so far."""
+def partition(model: nn.Module, size: int) -> list[set[str]]:
+    """The parameter names of each of ``size`` ranks: the largest first, each to the rank that has the least so far."""
     shares: list[set[str]] = [set() for _ in range(size)]
     loads = [0] * size
     for name, parameter in sorted(model.named_parameters(), key=lambda item: (-item[1].numel(), item[0])):
@@ -45,19 +45,19 @@ def owners(model: nn.Module, size: int) -> list[set[str]]:
     return shares
 
 
-class ShardedOptimizer:
-    """An optimizer over this rank's share; ``step`` leaves every rank with all the new weights."""
+class Zero1Optimizer:
+    """An optimizer over this rank's shard; ``step`` leaves every rank with all the new weights."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, make: Callable[[Any], torch.optim.Optimizer]) -> None:
-        shares = owners(model, ranks.size)
-        self.part = Part(model, shares[ranks.rank])
-        self.inner = make(self.part)
+        shares = partition(model, ranks.size)
+        self.shard = Shard(model, shares[ranks.rank])
+        self.inner = make(self.shard)
         by_name = dict(model.named_parameters())
         self._parameters = list(by_name.values())
-        self._packets = [
-            (rank, packet)
+        self._buckets = [
+            (rank, bucket)
             for rank, names in enumerate(shares)
-            for packet in _packets([by_name[name] for name in by_name if name in names])
+            for bucket in _buckets([by_name[name] for name in by_name if name in names])
         ]
 
     @property
@@ -82,58 +82,58 @@ class ShardedOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         self.inner.step()
-        under_way: deque[_Sent] = deque()
-        with contact():
-            for rank, packet in self._packets:
-                if len(under_way) == UNDER_WAY:  # each needs memory
-                    _receive(under_way.popleft())
-                under_way.append(_send(rank, packet))
-            while under_way:
-                _receive(under_way.popleft())
+        in_flight: deque[_Broadcast] = deque()
+        with lost_peer_errors():
+            for rank, bucket in self._buckets:
+                if len(in_flight) == MAX_IN_FLIGHT:  # each needs memory
+                    _finish_broadcast(in_flight.popleft())
+                in_flight.append(_start_broadcast(rank, bucket))
+            while in_flight:
+                _finish_broadcast(in_flight.popleft())
 
 
-_Sent = tuple[Any, Tensor | None, list[nn.Parameter]]
+_Broadcast = tuple[Any, Tensor | None, list[nn.Parameter]]
 
 
-def _send(rank: int, packet: list[nn.Parameter]) -> _Sent:
-    """Start to hand over a packet. A single parameter is sent from, and received, where it is."""
-    if len(packet) == 1:
-        return dist.broadcast(packet[0].data, src=rank, async_op=True), None, packet
-    flat = torch.cat([p.view(-1) for p in packet])
-    return dist.broadcast(flat, src=rank, async_op=True), flat, packet
+def _start_broadcast(rank: int, bucket: list[nn.Parameter]) -> _Broadcast:
+    """Start the broadcast of a bucket from ``rank``. A single parameter is sent and received without a copy."""
+    if len(bucket) == 1:
+        return dist.broadcast(bucket[0].data, src=rank, async_op=True), None, bucket
+    flat = torch.cat([p.view(-1) for p in bucket])
+    return dist.broadcast(flat, src=rank, async_op=True), flat, bucket
 
 
-def _receive(sent: _Sent) -> None:
-    work, flat, packet = sent
+def _finish_broadcast(started: _Broadcast) -> None:
+    work, flat, bucket = started
     work.wait()
     if flat is not None:
-        for parameter, part in zip(packet, flat.split([p.numel() for p in packet]), strict=True):
-            parameter.copy_(part.view_as(parameter))
+        for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            parameter.copy_(piece.view_as(parameter))
 
 
-def _packets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    packets: list[list[nn.Parameter]] = []
+def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    buckets: list[list[nn.Parameter]] = []
     room = 0
     for parameter in parameters:
         nbytes = 4 * parameter.numel()
-        if not packets or nbytes > room:
-            packets.append([])
-            room = PACKET_BYTES
-        packets[-1].append(parameter)
+        if not buckets or nbytes > room:
+            buckets.append([])
+            room = BUCKET_BYTES
+        buckets[-1].append(parameter)
         room -= nbytes
-    return packets
+    return buckets
 
 
-def collect(ranks: Ranks, own: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_tensors(ranks: Ranks, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """On rank 0 the tensors of all ranks, by name; elsewhere ``own``. Every rank must call it."""
-    described = ranks.gather([(name, tuple(t.shape), t.dtype) for name, t in own.items()])
+    described = ranks.gather_to_main([(name, tuple(t.shape), t.dtype) for name, t in own.items()])
     if not ranks.main:
-        with contact():
+        with lost_peer_errors():
             for tensor in own.values():
                 dist.send(tensor.detach().contiguous(), dst=0)
         return own
     whole = dict(own)
-    with contact():
+    with lost_peer_errors():
         for rank, tensors in enumerate(described[1:], start=1):
             for name, shape, dtype in tensors:
                 whole[name] = torch.empty(shape, dtype=dtype)
@@ -141,13 +141,13 @@ def collect(ranks: Ranks, own: dict[str, Tensor]) -> dict[str, Tensor]:
     return whole
 
 
-def deal(ranks: Ranks, whole: dict[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """On every rank those of rank 0's tensors whose names it wants. Every rank must call it; the others give {}."""
-    described = ranks.first(lambda: [(name, tuple(t.shape), t.dtype) for name, t in whole.items()])
+def scatter_tensors(ranks: Ranks, whole: dict[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """On every rank those of rank 0's tensors whose names it wants. Every rank must call it; others give ``{}``."""
+    described = ranks.broadcast_from_main(lambda: [(name, tuple(t.shape), t.dtype) for name, t in whole.items()])
     kept = {}
     for name, shape, dtype in described:
         tensor = whole[name] if ranks.main else torch.empty(shape, dtype=dtype)
-        ranks.spread([tensor])
+        ranks.broadcast([tensor])
         if wanted(name):
             kept[name] = tensor
     return kept

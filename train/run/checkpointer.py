@@ -1,4 +1,4 @@
-"""Checkpoints written beside the training: one at a time, the newest and the best kept."""
+"""Checkpoints written while training goes on: one at a time, the newest and the best kept."""
 
 import os
 import sys
@@ -16,16 +16,16 @@ from slm.model.snapshot import Snapshot
 from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest
 
 WRITER_NICENESS = 5
-"""How far the writing thread steps back from training's threads."""
+"""Added to the writing thread's niceness, so that training's threads go first."""
 SPARE_BYTES = 256 << 20
-"""Memory that a copy of the state must leave free; where it would not, the update waits for the writing instead."""
+"""Memory that a copy of the state must leave free, bytes. Otherwise the update waits until the state is written."""
 
 
-class Saver:
+class Checkpointer:
     """Writes a run's checkpoints in a thread of its own (``background=False``: in the caller's).
 
-    ``before_update`` must be called before weights or moments change. What the thread could not do is raised by the
-    next call of ``check``, ``save`` or ``wait``.
+    ``before_update`` must be called before weights or moments change. An error in the thread is raised by the next
+    call of ``check``, ``save`` or ``wait``. ``log`` is called with a line about each checkpoint and each delay.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class Saver:
         *,
         keep_last: int,
         background: bool,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._root, self._config, self._save_tokenizer = root, config, save_tokenizer
-        self._keep_last, self._background, self._say = keep_last, background, say
+        self._keep_last, self._background, self._log = keep_last, background, log
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
         self._error: BaseException | None = None
-        self._news: list[str] = []
+        self._messages: list[str] = []
         self.stalled_s = 0.0
-        """Seconds for which the last save has held up the training."""
-        self.length_s = 0.0
-        """Seconds from the beginning of the last save that was written to its end."""
+        """Seconds for which training waited for the last save."""
+        self.write_s = 0.0
+        """Seconds from the beginning to the end of the last save that was completed."""
 
     def save(self, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
-        """Begin to write the checkpoint of ``step``; wait for the one before where that is not written yet."""
+        """Begin to write the checkpoint of ``step``; the one before is waited for."""
         if self.busy:
-            self._say(f"step {step:,}: waiting for the checkpoint before, which is still being written")
+            self._log(f"step {step:,}: waiting for the checkpoint before, which is still being written")
         self.wait()
         path = self._root / "checkpoints" / f"step-{step:08d}"
         if path.exists():
@@ -75,7 +75,7 @@ class Saver:
         began = perf_counter()
         unread = self._snapshot.unread()
         if unread and available_bytes() < unread + SPARE_BYTES:
-            self._say(f"too little memory for a copy of the state ({unread:,} bytes): waiting for the checkpoint")
+            self._log(f"too little memory for a copy of the state ({unread:,} bytes): waiting for the checkpoint")
             self._snapshot.wait_read()
         self._snapshot.detach()
         self._snapshot = None
@@ -87,14 +87,14 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def shares(self) -> bool:
-        """Whether a checkpoint in the making still reads the training's own tensors."""
+    def reads_live_tensors(self) -> bool:
+        """Whether the checkpoint that is being written still reads training's own tensors."""
         return self._snapshot is not None
 
     def check(self) -> None:
-        """Tell what the writer has to tell; raise what went wrong there."""
-        while self._news:
-            self._say(self._news.pop(0))
+        """Log the writing thread's messages; raise its error."""
+        while self._messages:
+            self._log(self._messages.pop(0))
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -108,11 +108,11 @@ class Saver:
         self.check()
 
     def close(self) -> None:
-        """Wait for what is being written; what went wrong there is told, not raised."""
+        """Wait until nothing is being written; an error is logged, not raised."""
         try:
             self.wait()
         except UserError as error:
-            self._say(f"warning: {error}")
+            self._log(f"warning: {error}")
 
     def _write(self, path: Path, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
         began = perf_counter()
@@ -122,8 +122,8 @@ class Saver:
             checkpoint.write_checkpoint(path, self._config, snapshot, self._save_tokenizer, state=state)
             point_latest(self._root)
             self._retain()
-            self.length_s = perf_counter() - began
-            self._news.append(f"step {step:,}: saved {path} ({self.length_s:.1f} s)")
+            self.write_s = perf_counter() - began
+            self._messages.append(f"step {step:,}: saved {path} ({self.write_s:.1f} s)")
         except BaseException as error:
             self._error = error
         finally:

@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes on: its starts and ends, its report and its loss plot."""
+"""A run's log of starts and ends, and with it the upkeep of its report and its loss plot."""
 
 import json
 import signal
@@ -16,17 +16,17 @@ from train.report.curves import number
 from train.report.run_record import RunRecord
 
 
-class Journal:
+class EventLog:
     """Appends to a run's ``journal.jsonl`` and redraws ``report.html`` and ``loss.png``.
 
-    Nothing here may stop a training run: what goes wrong is told in one line, and the run goes on. A journal that is
-    not ``active`` (of a process that does not write the run's directory) does nothing.
+    Nothing here may stop a training run: an error is logged in one line, and the run goes on. A log that is not
+    ``active`` (of a process that does not write the run's directory) does nothing.
     """
 
-    def __init__(self, root: Path, *, active: bool = True, say: Callable[[str], None] = print) -> None:
-        self.root, self.active, self._say = root, active, say
+    def __init__(self, root: Path, *, active: bool = True, log: Callable[[str], None] = print) -> None:
+        self.root, self.active, self._log = root, active, log
         self._record = RunRecord(root)
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._drawn: tuple[int, ...] = ()
         # Before the records that are to be computed again are dropped.
         self._guarded("report.html", self._record.update)
@@ -35,7 +35,7 @@ class Journal:
     def start(
         self, step: int, resumed_from: Path | None, model: ModelConfig, environment: Environment, **facts: Any
     ) -> None:
-        """The run begins, or goes on from a checkpoint. ``facts``: more that the report shows of the process."""
+        """The run begins, or resumes from a checkpoint. ``facts``: more about the process, for the report."""
         record = {
             "from": resumed_from and resumed_from.name,
             "again": max(0, self._seen_step - step),
@@ -51,7 +51,7 @@ class Journal:
 
     @contextmanager
     def until_the_end(self, step: Callable[[], int], signalled: Callable[[], int | None]) -> Iterator[None]:
-        """Around the run: writes down how it ends. ``signalled`` gives the number of the signal that ended it."""
+        """Around the run: record how it ends. ``signalled`` gives the number of the signal that ended it."""
         try:
             yield
         except Exception as error:
@@ -105,6 +105,6 @@ class Journal:
             write()
         except Exception as error:
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if (name, reason) not in self._told:
-                self._told.add((name, reason))
-                self._say(f"warning: {self.root / name} could not be written ({reason}); training goes on")
+            if (name, reason) not in self._reported:
+                self._reported.add((name, reason))
+                self._log(f"warning: {self.root / name} could not be written ({reason}); training goes on")

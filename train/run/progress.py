@@ -1,4 +1,4 @@
-"""What a person watching a run sees: one live line in a terminal, plain lines elsewhere."""
+"""A run's progress: one live line in a terminal, plain lines elsewhere."""
 
 from time import perf_counter
 from typing import Any
@@ -40,8 +40,8 @@ class ProgressLine:
             self._last_plain = perf_counter()
             print(text, flush=True)
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the live one; nothing in it, such as a sample's text, acts on the terminal."""
+    def print(self, text: str) -> None:
+        """Print a line of its own above the live one. Control characters, as in a sample's text, are replaced."""
         text = plain(text)
         if self._live:
             self.console.print(text, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Weights & Biases, where a person asked for it; never a reason for a run to wait or to fail."""
+"""Weights & Biases, where a person asked for it. Its errors never stop a run."""
 
 import os
 from pathlib import Path

@@ -16,7 +16,7 @@ from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest, resolve
-from train.run.run_dir import newest_good
+from train.run.resume import newest_intact
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
 
@@ -78,7 +78,7 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_used(tmp_pa
     names = {path.name for path in files}
     assert {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"} <= names
     assert {"manifest.json", "tokenizer.json"} <= names
-    assert newest_good(tmp_path, told.append).checkpoint == new
+    assert newest_intact(tmp_path, told.append).checkpoint == new
     sizes = [path.stat().st_size for path in files]
     for number in range(1000):
         # Half of them anywhere (most in the weights), half in a file drawn first: small files get their share.
@@ -86,7 +86,7 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_used(tmp_pa
         whole = path.read_bytes()
         flip(path, chance)
         told.clear()
-        start = newest_good(tmp_path, told.append)
+        start = newest_intact(tmp_path, told.append)
         assert start.checkpoint == old, (number, path.name)
         assert start.state == {"step": 1}
         assert len(told) == 1
@@ -95,7 +95,7 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_used(tmp_pa
         hits[path.name] += 1
         path.write_bytes(whole)
     assert set(hits) == names
-    assert newest_good(tmp_path, told.append).checkpoint == new
+    assert newest_intact(tmp_path, told.append).checkpoint == new
 
 
 def test_missing_bytes_are_found(tmp_path):
@@ -129,7 +129,7 @@ def test_where_all_are_damaged_the_run_does_not_start_anew_by_itself(tmp_path):
         save(tmp_path / "checkpoints" / f"step-{step:08d}")
         flip(tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors", chance)
     with pytest.raises(UserError, match=r"every checkpoint in .* is damaged: start anew with resume=never"):
-        newest_good(tmp_path, told.append)
+        newest_intact(tmp_path, told.append)
     assert len(told) == 2
 
 

@@ -19,7 +19,7 @@ from train.report import sections
 from train.report.curves import Curves, Tail, records
 from train.report.html import render, write_report
 from train.report.run_record import RunRecord
-from train.run.event_log import Journal
+from train.run.event_log import EventLog
 
 SHAPE = ModelConfig(
     arch="llama",
@@ -318,7 +318,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_nothing_else(tmp_path):
     (story.root / "report.html").mkdir()
     (story.root / "report.html" / "in the way").touch()
     lines: list[str] = []
-    journal = Journal(story.root, say=lines.append)
+    journal = EventLog(story.root, log=lines.append)
     journal.start(2, None, SHAPE, ENVIRONMENT)
     journal.refresh()
     journal.refresh()
@@ -340,7 +340,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_nothing_else(tmp_path):
 )
 def test_every_end_is_written_down(error, signalled, status, facts, tmp_path):
     story = write_run(tmp_path / "run", [training(1), training(2)])
-    journal = Journal(story.root)
+    journal = EventLog(story.root)
     journal.start(0, Path("checkpoints/step-00000001"), SHAPE, ENVIRONMENT)
     with contextlib.ExitStack() as stack:
         if error is not None:
@@ -357,7 +357,7 @@ def test_every_end_is_written_down(error, signalled, status, facts, tmp_path):
     assert all(str(fact) in seen.text for fact in facts.values() if isinstance(fact, str))
     silent = tmp_path / "another"
     silent.mkdir()
-    idle = Journal(silent, active=False)
+    idle = EventLog(silent, active=False)
     idle.start(0, None, SHAPE, ENVIRONMENT)
     idle.refresh()
     assert list(silent.iterdir()) == []
@@ -365,7 +365,7 @@ def test_every_end_is_written_down(error, signalled, status, facts, tmp_path):
 
 def test_the_plot_is_drawn_once_for_what_is_there(tmp_path):
     story = write_run(tmp_path / "run", [training(1), training(2), validation(2)])
-    journal = Journal(story.root)
+    journal = EventLog(story.root)
     journal.refresh()
     first = (story.root / "loss.png").stat()
     journal.end(2, "finished")

@@ -22,7 +22,6 @@ from slm.configuration import build
 from tests.helpers import REPOSITORY
 from train.report.run_view import clipped, sparkline
 from train.report.watch import WatchConfig
-from train.run_lock import is_locked
 
 PATIENT = 120
 
@@ -309,13 +308,3 @@ def test_parts_of_the_view():
     for options in ({"every_s": 0}, {"patience_s": -1}):
         with pytest.raises(ValueError, match="must be from"):
             build(WatchConfig, {"watch": options})
-
-
-def test_looking_at_a_lock_takes_nothing_from_anyone(tmp_path):
-    path = tmp_path / ".lock"
-    assert not is_locked(path)
-    with path.open("a+") as file:
-        assert not is_locked(path)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert is_locked(path)
-    assert not is_locked(path)

@@ -26,7 +26,7 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
 
 def test_a_sample_does_nothing_to_the_terminal(capsys):
     progress = ProgressLine(10, 0)
-    progress.say("  Once \x1b]0;title\x07\x1b[2J upon\n  a time 🦊")
+    progress.print("  Once \x1b]0;title\x07\x1b[2J upon\n  a time 🦊")
     progress.close()
     assert capsys.readouterr().out == "  Once �]0;title��[2J upon\n  a time 🦊\n"
 

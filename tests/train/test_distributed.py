@@ -4,29 +4,18 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from data.config import DataConfig
-from data.errors import UserError
-from data.stream.loader import EndOfTextError
 from slm.runs import list_checkpoints
 from tests.helpers import REPOSITORY
 from tests.helpers.programs import Program
-from train.config import TrainConfig
-from train.distributed import launch
-from train.distributed.gradient_sync import buckets
-from train.distributed.ranks import Ranks
-from train.distributed.shared_state import loader_state, shared_batches
-from train.distributed.zero1 import owners
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
@@ -326,100 +315,3 @@ def test_a_signal_on_one_machine_stops_both(hosts, words, tmp_path):
         assert code == 130, out + err
     (saved,) = list_checkpoints(root)
     assert len(losses(root)) == int(saved.name[5:])
-
-
-# The parts.
-
-
-def parameters(*sizes: int) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
-
-
-def test_buckets_hold_every_parameter_once_last_first():
-    given = parameters(1000, 10, 20, 300, 5, 7)
-    groups = buckets(given, most_bytes=1300)
-    assert [[p.numel() for p in group] for group in groups] == [[7, 5, 300, 20], [10], [1000]]
-
-
-def test_the_owners_share_everything_evenly():
-    model = torch.nn.Sequential(*(torch.nn.Linear(n, 16) for n in (100, 40, 30, 20, 10)))
-    shares = owners(model, 2)
-    names = {name for name, _ in model.named_parameters()}
-    assert shares[0] | shares[1] == names
-    assert not shares[0] & shares[1]
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    loads = [sum(sizes[name] for name in share) for share in shares]
-    assert max(loads) < 1.1 * min(loads)
-
-
-def test_a_saved_position_belongs_to_its_process():
-    class Third:
-        rank, size = 2, 3
-
-    state = {"loader": {"n": 0}, "other_loaders": [{"n": 1}, {"n": 2}]}
-    assert loader_state(Third(), state, reshard=False) == {"n": 2}
-    with pytest.raises(UserError, match="saved by 1 processes"):
-        loader_state(Third(), {"loader": {}}, reshard=False)
-
-
-def test_the_text_ends_on_all_before_the_same_step():
-    """The other rank has three batches more, and is not left alone with its step."""
-
-    class Pair(Ranks):
-        size = 2
-
-        def total(self, values):
-            return [value + other for value, other in zip(values, next(others), strict=True)]
-
-    def first_to_end():
-        yield from (np.full((1, 3), n) for n in range(5))
-        raise EndOfTextError("used up")
-
-    data = DataConfig(kind="tales", max_epochs=1)
-    others = iter([[0.0], [0.0], [0.0], [0.0]])
-    batches = shared_batches(Pair(), first_to_end(), data, grad_accum=4)
-    assert [int(next(batches)[0, 0]) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(EndOfTextError):
-        next(batches)
-    others = iter([[0.0], [1.0]])  # and the other way round
-    batches = shared_batches(Pair(), (np.full((1, 3), n) for n in range(99)), data, grad_accum=4)
-    assert [int(next(batches)[0, 0]) for _ in range(2)] == [0, 1]
-    with pytest.raises(EndOfTextError, match="another process"):
-        next(batches)
-
-
-def test_the_launchers_words_are_its_own_and_the_rest_is_trainings():
-    config, rest = launch.parse(["nproc=4", "preset=10m", "restarts=0", "name=x"])
-    assert (config.nproc, config.restarts, rest) == (4, 0, ["preset=10m", "name=x"])
-    assert "--standalone" in launch.torchrun_options(config, "x")
-    with pytest.raises(UserError, match="no other machine reaches it"):
-        launch.main(["nnodes=2", "main=127.0.0.1", "preset=tiny", "train.grad_accum=2"])
-    with pytest.raises(UserError, match="several machines need main=HOST"):
-        launch.parse(["nnodes=2"])
-    with pytest.raises(UserError, match="whole number"):
-        launch.parse(["nproc=two"])
-
-
-def test_several_machines_meet_at_the_named_one():
-    config, _ = launch.parse(["nnodes=2", "main=127.0.0.1:4321"])
-    options = launch.torchrun_options(config, "mine")
-    assert options[options.index("--rdzv-endpoint") + 1] == "127.0.0.1:4321"
-    assert options[options.index("--local-addr") + 1] == "127.0.0.1"
-    assert options[options.index("--rdzv-conf") + 1] == "is_host=true"  # it is this machine
-    assert launch.is_here("127.0.0.1")
-
-
-def test_the_interface_of_an_address_is_found():
-    from train.distributed.ranks import interface_towards
-
-    assert interface_towards("127.0.0.1") in {name for _, name in socket.if_nameindex()}
-    assert interface_towards("no such host.invalid") is None
-
-
-def test_a_step_is_divided_evenly_or_not_at_all():
-    config = TrainConfig(max_steps=1, seq_len=8, micro_batch=12, grad_accum=6)
-    config.check_processes(3)
-    with pytest.raises(UserError, match=r"use train\.micro_batch=6 train\.grad_accum=12 \(the same batch\)"):
-        config.check_processes(4)
-    with pytest.raises(UserError, match=r"use train\.grad_accum=8"):
-        TrainConfig(max_steps=1, seq_len=8, micro_batch=1, grad_accum=6).check_processes(4)

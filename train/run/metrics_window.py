@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from train.step import StepResult
 
-
-class Window:
+class MetricsWindow:
     """Sums over steps. Its state is part of a checkpoint, so that a resumed run writes the same records."""
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
@@ -27,18 +25,21 @@ class Window:
             "norm": self._norm,
         }
 
-    def add(self, result: StepResult, seconds: float) -> None:
+    def add(self, *, loss: float, grad_norm: float, tokens: int, seconds: float, data_seconds: float) -> None:
+        """Add one step. ``seconds`` is its whole time, ``data_seconds`` the part of it that waited for batches."""
         self.steps += 1
-        self.tokens += result.tokens
+        self.tokens += tokens
         self.seconds += seconds
-        self.data_seconds += result.data_seconds
-        self._loss += result.loss
-        self._norm += result.grad_norm
+        self.data_seconds += data_seconds
+        self._loss += loss
+        self._norm += grad_norm
 
     @property
     def loss(self) -> float:
+        """Mean loss of the steps, nats per token."""
         return self._loss / self.steps
 
     @property
     def grad_norm(self) -> float:
+        """Mean L2 norm of the gradient before clipping."""
         return self._norm / self.steps

@@ -1,0 +1,25 @@
+"""Options that define a run may not change when it is resumed; those that an older version saved are understood.
+
+Damaged checkpoints: tests/slm/model/test_checkpoint.py. Whole runs: tests/train/test_resume.py.
+"""
+
+import pytest
+
+from data.errors import UserError
+from slm.configuration import load_config
+from train import autobatch
+from train.resolve import resolve
+from train.run.resume import check_unchanged
+
+
+def test_a_run_that_an_older_version_saved_may_go_on(tmp_path):
+    """Those saved what Hydra had composed: no defaults of other keys, ``name`` as it was given."""
+    words = ["preset=tiny", "data=local", "data.files=[a.txt]", "train.max_steps=5"]
+    older = load_config("train", words)
+    for key in ("mask_documents", "reshard", "kernels"):  # options that did not exist then
+        del older["train"][key]
+    assert older["name"] is None
+    assert "subset" not in older["data"]
+    check_unchanged(older, resolve([*words, "train.max_steps=9"], autobatch.choose_micro_batch), tmp_path)
+    with pytest.raises(UserError, match=r"train\.seq_len was 320, now 64"):
+        check_unchanged(older, resolve([*words, "train.seq_len=64"], autobatch.choose_micro_batch), tmp_path)

@@ -1,0 +1,49 @@
+"""One process at a time trains in a run's directory; others may see that it does."""
+
+import fcntl
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from data.errors import UserError
+from tests.helpers import REPOSITORY
+from train.run_lock import LOCK, is_locked, take_lock
+
+HOLD = (
+    "import pathlib, sys, time\nfrom train.run_lock import take_lock\n"
+    "lock = take_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+)
+
+
+def test_looking_at_a_lock_takes_nothing_from_anyone(tmp_path):
+    path = tmp_path / ".lock"
+    assert not is_locked(path)
+    with path.open("a+") as file:
+        assert not is_locked(path)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert is_locked(path)
+    assert not is_locked(path)
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone_however_it_ends(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    first = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        assert is_locked(tmp_path / LOCK)
+        with pytest.raises(
+            UserError, match=r"another process is training in .*: wait for it, stop it, or give this run"
+        ):
+            take_lock(tmp_path)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    assert not is_locked(tmp_path / LOCK)
+    lock = take_lock(tmp_path)
+    assert is_locked(tmp_path / LOCK)
+    lock.release()
+    assert not is_locked(tmp_path / LOCK)
+    assert (tmp_path / ".lock").exists()

@@ -1,0 +1,68 @@
+"""What makes a training process fit to be one of several: its exit code for torchrun, its folder, its silence.
+
+Tested in tests/train/test_distributed.py.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+
+from data.errors import UserError
+from data.stream.loader import EndOfTextError
+from train.distributed.launch_files import EXIT_FILE, in_use
+from train.distributed.ranks import LostPeerError, MainRankError, Ranks
+from train.guards import NonFiniteError
+
+
+def exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
+    """The exit code of ``run()``, made fit for torchrun, which restarts all processes after any code but 0.
+
+    A run that ended as it was asked to, or with a mistake that no restart can mend, leaves its code in a file for the
+    launcher and exits with 0; everything else keeps its code.
+    """
+    path = os.environ.get(EXIT_FILE)
+    if ranks.size == 1 and path is None:
+        return run()
+    try:
+        code = run()
+        ranks.close()
+    except MainRankError:
+        code = 2
+    except LostPeerError as error:
+        print(f"rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
+        code = 1
+    except UserError as error:
+        if ranks.main or not isinstance(error, (NonFiniteError, EndOfTextError)):  # every rank raises these
+            print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
+        code = 2
+    if path and code in (0, 2, 130, 143):
+        Path(path).write_text(str(code))
+        status = 0
+    else:
+        status = 0 if code in (130, 143) else code
+    if code in (1, 2) and ranks.size > 1:
+        # gloo's threads are still at work, and would abort an orderly end of the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+@contextmanager
+def rank_folder(ranks: Ranks, root: Path) -> Iterator[Path]:
+    """The run's directory on rank 0. Elsewhere a temporary folder, and standard output goes nowhere."""
+    with ExitStack() as stack:
+        launch = Path(path).parent if (path := os.environ.get(EXIT_FILE)) else None
+        if launch is not None:
+            stack.enter_context(in_use(launch))
+        if ranks.main:
+            yield root
+            return
+        # In the launcher's folder, which is removed even if this process is killed.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slm-rank-", dir=launch))
+        nowhere = stack.enter_context(Path(os.devnull).open("w"))
+        stack.enter_context(redirect_stdout(nowhere))
+        yield Path(folder)

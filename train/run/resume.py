@@ -1,0 +1,135 @@
+"""Where a run begins: the checkpoint it resumes from, and whether that belongs to the same run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.errors import UserError
+from slm.configuration import build, to_dict
+from slm.model import checkpoint
+from slm.runs import list_checkpoints
+from train.config import RunConfig, TrainConfig
+from train.environment import Environment
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run begins: at a verified checkpoint, or (``checkpoint`` None) at its first step."""
+
+    checkpoint: Path | None
+    tensors: dict[str, Any]
+    """Optimizer and random state by name, as the checkpoint holds them."""
+    state: dict[str, Any]
+    """The JSON part of the trainer's state."""
+
+
+def find_resume_point(resume: str, root: Path, log: Callable[[str], None]) -> ResumePoint:
+    """Where the run in ``root`` begins.
+
+    ``resume``: ``auto`` (the newest intact checkpoint), ``never``, or a checkpoint's path or name. ``log`` is called
+    with a line about every damaged checkpoint.
+    """
+    if resume == "never":
+        return ResumePoint(None, {}, {})
+    if resume != "auto":
+        return _load(_named(resume, root))
+    return newest_intact(root, log)
+
+
+def newest_intact(root: Path, log: Callable[[str], None]) -> ResumePoint:
+    """The newest intact checkpoint of a run. ``log`` is called with a line about every newer, damaged one."""
+    candidates = list_checkpoints(root)
+    for path in reversed(candidates):
+        try:
+            return _load(path)
+        except UserError as error:
+            log(f"warning: {error}; trying the one before")
+    if candidates:
+        raise UserError(f"every checkpoint in {root / 'checkpoints'} is damaged: start anew with resume=never")
+    return ResumePoint(None, {}, {})
+
+
+def _named(resume: str, root: Path) -> Path:
+    path = Path(resume)
+    for candidate in (path, root / "checkpoints" / resume):
+        if (candidate / "config.json").is_file():
+            return candidate
+    have = ", ".join(p.name for p in list_checkpoints(root)) or "none"
+    raise UserError(
+        f"resume={resume} is neither auto, never nor a checkpoint directory (checkpoints of {root}: {have})"
+    )
+
+
+def _load(path: Path) -> ResumePoint:
+    checkpoint.verify(path)
+    tensors, state = checkpoint.load_trainer_state(path)
+    return ResumePoint(path, tensors, state)
+
+
+FIXED_SECTIONS = ("model", "tokenizer", "data")
+FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
+FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision")
+"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit itself)."""
+
+
+def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> None:
+    """Refuse to resume where options that define the run differ from the ``saved`` ones, field by field.
+
+    A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
+    train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
+    """
+    saved, current = _with_defaults(saved), to_dict(config)
+    differences = []
+    for key in (*FIXED_SECTIONS, *FIXED_KEYS):
+        differences += _differences(_value(saved, key), _value(current, key), key)
+    old, new = ([_value(tree, f"train.{name}") for name in ("micro_batch", "grad_accum")] for tree in (saved, current))
+    if None not in (*old, *new) and old[0] * old[1] != new[0] * new[1]:
+        differences.append(
+            f"train.micro_batch x train.grad_accum was {old[0]} x {old[1]}, now {new[0]} x {new[1]} (their product "
+            "must stay)"
+        )
+    if differences:
+        raise UserError(
+            f"{root} was started with other settings: {'; '.join(differences)}. Give the same ones, "
+            "another name=, or resume=never (the old run is kept aside)"
+        )
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with the defaults of options that did not exist when it was saved."""
+    try:
+        return to_dict(build(RunConfig, config))
+    except UserError:  # saved by a version with other options: compared as it is
+        return config
+
+
+def _value(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _differences(old: Any, new: Any, where: str) -> list[str]:
+    if where in FREE_KEYS:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(set(old) | set(new))
+        return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{where}.{key}")]
+    return [] if old == new else [f"{where} was {old!r}, now {new!r}"]
+
+
+def rounding(environment: Environment, config: TrainConfig) -> dict[str, Any]:
+    """What decides how sums are rounded: where all of it is the same, a resumed run is the same to the bit."""
+    facts = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    facts |= {"threads": environment.threads, "precision": environment.precision, "compile": environment.compile}
+    facts["kernels"] = environment.kernels is not None
+    return facts | {"micro_batch": config.micro_batch, "gradient_checkpointing": config.gradient_checkpointing}
+
+
+def rounding_changes(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
+    """A line on what makes a resumed run differ in its last bits, or None."""
+    changed = [f"{key} was {saved[key]}, is {now}" for key, now in current.items() if saved.get(key, now) != now]
+    return f"{', '.join(changed)}: the run goes on, but not bit for bit" if changed else None
