@@ -34,9 +34,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_however_it_ends(tmp
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         assert is_locked(tmp_path / LOCK)
-        with pytest.raises(
-            UserError, match=r"another process is training in .*: wait for it, stop it, or give this run"
-        ):
+        with pytest.raises(UserError, match=r"another process is training in .*: wait for it, stop it, or give"):
             take_lock(tmp_path)
     finally:
         first.send_signal(signal.SIGKILL)
