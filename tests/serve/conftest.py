@@ -5,12 +5,6 @@ from tests.helpers.servers import running_server
 
 
 @pytest.fixture(scope="session")
-def tiny_gguf_module():
-    """tests/tiny_gguf.py, for models of other kinds than those below."""
-    return tiny_gguf
-
-
-@pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory):
     """A base model: no chat template."""
     return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")

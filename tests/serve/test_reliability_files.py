@@ -17,7 +17,7 @@ import gguf
 import httpx
 import pytest
 
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, tiny_gguf
 
 N_CASES = int(os.environ.get("SLM_GGUF_CASES", "200"))
 SEED = int(os.environ.get("SLM_GGUF_SEED", "0"))
@@ -26,8 +26,7 @@ SEED = int(os.environ.get("SLM_GGUF_SEED", "0"))
 def test_damaged_files_are_an_error_or_work(tmp_path, tiny_path):
     """List, 11: corrupt, truncated and oversized headers, tensors and weights: each file gives a message or works, in
     a second; llama.cpp aborts on none of them."""
-    script = Path(__file__).with_name("gguf_fuzz.py")
-    command = [sys.executable, str(script), str(tiny_path), str(N_CASES), str(SEED)]
+    command = [sys.executable, "-m", "tests.helpers.gguf_fuzz", str(tiny_path), str(N_CASES), str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, cwd=REPOSITORY, check=True)
     result = json.loads(done.stdout.splitlines()[-1])
     print(result)
@@ -140,11 +139,11 @@ def test_a_hostile_template_does_nothing(tmp_path, name):
     assert not marker.exists()
 
 
-def test_a_server_with_a_hostile_template(tmp_path, tiny_gguf_module, start_server):
+def test_a_server_with_a_hostile_template(tmp_path, start_server):
     """List, 13: over HTTP it is a 400 that says so; plain completions go on."""
     marker = tmp_path / "marker"
     template = f"{{% set x = 99999 ** 99999999 %}}{{{{ cycler.__init__.__globals__.os.system('touch {marker}') }}}}"
-    model = tiny_gguf_module.write(tmp_path / "hostile.gguf", chat_template=template)
+    model = tiny_gguf.write(tmp_path / "hostile.gguf", chat_template=template)
     with start_server(tmp_path / "log", model) as server:
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         for stream in (False, True):

@@ -1,9 +1,9 @@
 """Damages a GGUF file in many ways and lets an engine load each in a process of its own.
 
-    python tests/serve/gguf_fuzz.py FILE COUNT SEED
+    python -m tests.helpers.gguf_fuzz FILE COUNT SEED
 
 The last line is JSON: outcomes by kind, the slowest in seconds, and what was neither an error message nor a working
-load. Run by path, in a process that has loaded nothing else, since every case is a fork of it.
+load. It must run in a process that has loaded nothing else, since every case is a fork of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.helpers import REPOSITORY
-
 LIMIT_S = 20.0
 """After which a case is killed and counts as one that hangs."""
 EXTREMES = [0, 1, 2, 7, 31, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
@@ -35,13 +33,13 @@ TENSORS = re.compile(rb"(?:blk\.\d+\.)?[a-z_]+\.weight(?=[\x01-\x04]\x00\x00\x00
 
 def damaged(raw: bytes, header: int, rng: random.Random) -> tuple[bytes, str]:
     """The file after one to three changes of random kinds, and what they were."""
-    data, told = bytearray(raw), []
+    data, changes = bytearray(raw), []
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         kind = rng.choice(KINDS)
         # Earlier changes may have left nothing to change where this one would.
         with contextlib.suppress(struct.error, IndexError, ValueError):
-            told.append(f"{kind.__name__}{kind(data, header, rng) or ''}")
-    return bytes(data), ", ".join(told)
+            changes.append(f"{kind.__name__}{kind(data, header, rng) or ''}")
+    return bytes(data), ", ".join(changes)
 
 
 def flip(data, header, rng):
@@ -215,7 +213,7 @@ def main(path: str, count: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w+") as log:
         target = Path(folder) / "damaged.gguf"
         for i in range(seed, seed + count):
-            data, told = damaged(raw, header, random.Random(i))
+            data, changes = damaged(raw, header, random.Random(i))
             target.write_bytes(data)
             log.seek(0)
             log.truncate()
@@ -230,11 +228,10 @@ def main(path: str, count: int, seed: int) -> None:
             slowest = max(slowest, took)
             if kind not in ("works", "error") or took > 5:
                 log.seek(0)
-                said = [line for line in log.read().splitlines() if "ASSERT" in line or "rror" in line]
-                faults.append(f"case {i}: {kind} after {took:.1f} s: {told}: {''.join(said[-1:])[-200:]}")
+                messages = [line for line in log.read().splitlines() if "ASSERT" in line or "rror" in line]
+                faults.append(f"case {i}: {kind} after {took:.1f} s: {changes}: {''.join(messages[-1:])[-200:]}")
     print(json.dumps({"cases": count, "outcomes": dict(kinds), "slowest_s": round(slowest, 2), "faults": faults}))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPOSITORY))
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
