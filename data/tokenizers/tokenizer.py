@@ -58,7 +58,7 @@ class Tokenizer:
         if self.eot_token not in vocab:
             raise UserError(
                 f"{name} has no token {self.eot_token!r}: set tokenizer.eot_token to one of its special tokens "
-                f"({', '.join(self.special_names()) or 'it has none'})"
+                f"({', '.join(self._special_names()) or 'it has none'})"
             )
         self.eot_id: int = vocab[self.eot_token]
         """Id of the token that ends a document."""
@@ -90,7 +90,7 @@ class Tokenizer:
                 return candidate
         raise UserError(
             f"{self.name} does not say which token ends a document: set tokenizer.eot_token to one of "
-            f"{', '.join(self.special_names()) or 'its tokens'}"
+            f"{', '.join(self._special_names()) or 'its tokens'}"
         )
 
     def encode(self, text: str) -> list[int]:

@@ -77,7 +77,7 @@ def test_a_list_of_merges_in_another_order_is_left_to_tokenizers():
     files = plain.files | {"tokenizer.json": json.dumps(spec).encode()}
     odd = Tokenizer(files, name="odd")
     assert odd.encode("abc") == [257, vocab["c"]]
-    assert mergeable_ranks(odd._spec, odd.special_ids) is None
+    assert mergeable_ranks(odd.spec, odd.special_ids) is None
     assert list(make_encode(odd)("abc")) == odd.encode("abc")
 
 
@@ -91,8 +91,8 @@ def test_a_list_of_merges_in_another_order_is_left_to_tokenizers():
     ],
 )
 def test_other_pipelines_are_left_to_tokenizers(tokenizer, change):
-    assert mergeable_ranks(tokenizer._spec, tokenizer.special_ids) is not None
-    assert mergeable_ranks(tokenizer._spec | change, tokenizer.special_ids) is None
+    assert mergeable_ranks(tokenizer.spec, tokenizer.special_ids) is not None
+    assert mergeable_ranks(tokenizer.spec | change, tokenizer.special_ids) is None
 
 
 def test_gpt2_on_books(shared_data, monkeypatch):
