@@ -1,7 +1,7 @@
-"""Threads, batch sizes and slots that suit this machine, where the configuration leaves them open.
+"""Chooses the threads, batch sizes and slots that the configuration leaves open.
 
-Threads and batch sizes are measured once per model file and machine, in a process of its own (`python -m
-serve.pool.autotune` reads a job as JSON from stdin), and kept under the cache folder. Slots follow from memory.
+Threads and batch sizes are measured once per model file and machine and kept in the cache folder. A process of its own
+measures (``python -m serve.pool.autotune`` reads a job as JSON from stdin). Slots follow from the free memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -27,25 +28,25 @@ from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
 
 MOST_SLOTS = 16
-"""More sequences at once still raise the throughput, but their cache must be cleared at the start: a second per
-gigabyte or two."""
+"""More sequences at once would still raise the throughput. But the engine clears their cache when it starts, and that
+takes a second for every gigabyte or two."""
 _SLOT_MEMORY = 1 << 30
 _SLOT_PART = 8
-"""Caches take no more than an eighth of the memory that is free, and a gigabyte."""
+"""All caches together take at most a gigabyte, and at most an eighth of the free memory."""
 FEWEST_PARAMS = 20_000_000
-"""Smaller models are fast enough with any of it."""
+"""Smaller models are fast with any choice."""
 _STEP_S = 0.3
-"""How long a step with a piece of a prompt may hold up the streams beside it."""
-_WORTH = 1.04
-"""How much faster another choice must be than the default one: below is noise."""
+"""How long a step with a prefill chunk may hold up the sequences that are being decoded."""
+_CLEARLY_FASTER = 1.04
+"""Ratio to the default choice. Smaller differences are noise."""
 _UBATCHES = (512, 256, 128)
 _MEASURE_S = 60
-"""A machine that takes longer is busy with something else."""
+"""A machine that takes longer is busy with other work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What was chosen."""
+    """A choice; the defaults are the engine's own."""
 
     threads: int
     batch: int = EngineConfig.batch
@@ -54,26 +55,29 @@ class Tuned:
 
 
 def untuned() -> Tuned:
-    """What is chosen without measuring."""
+    """The choice without a measurement."""
     return Tuned(threads=compute_threads())
 
 
 def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
-    """How many caches of one context fit into the memory that is meant for them: 1 to ``MOST_SLOTS``."""
+    """How many KV caches of ``context`` tokens fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
     room = min(_SLOT_MEMORY, available_bytes() // _SLOT_PART)
     return max(1, min(MOST_SLOTS, int(room // max(1, facts.kv_bytes(kv_type) * context))))
 
 
 def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: int = 0) -> Tuned:
-    """The cached choice for a model file here; measures it where there is none, which takes some seconds and a line
-    on the terminal. Falls back to ``untuned`` when that is not possible."""
+    """The choice for a model file on this machine.
+
+    It is read from the cache, or else measured, which takes some seconds and prints a line. Small models and ``mode``
+    "off" get ``untuned()``, and so does a machine that cannot be measured. "force" measures again.
+    """
     if mode == "off" or (mode == "auto" and facts.n_params < FEWEST_PARAMS):
         return untuned()
     record = _cache_file(path, n_gpu_layers)
     if mode == "auto" and (known := _read(record)) is not None:
         return known
     print(f"tuning   measuring threads and batch sizes for {path.name}, once", flush=True)
-    job = {"model": str(path), "n_gpu_layers": n_gpu_layers}
+    job = {"model": str(path.resolve()), "n_gpu_layers": n_gpu_layers}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "serve.pool.autotune"],
@@ -81,7 +85,7 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
             capture_output=True,
             timeout=_MEASURE_S,
             check=True,
-            cwd=Path(__file__).resolve().parents[1],
+            cwd=Path(__file__).resolve().parents[2],
         )
         chosen = Tuned(**json.loads(done.stdout))
     except (subprocess.SubprocessError, OSError, ValueError, TypeError):
@@ -90,7 +94,7 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
         record.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_json(record, asdict(chosen))
     except OSError:
-        pass  # measured again the next time
+        pass  # it is measured again the next time
     return chosen
 
 
@@ -116,7 +120,7 @@ def _read(record: Path) -> Tuned | None:
 
 
 def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
-    """Runs the model with each choice, in turn, and takes the fastest; the default where they are alike."""
+    """Runs the model with each choice in turn and returns the fastest, or the default where none is clearly faster."""
     from slm.llama.context import Batch, Context
     from slm.llama.model import Model
 
@@ -124,7 +128,7 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
     with Model(path, n_gpu_layers=n_gpu_layers) as model:
 
         def timed(choice: Tuned, n_prompt: int, n_steps: int, width: int) -> tuple[float, float]:
-            """Seconds per prompt token, and per step of ``width`` sequences."""
+            """Seconds per prompt token, and per decode step of ``width`` sequences."""
             n_prompt = min(n_prompt, model.n_ctx_train - 1)
             with Context(
                 model,
@@ -155,13 +159,13 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
                     steps.append(time.perf_counter() - began)
                 return min(times) / n_prompt, median(steps) if steps else 0.0
 
-        # A slow model is measured on less, so that it takes seconds all the same.
+        # A slow model gets fewer tokens, so that measuring it takes seconds, too.
         probe, _ = timed(default, 32, 0, 1)
         n_prompt = int(max(32, min(512, 0.5 / probe)))
         n_steps = int(max(4, min(32, 0.1 / probe)))
 
         def seconds(choice: Tuned) -> float:
-            """Of a request: 100 tokens of prompt and 100 of reply, alone and in company."""
+            """Per token of a request: prefill, a decode step alone, and its share of a step with three others."""
             single, many = timed(choice, n_prompt, n_steps, 1), timed(choice, min(n_prompt, 64), n_steps, 4)
             return single[0] + single[1] + many[1] / 4
 
@@ -174,25 +178,24 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
 
 
 def _thread_counts(default: int) -> list[int]:
-    """What may be better than a thread per core: half of them, one left for everything else, and two per core, where
-    a core counts twice."""
+    """What may be better than a thread per physical core: half as many, one fewer, and all logical cores."""
     return sorted({default // 2, default - 1, n_threads()} - {0, default}, reverse=True)
 
 
 def _chunk(seconds_per_token: float) -> int:
-    """Prompt tokens of a step that other streams wait for: a power of two from 32 to 256."""
+    """Prompt tokens of a step that other sequences wait for: a power of two from 32 to 256."""
     n = 256
     while n > 32 and n * seconds_per_token > _STEP_S:
         n //= 2
     return n
 
 
-def _fastest(choices: list[Tuned], seconds) -> Tuned:
-    """The first, unless another is clearly faster. Measured in turn, so that what else runs here hits all alike."""
+def _fastest(choices: list[Tuned], seconds: Callable[[Tuned], float]) -> Tuned:
+    """The first, unless another is clearly faster. They are measured in turn, so that other work slows all alike."""
     rounds = [[seconds(choice) for choice in choices] for _ in range(2)]
     times = [min(each) for each in zip(*rounds, strict=True)]
     best = min(range(len(choices)), key=times.__getitem__)
-    return choices[best] if times[0] > _WORTH * times[best] else choices[0]
+    return choices[best] if times[0] > _CLEARLY_FASTER * times[best] else choices[0]
 
 
 def main() -> None:

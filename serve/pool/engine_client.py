@@ -22,6 +22,7 @@ from serve.engine.messages import (
     Embeddings,
     Event,
     Failure,
+    FailureCode,
     Generate,
     ModelInfo,
     PrefillDone,
@@ -141,7 +142,7 @@ class EngineClient:
         self.counters.preempted += self.stats.preempted
         self.stats = Stats()
 
-    def _fail_all(self, code: str, message: str) -> None:
+    def _fail_all(self, code: FailureCode, message: str) -> None:
         for sequence_id, stream in self._streams.items():
             stream.put(Failure(id=sequence_id, code=code, message=message))
             self.counters.finished[code] += 1
@@ -206,9 +207,10 @@ class EngineClient:
         elif isinstance(event, Failure) or event.finish:
             del self._streams[key]
             self._times.pop(key, None)
-            reason = event.code if isinstance(event, Failure) else event.finish
-            self.counters.finished[reason] += 1
-            if isinstance(event, Delta):
+            if isinstance(event, Failure):
+                self.counters.finished[event.code] += 1
+            elif event.finish:
+                self.counters.finished[event.finish] += 1
                 self.counters.completion_tokens += event.completion_tokens
                 self.counters.drafted_tokens += event.drafted_tokens
                 self.counters.accepted_tokens += event.accepted_tokens

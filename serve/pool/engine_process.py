@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from serve.engine.config import EngineConfig
 from serve.engine.engine_main import run_engine
@@ -51,7 +52,8 @@ class EngineProcess:
         on_events: Callable[[EngineProcess, list[Event]], None],
         on_end: Callable[[EngineProcess], None],
     ) -> None:
-        context = multiprocessing.get_context("forkserver" if _preloading else "spawn")
+        context: ForkServerContext | SpawnContext
+        context = multiprocessing.get_context("forkserver") if _preloading else multiprocessing.get_context("spawn")
         commands_out, self._command_pipe = context.Pipe(duplex=False)
         self._event_pipe, events_in = context.Pipe(duplex=False)
         self._process = context.Process(

@@ -1,4 +1,4 @@
-"""How much memory a model will take, told before it is loaded, and how much this machine can give."""
+"""How much memory a model takes, estimated from its file before it is loaded, and how much models may take."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from slm.machine.memory import available_bytes
 
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 _PROCESS = 56 << 20
-"""Python, NumPy and llama.cpp without a model (measured: 44 MiB), and what grows in work."""
+"""Python, NumPy and llama.cpp without a model (measured: 44 MiB), and what they allocate while they work."""
 _EMBEDDING_BATCH = 128
+"""Tokens of one batch in the context that computes embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a file's header tells of the model."""
+    """What the header of a GGUF file says about the model."""
 
     architecture: str
     n_params: int
@@ -30,15 +31,15 @@ class ModelFacts:
     n_ctx_train: int
     has_template: bool
     kv_values: int
-    """Numbers that the KV cache keeps of one token."""
+    """Numbers that the KV cache stores for one token."""
     file_bytes: int
 
     def context(self, wanted: int) -> int:
-        """Most tokens of one sequence; ``wanted``: as configured, 0 for the default."""
+        """Most tokens of one sequence, where ``wanted`` are configured (0: the default)."""
         return wanted or min(self.n_ctx_train, DEFAULT_CONTEXT)
 
     def kv_bytes(self, kv_type: KvType) -> float:
-        """Of one token in the cache."""
+        """Bytes of one token in the cache."""
         return self.kv_values * _KV_BYTES[kv_type]
 
 
@@ -54,7 +55,7 @@ def read_facts(path: Path) -> ModelFacts:
     n_embd, n_heads = number("embedding_length", 0), max(number("attention.head_count", 1), 1)
     head_dim = n_embd // n_heads
     per_head = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
-    # Where the count differs by layer it is an array, which the header's reader skips: all heads, then.
+    # Where the count differs by layer it is an array, which the header's reader skips: count all heads then.
     n_kv_heads = number("attention.head_count_kv", n_heads)
     return ModelFacts(
         architecture=architecture,
@@ -82,13 +83,16 @@ def _n_vocab(header: GgufHeader, default: int) -> int:
 
 
 def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | None = None) -> int:
-    """Memory of an engine: the files' pages, the KV caches, room for one batch's logits, the small context that
-    embeddings need, and the process. An estimate from above; measured, 2 to 14 % more than is used."""
+    """Memory of an engine, by estimate: 2 to 14 % more than was measured.
+
+    It counts the files' pages, the KV caches, the logits of one batch, the small context that computes embeddings,
+    and the process. ``draft`` are the facts of the draft model.
+    """
     context = facts.context(config.context)
     cells = max(config.kv_tokens, context) if config.kv_tokens else config.slots * context
     logits = 4 * facts.n_vocab * min(config.ubatch, config.batch)
     embeddings = facts.kv_values * 2 * (context + _EMBEDDING_BATCH) + 8 * facts.n_vocab * _EMBEDDING_BATCH
-    total = _PROCESS + logits + embeddings
+    total: float = _PROCESS + logits + embeddings
     for each in (facts, draft):
         if each is not None:
             total += each.file_bytes + each.kv_bytes(config.kv_type) * cells
@@ -96,8 +100,11 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
 
 
 def fewer_slots(facts: ModelFacts, config: EngineConfig, *, budget: int, n_models: int) -> EngineConfig:
-    """The configuration with as many slots, at most those that it has, as let all models stay loaded together, if that
-    is possible with four; else as let this one be loaded at all, if that is possible."""
+    """The configuration with its slots halved until the memory suffices.
+
+    With more than four slots, a model may take its share of the budget, so that all can stay loaded together. With
+    four or fewer it may take the whole budget, and the models are loaded one after the other.
+    """
     draft = read_facts(config.draft_model) if config.draft_model else None
     while (config.slots > 4 and needed_bytes(facts, config, draft) > budget // n_models) or (
         config.slots > 1 and needed_bytes(facts, config, draft) > budget

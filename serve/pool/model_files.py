@@ -1,4 +1,4 @@
-"""Which GGUF files ``model=`` and ``serve.models=`` mean."""
+"""From the words of ``model=`` and ``serve.models=`` to GGUF files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PREFERRED = ("q4_k_m", "q8_0")
 
 
 def resolve_model(model: str) -> tuple[Path, str | None]:
-    """The GGUF file for a .gguf path, a run directory or a model directory with a gguf/ folder, and a line
-    that says which was picked out of several (None where there was no choice).
+    """The GGUF file of a .gguf path, a run directory, or a model directory with a gguf/ folder.
 
-    Raises ``UserError`` with what to do where there is none.
+    The second value is a line that names the file picked out of several, None where there was one only. Raises
+    ``UserError``, which says what to do, where there is no file.
     """
     path = Path(model).expanduser()
     if path.is_file():
@@ -49,35 +49,36 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
 
 
 def named_models(model: str | None, name: str | None, models: list[str]) -> tuple[dict[str, Path], list[str]]:
-    """Files by name, the default first: ``model`` (called ``name``), then those of ``models``, each a path or
-    ``NAME=PATH``; and a line for each that was picked out of several.
+    """Files by the model's name, the default model first.
 
-    Raises ``UserError`` for a path that names no model, a bad name, or one that two models would have.
+    The default is ``model`` (with the name ``name``, where given). Those of ``models`` follow, each a path or
+    ``NAME=PATH``. The second value has a line for each file that was picked out of several. Raises ``UserError`` for a
+    path without a model, a name with other characters than it may have, and a name that two models would have.
     """
     if name and not model:
         raise UserError(f"serve.name is the name of model=; give it in the list: serve.models=[{name}=PATH]")
-    given = [(name, model)] if model else []
+    given: list[tuple[str | None, str]] = [(name, model)] if model else []
     for word in models:
         if "=" in word and not os.path.exists(os.path.expanduser(word)):
-            own, _, rest = word.partition("=")
-            given.append((own.strip(), rest.strip()))
+            given_name, _, rest = word.partition("=")
+            given.append((given_name.strip(), rest.strip()))
         else:
             given.append((None, word))
     found: dict[str, Path] = {}
     notes = []
-    for own, word in given:
-        if own is not None and (not _NAME.fullmatch(own) or own == "default"):
-            raise UserError(f"{own[:100]!r} cannot be a model's name; use letters, digits and . _ - : + @ /")
+    for chosen_name, word in given:
+        if chosen_name is not None and (not _NAME.fullmatch(chosen_name) or chosen_name == "default"):
+            raise UserError(f"{chosen_name[:100]!r} cannot be a model's name; use letters, digits and . _ - : + @ /")
         path, note = resolve_model(word)
-        called = own or path.stem
-        if called in found:
-            if found[called] == path:
+        unique = chosen_name or path.stem
+        if unique in found:
+            if found[unique] == path:
                 continue
             raise UserError(
-                f"two models are called {called} ({found[called]} and {path}); give one of them another name: "
+                f"two models are called {unique} ({found[unique]} and {path}); give one of them another name: "
                 f"serve.models=[NAME={path}]"
             )
-        found[called] = path
+        found[unique] = path
         if note:
             notes.append(note)
     return found, notes

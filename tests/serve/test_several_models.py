@@ -12,12 +12,9 @@ import httpx
 import openai
 import pytest
 
-from data.errors import UserError
 from serve.engine.config import EngineConfig
 from serve.engine.engine_main import PROCESS_NAME
-from serve.pool.memory_plan import budget_bytes, fewer_slots, needed_bytes, read_facts
-from serve.pool.model_files import named_models
-from slm.machine.memory import available_bytes
+from serve.pool.memory_plan import needed_bytes, read_facts
 
 GIB = 2**30
 
@@ -63,80 +60,6 @@ def engines(server):
 
 
 # -- names and memory ---------------------------------------------------------------------------------------------
-
-
-def test_names(tiny_path, chat_path, tmp_path):
-    def names(*given):
-        return named_models(*given)[0]
-
-    assert names(str(tiny_path), None, []) == {"tiny": tiny_path}
-    assert names(str(tiny_path), "mine", [str(chat_path)]) == {"mine": tiny_path, "tiny-chat": chat_path}
-    assert list(names(None, None, [f"b={chat_path}", str(tiny_path)])) == ["b", "tiny"]
-    assert names(str(tiny_path), None, [str(tiny_path)]) == {"tiny": tiny_path}
-    other = tmp_path / "tiny.gguf"
-    shutil.copy(tiny_path, other)
-    with pytest.raises(UserError, match="two models are called tiny"):
-        names(str(tiny_path), None, [str(other)])
-    assert list(names(str(tiny_path), None, [f"other={other}"])) == ["tiny", "other"]
-    # A path may hold the sign itself.
-    odd = tmp_path / "a=b.gguf"
-    shutil.copy(tiny_path, odd)
-    assert names(None, None, [str(odd)]) == {"a=b": odd}
-    for bad in ("default", "a b", "", "-x" * 200):
-        with pytest.raises(UserError, match="cannot be a model's name"):
-            names(None, None, [f"{bad}={tiny_path}"])
-    with pytest.raises(UserError, match="does not exist"):
-        names(str(tiny_path), None, ["nowhere.gguf"])
-    with pytest.raises(UserError, match=r"serve\.models=\[mine=PATH\]"):
-        names(None, "mine", [str(tiny_path)])
-
-
-def test_the_estimate_covers_what_an_engine_takes(slow_path):
-    """Resident memory of an engine with full slots and an embedding; mapped libraries count, too."""
-    code = (
-        "import sys, psutil\n"
-        "from pathlib import Path\n"
-        "from serve.engine.config import EngineConfig\n"
-        "from serve.engine.engine import Engine\n"
-        "from serve.engine.messages import Embed, Generate\n"
-        "e = Engine(EngineConfig(model_path=Path(sys.argv[1]), threads=1, slots=4, context=2048))\n"
-        "for i in range(4): e.handle(Generate(id=str(i), prompt=tuple([7] * 1900), max_tokens=2))\n"
-        "while e.busy: e.step()\n"
-        "e.handle(Embed(id='e', inputs=(tuple([7] * 600),)))\n"
-        "while e.busy: e.step()\n"
-        "print(psutil.Process().memory_info().rss)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(slow_path)], capture_output=True, text=True, check=True)
-    used = int(done.stdout)
-    estimate = needed_bytes(read_facts(slow_path), config(slow_path, slots=4, context=2048))
-    assert 0.9 * used < estimate < 1.5 * used
-    kv_of_a_slot = 2048 * 12 * 2 * 128 * 2
-    one = needed_bytes(read_facts(slow_path), config(slow_path, slots=1, context=2048))
-    assert estimate - one == 3 * kv_of_a_slot
-    wide = needed_bytes(read_facts(slow_path), config(slow_path, slots=4, context=2048, kv_type="f32"))
-    assert wide - estimate == 4 * kv_of_a_slot
-
-
-def test_the_budget():
-    assert budget_bytes(1.5) == 3 * GIB // 2
-    assert 0 < budget_bytes(0) <= available_bytes()
-
-
-def test_slots_that_nobody_chose_follow_the_budget(slow_path):
-    facts = read_facts(slow_path)
-
-    def slots(budget, n_models=2):
-        return fewer_slots(facts, config(slow_path, slots=16), budget=budget, n_models=n_models).slots
-
-    def need(n):
-        return needed_bytes(facts, config(slow_path, slots=n))
-
-    assert slots(2 * need(16)) == 16
-    assert slots(2 * need(16) - 2) == 8
-    # Rather one after the other than with fewer than four.
-    assert slots(need(4)) == 4
-    assert slots(need(4) - 1) == 2
-    assert slots(1) == 1
 
 
 def test_the_header_says_what_the_engine_would(server, tiny_path):

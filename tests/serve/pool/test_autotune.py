@@ -1,6 +1,7 @@
 import json
 import subprocess
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,25 @@ def test_measuring_gives_a_choice_that_runs(tiny_path, cache):
     assert 32 <= chosen.prefill_chunk <= 256
     (record,) = cache.glob("*.json")
     assert json.loads(record.read_text()) == asdict(chosen)
+
+
+def test_a_path_may_be_relative(tiny_path, cache, monkeypatch):
+    monkeypatch.chdir(tiny_path.parent)
+    autotune.tuned_for(Path(tiny_path.name), read_facts(tiny_path), "force")
+    assert len(list(cache.glob("*.json"))) == 1, "it was measured"
+
+
+def test_this_code_measures(tiny_path, cache, monkeypatch):
+    """Not that of another copy of the package which happens to be installed."""
+    seen = {}
+
+    def run(command, *, cwd, **_):
+        seen["module"] = cwd.joinpath(*command[-1].split("."))
+        raise OSError
+
+    monkeypatch.setattr(autotune.subprocess, "run", run)
+    autotune.tuned_for(tiny_path, read_facts(tiny_path), "force")
+    assert seen["module"].with_suffix(".py").samefile(autotune.__file__)
 
 
 def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, monkeypatch):

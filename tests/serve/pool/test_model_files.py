@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from data.errors import UserError
-from serve.pool.model_files import resolve_model
+from serve.pool.model_files import named_models, resolve_model
 
 
 @pytest.fixture
@@ -47,3 +47,29 @@ def test_nothing_to_serve(run, tmp_path):
         resolve_model(str(run))
     with pytest.raises(UserError, match="does not exist"):
         resolve_model(str(tmp_path / "nowhere"))
+
+
+def test_names(tiny_path, chat_path, tmp_path):
+    def names(*given):
+        return named_models(*given)[0]
+
+    assert names(str(tiny_path), None, []) == {"tiny": tiny_path}
+    assert names(str(tiny_path), "mine", [str(chat_path)]) == {"mine": tiny_path, "tiny-chat": chat_path}
+    assert list(names(None, None, [f"b={chat_path}", str(tiny_path)])) == ["b", "tiny"]
+    assert names(str(tiny_path), None, [str(tiny_path)]) == {"tiny": tiny_path}
+    other = tmp_path / "tiny.gguf"
+    shutil.copy(tiny_path, other)
+    with pytest.raises(UserError, match="two models are called tiny"):
+        names(str(tiny_path), None, [str(other)])
+    assert list(names(str(tiny_path), None, [f"other={other}"])) == ["tiny", "other"]
+    # A path may hold the sign itself.
+    odd = tmp_path / "a=b.gguf"
+    shutil.copy(tiny_path, odd)
+    assert names(None, None, [str(odd)]) == {"a=b": odd}
+    for bad in ("default", "a b", "", "-x" * 200):
+        with pytest.raises(UserError, match="cannot be a model's name"):
+            names(None, None, [f"{bad}={tiny_path}"])
+    with pytest.raises(UserError, match="does not exist"):
+        names(str(tiny_path), None, ["nowhere.gguf"])
+    with pytest.raises(UserError, match=r"serve\.models=\[mine=PATH\]"):
+        names(None, "mine", [str(tiny_path)])
