@@ -1,7 +1,4 @@
-"""API keys: requests without a valid bearer token are refused.
-
-Tested in tests/serve/test_reliability_keys.py, tests/serve/test_server.py.
-"""
+"""API keys: requests without a valid bearer token are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The application: routes, keys, errors in OpenAI's form, and the access log around them.
 
-Tested in tests/serve/test_server.py, tests/serve/test_reliability_keys.py, tests/serve/test_several_models.py.
+Tested in tests/serve/test_server.py, tests/serve/api/test_api_keys.py, tests/serve/test_several_models.py.
 """
 
 from __future__ import annotations

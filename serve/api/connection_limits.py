@@ -1,8 +1,6 @@
 """Limits on connections: slow request heads, clients that stop reading, and the number of open connections.
 
 uvicorn has no limits in these places. Bodies have theirs in ``request_body.py``, streams in ``server_sent_events.py``.
-
-Tested in tests/serve/test_reliability_wire.py.
 """
 
 from __future__ import annotations

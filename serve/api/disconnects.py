@@ -1,7 +1,4 @@
-"""Work for a client stops when the client disconnects.
-
-Tested in tests/serve/api/test_access_log.py, tests/serve/test_several_models.py, tests/serve/test_life.py.
-"""
+"""Work for a client stops when the client disconnects."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reading a request's body, with limits on its size and its time.
-
-Tested in tests/serve/test_reliability_wire.py, tests/serve/test_server.py.
-"""
+"""Reading a request's body, with limits on its size and its time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Server-sent events: their encoding, and the HTTP response that streams them.
-
-Tested in tests/serve/test_server.py, tests/serve/test_reliability_wire.py.
-"""
+"""Server-sent events: their encoding, and the HTTP response that streams them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The colours are those of the training report: ``slm/web/colors.css``.
 
-Tested in tests/browser/test_page.py, tests/browser/test_docs.py, tests/serve/test_reliability_keys.py.
+Tested in tests/browser/test_page.py, tests/browser/test_docs.py, tests/serve/api/test_api_keys.py.
 """
 
 from __future__ import annotations

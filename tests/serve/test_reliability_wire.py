@@ -1,4 +1,4 @@
-"""Bad bytes, bad bodies, bad values, slow ends and crowds of connections, against a real server over real sockets.
+"""Bad bytes, bad bodies and bad values, against a real server over real sockets.
 
 The numbers are those of the project's list of what a server must survive (docs/results/serving-reliability.md).
 """
@@ -10,56 +10,16 @@ import socket
 import time
 
 import httpx
-import psutil
 import pytest
 
 from serve.__main__ import _listen
+from tests.helpers.sockets import PATIENCE_S, connection, everything, is_well
 
 GENERATION = {
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
 }
-PATIENCE_S = 20
-"""For an answer on a busy machine; the limits under test are far below."""
-
-
-def address(server) -> tuple[str, int]:
-    host, port = server.url.removeprefix("http://").split(":")
-    return host, int(port)
-
-
-@contextlib.contextmanager
-def connection(server, **options):
-    with contextlib.closing(socket.socket()) as raw:
-        for name, value in options.items():
-            raw.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        raw.settimeout(PATIENCE_S)
-        raw.connect(address(server))
-        yield raw
-
-
-def everything(raw: socket.socket) -> bytes:
-    """What comes until the other side closes."""
-    parts = []
-    with contextlib.suppress(ConnectionResetError):
-        while part := raw.recv(1 << 16):
-            parts.append(part)
-    return b"".join(parts)
-
-
-def health_s(server) -> float:
-    began = time.perf_counter()
-    assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
-    return time.perf_counter() - began
-
-
-def is_well(server) -> None:
-    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
-    metrics = server.metrics()
-    assert sum(value for name, value in metrics.items() if name.startswith("slm_engine_restarts_total")) == 0
-    assert sum(value for name, value in metrics.items() if name.startswith("slm_sequences_in_flight")) == 0
-    assert "Traceback" not in server.log.read_text()
 
 
 def test_no_piece_of_an_answer_waits_for_an_acknowledgment():
@@ -175,19 +135,6 @@ def test_a_big_wrong_body_is_refused_quickly(server, name):
     is_well(server)
 
 
-def test_a_body_over_the_limit_is_told_and_not_torn_off(server):
-    """List, 14: 413, also for a client that sends all before it reads; one that asks first sends nothing."""
-    url = server.url + "/v1/completions"
-    for body in (b" " * (12 << 20), (b" " * (1 << 20) for _ in range(12))):
-        answer = httpx.post(url, content=body, timeout=PATIENCE_S)
-        assert answer.status_code == 413
-        assert answer.json()["error"]["code"] == "body_too_large"
-    with connection(server) as raw:
-        raw.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n")
-        assert everything(raw).startswith(b"HTTP/1.1 413 ")
-    is_well(server)
-
-
 @pytest.mark.parametrize("path", GENERATION)
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"null", b"1", b"\xff\xfe", b'{"a":NaN}', b"[" * 100_000])
 def test_what_is_no_json_object(server, path, raw):
@@ -256,97 +203,3 @@ def test_a_prompt_over_the_context_is_a_400_also_when_streaming(server, path, st
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     is_well(server)
-
-
-# -- 20: slow ends and crowds ---------------------------------------------------------------------------------
-
-
-def test_a_head_that_comes_slowly_is_cut_off(tmp_path, tiny_path, start_server):
-    """List, 20: a byte of a head now and then does not hold a connection, on the first request or a later one."""
-    with start_server(tmp_path / "log", tiny_path, "serve.body_timeout_s=1") as server:
-        for before in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
-            with connection(server) as raw:
-                raw.sendall(before)
-                if before:
-                    assert b" 200 " in raw.recv(4096)
-                began = time.perf_counter()
-                with contextlib.suppress(ConnectionError):
-                    for byte in b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1000:
-                        raw.sendall(bytes([byte]))
-                        time.sleep(0.05)
-                assert time.perf_counter() - began < 20  # of 50 s
-        is_well(server)
-
-
-def test_a_silent_connection_is_closed(tmp_path, tiny_path, start_server):
-    """List, 20: also one that never says a word."""
-    with start_server(tmp_path / "log", tiny_path, "serve.body_timeout_s=0.5") as server, connection(server) as raw:
-        assert everything(raw) == b""
-        is_well(server)
-
-
-def n_connections(server) -> int:
-    port = address(server)[1]
-    found = psutil.Process(server.process.pid).net_connections("tcp")
-    return sum(1 for each in found if each.laddr.port == port and each.raddr)
-
-
-def test_a_reader_of_a_long_answer_who_stops_is_given_up(tmp_path, tiny_path, start_server):
-    """List, 20: an answer of megabytes does not wait in memory for a reader that takes nothing."""
-    with start_server(tmp_path / "log", tiny_path, "serve.write_timeout_s=0.5") as server:
-        body = json.dumps({"content": "a" * (4_000_000)}).encode()
-        with connection(server, SO_RCVBUF=4096) as raw:
-            raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            assert raw.recv(10)
-            assert server.wait(lambda: n_connections(server) == 0, PATIENCE_S) < 10
-            assert len(everything(raw)) < 8_000_000
-        # One that reads slowly but reads gets all of it.
-        with connection(server, SO_RCVBUF=65536) as raw:
-            raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
-            raw.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            n = 0
-            while part := raw.recv(1 << 19):
-                n += len(part)
-                time.sleep(0.01)
-            assert n > 12_000_000
-        is_well(server)
-
-
-def test_a_reader_of_a_stream_who_stops_is_given_up(tmp_path, slow_path, start_server):
-    """List, 20: a stream whose reader takes nothing ends, and its slot is free, long before its last token."""
-    words = ("serve.write_timeout_s=0.5", "serve.slots=4")
-    with start_server(tmp_path / "log", slow_path, *words) as server, connection(server, SO_RCVBUF=4096) as raw:
-        # 6 KB a step, so that it is soon more than the kernel holds for the reader.
-        ask = {"messages": [{"role": "user", "content": "x"}], "n": 4, "stream": True, "ignore_eos": True}
-        body = json.dumps(ask | {"logprobs": True, "top_logprobs": 20}).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-        raw.sendall(head + body)
-        assert b" 200 " in raw.recv(100)
-        server.wait(lambda: server.metrics()["slm_sequences_running"] == 4)
-        server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 0, 120)
-        assert server.metrics()['slm_sequences_ended_total{reason="canceled"}'] == 4
-        is_well(server)
-
-
-def test_hundreds_of_idle_connections_cost_nothing(tmp_path, tiny_path, start_server):
-    """List, 20: with 600 silent connections the server answers as before; then they are closed."""
-    with start_server(tmp_path / "log", tiny_path, "serve.body_timeout_s=5") as server, contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connection(server)) for _ in range(600)]
-        for _ in range(5):
-            assert health_s(server) < 1
-        is_well(server)
-        assert all(everything(raw) == b"" for raw in silent)
-        assert n_connections(server) < 10
-
-
-def test_more_connections_than_open_files(tmp_path, tiny_path, start_server):
-    """List, 20: where the limit on open files is 300, the longest idle of 500 connections give way to who speaks."""
-    few_files = ("bash", "-c", 'ulimit -n 300 && exec "$@"', "limited")
-    with start_server(tmp_path / "log", tiny_path, prefix=few_files) as server, contextlib.ExitStack() as stack:
-        for _ in range(500):
-            stack.enter_context(connection(server))
-        for _ in range(5):
-            assert health_s(server) < 3
-        is_well(server)
-        assert n_connections(server) <= 200
-        assert "Too many open files" not in server.log.read_text()

@@ -1,8 +1,7 @@
-"""Structured output and embeddings over HTTP, asked by the official client."""
+"""Structured output over HTTP, asked by the official client."""
 
 import concurrent.futures
 import json
-import math
 
 import httpx
 import openai
@@ -99,44 +98,3 @@ def test_grammars_can_be_turned_off(tmp_path, tiny_path, start_server):
         assert httpx.post(url, json={"prompt": "x", "grammar": 'root ::= "a"'}).status_code == 400
         answer = httpx.post(url, json={"prompt": "x", "response_format": FORMAT, "max_tokens": 2})
         assert answer.status_code == 200
-
-
-def test_embeddings(client, server):
-    def embed(given, **more):
-        return client.embeddings.create(model="tiny", input=given, **more)
-
-    texts = ["once upon a time", "the old fox", "once upon a time"]
-    answer = embed(texts)  # the client asks for base64
-    assert [each.index for each in answer.data] == [0, 1, 2]
-    a, b, c = [each.embedding for each in answer.data]
-    assert len(a) == 256
-    assert math.isclose(sum(x * x for x in a), 1, abs_tol=1e-5)
-    assert sum(x * y for x, y in zip(a, c, strict=True)) > 0.999
-    assert sum(x * y for x, y in zip(a, b, strict=True)) < 0.999
-    ids = httpx.post(server.url + "/tokenize", json={"content": texts[0]}).json()["tokens"]
-    for given in (texts[0], ids, [ids]):
-        same = embed(given, encoding_format="float").data[0].embedding
-        assert max(abs(x - y) for x, y in zip(a, same, strict=True)) < 2e-3
-    assert embed(texts[0]).usage.prompt_tokens == len(ids)
-    assert server.metrics()["slm_embedding_tokens_total"] > 0
-
-
-@pytest.mark.parametrize(
-    ("given", "more", "param"),
-    [
-        ("", {}, "input"),
-        ([], {}, "input"),
-        ([[]], {}, "input"),
-        (["a", ""], {}, "input"),
-        ([1, "a"], {}, "input"),
-        ([10**6], {}, "input"),
-        ([7] * 600, {}, "input"),
-        ("a", {"dimensions": 8}, "dimensions"),
-        ("a", {"encoding_format": "int8"}, "encoding_format"),
-        ("a", {"inputs": 1}, "inputs"),
-    ],
-)
-def test_bad_embedding_requests(server, given, more, param):
-    answer = httpx.post(server.url + "/v1/embeddings", json={"input": given, **more})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param

@@ -1,7 +1,4 @@
-"""/v1/chat/completions: response bodies, whole or in chunks.
-
-Tested in tests/serve/test_server.py, tests/serve/test_official_client.py.
-"""
+"""/v1/chat/completions: response bodies, whole or in chunks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""/v1/embeddings: response bodies.
-
-Tested in tests/serve/test_structured.py, tests/serve/test_official_client.py.
-"""
+"""/v1/embeddings: response bodies."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Unsupported fields that would not change the text are accepted and ignored. Those that would change it are refused by
 name.
-
-Tested in tests/serve/api/openai/test_requests.py, tests/serve/test_reliability_fuzz.py, tests/serve/test_fuzz.py.
 """
 
 from __future__ import annotations

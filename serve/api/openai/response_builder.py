@@ -3,7 +3,7 @@
 A builder takes the engine's events of a request and makes the whole body of the response, or the chunks of a stream.
 It knows nothing of HTTP.
 
-Tested in tests/serve/test_server.py, tests/serve/test_official_client.py.
+Tested in tests/serve/api/openai/test_completions.py, tests/serve/api/openai/test_chat.py.
 """
 
 from __future__ import annotations

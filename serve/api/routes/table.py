@@ -1,6 +1,6 @@
 """All routes of the API in one table; ``serve/api/openai/openapi.py`` describes them.
 
-Tested in tests/serve/api/openai/test_openapi.py, tests/serve/test_reliability_keys.py.
+Tested in tests/serve/api/openai/test_openapi.py, tests/serve/api/test_api_keys.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Routes for embeddings and tokens: each is a query that the engine process answers at once.
 
-Tested in tests/serve/test_structured.py, tests/serve/api/openai/test_openapi.py.
+Tested in tests/serve/api/openai/test_embeddings.py, tests/serve/api/openai/test_openapi.py.
 """
 
 from __future__ import annotations

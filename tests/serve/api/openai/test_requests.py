@@ -7,17 +7,10 @@ from serve.api.errors import ApiError
 from serve.api.openai.parsing import parse
 from serve.api.openai.requests import ChatRequest, CompletionRequest
 from serve.engine.messages import ModelInfo
+from tests.helpers.api import error
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo)}
 INFO = ModelInfo(**{**_BLANK, "n_vocab": 100})
-
-
-def error(cls, body):
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with pytest.raises(ApiError) as caught:
-        parse(cls, raw)
-    assert caught.value.status == 400
-    return caught.value.body["error"]
 
 
 def test_defaults_and_nulls():
@@ -85,32 +78,6 @@ def test_token_ids_out_of_range():
 )
 def test_bad_values_name_the_parameter(field, value):
     assert error(CompletionRequest, {"prompt": "x", field: value})["param"].startswith(field)
-
-
-def test_unknown_and_unsupported_parameters():
-    said = error(CompletionRequest, {"prompt": "x", "temprature": 1})
-    assert said["code"] == "unknown_parameter"
-    assert "temperature" in said["message"]
-    assert error(ChatRequest, {"messages": [], "tools": [{}]})["code"] == "unsupported"
-    parse(ChatRequest, b'{"messages": [{"role": "user", "content": "x"}], "tools": [], "store": true}')
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'"x"',
-        b"null",
-        b"\xff\xfe",
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": -Infinity}',
-        b'{"prompt": ' + b"[" * 100_000,
-    ],
-)
-def test_malformed_bodies(raw):
-    assert error(CompletionRequest, raw)["code"] == "invalid_json"
 
 
 def test_messages():

@@ -1,0 +1,16 @@
+"""Request bodies as the API parses them."""
+
+import json
+
+import pytest
+
+from serve.api.errors import ApiError
+from serve.api.openai.parsing import parse
+
+
+def error(cls, body):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(ApiError) as caught:
+        parse(cls, raw)
+    assert caught.value.status == 400
+    return caught.value.body["error"]
