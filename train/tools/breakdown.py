@@ -1,13 +1,14 @@
 """Where a training step's time goes: one step with a clock around every kernel.
 
-The autograd backend runs as one compiled whole: there only the passes, the update and the wait for data are told apart.
+The autograd backend runs as one compiled whole: there the passes, the update and the wait for data are all that can be
+distinguished. Tested in tests/train/tools/test_bench.py.
 """
 
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from slm.kernels.library import SIGNATURES
+from slm.kernels.library import SIGNATURES, Kernels
 from train.backend import Backend, KernelBackend
 from train.step import StepResult
 
@@ -27,7 +28,7 @@ PARTS = {
     "slm_embed": "norms and embedding",
     "slm_embed_backward": "norms and embedding",
 }
-"""The part of the model that each kernel works for; the head's weight gradient is told by its rows."""
+"""The part of the model that each kernel works for. The head's weight gradient is recognised by its rows."""
 
 
 def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, float]:
@@ -35,10 +36,10 @@ def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, flo
     seconds: dict[str, float] = {}
     began = perf_counter()
     if isinstance(backend, KernelBackend):
-        whole = backend.fused.kernels
-        backend.fused.use(Clocked(whole, backend.fused.vocab_size, seconds))
+        kernels = backend.fused.kernels
+        backend.fused.use(ClockedKernels(kernels, backend.fused.vocab_size, seconds))
         result = step()
-        backend.fused.use(whole)
+        backend.fused.use(kernels)
     else:
         result = step()
     total = perf_counter() - began
@@ -48,22 +49,23 @@ def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, flo
     return {name: each / total for name, each in sorted(seconds.items(), key=lambda pair: -pair[1])}
 
 
-class Clocked:
-    """The kernels with a clock around each; ``seconds`` gets the time by part."""
+class ClockedKernels(Kernels):
+    """The functions of ``kernels`` with a clock around each; ``seconds`` gets the time by part."""
 
-    def __init__(self, kernels: Any, vocab_size: int, seconds: dict[str, float]) -> None:
+    def __init__(self, kernels: Kernels, vocab_size: int, seconds: dict[str, float]) -> None:
         for name in SIGNATURES:
-            setattr(self, name, self._clocked(name, getattr(kernels, name), vocab_size, seconds))
+            setattr(self, name, _clocked(name, getattr(kernels, name), vocab_size, seconds))
 
-    def _clocked(self, name: str, function: Any, vocab_size: int, seconds: dict[str, float]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            began = perf_counter()
-            result = function(*arguments)
-            part = PARTS.get(name)
-            if name == "slm_weight_gradient" and arguments[5] == vocab_size:
-                part = "head and loss"
-            if part:
-                seconds[part] = seconds.get(part, 0.0) + perf_counter() - began
-            return result
 
-        return call
+def _clocked(name: str, function: Callable[..., Any], vocab_size: int, seconds: dict[str, float]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        began = perf_counter()
+        result = function(*arguments)
+        part = PARTS.get(name)
+        if name == "slm_weight_gradient" and arguments[5] == vocab_size:
+            part = "head and loss"
+        if part:
+            seconds[part] = seconds.get(part, 0.0) + perf_counter() - began
+        return result
+
+    return call

@@ -1,8 +1,8 @@
-"""``python -m train.tools.data_stats``: what a run's text is made of, before it is trained on."""
+"""``python -m train.tools.data_stats``: counts over a run's text, before a model is trained on it."""
 
 import io
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,34 +17,39 @@ from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.make import make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm import cli
-from slm.configuration import build, load_config
+from slm.configuration import load
 from slm.files import atomic_write_bytes
 from slm.report import final_json, table
 from train.config import RunConfig
 
 
-@dataclass(kw_only=True)
-class StatsConfig:
-    """What is counted, and how much of it."""
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions:
+    """What is counted, and in how many documents."""
 
     max_docs: int = 100_000
     """Most documents read of each source, from its beginning."""
     duplicates: Literal["near", "exact", "none"] = "near"
-    """Which duplicates are looked for, over all sources together, whether or not ``data.dedup`` leaves them out."""
+    """Which duplicates are counted, over all sources together. This does not depend on ``data.dedup``."""
     plot: str = "runs/data-stats.png"
-    """Where the histogram of document lengths goes; empty: none is drawn."""
+    """The file for the histogram of document lengths; empty: none is drawn."""
 
     def __post_init__(self) -> None:
         if self.max_docs < 1:
             raise UserError(f"stats.max_docs must be at least 1, not {self.max_docs}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataStatsConfig(RunConfig):
+    """A run whose text is counted."""
+
+    stats: StatsOptions = field(default_factory=StatsOptions)
+
+
 def main(argv: list[str]) -> int:
-    """Count, print the table and the JSON line, draw the histogram."""
-    resolved = load_config("data_stats", argv)
-    stats = build(StatsConfig, resolved.pop("stats"), where="stats")
-    config = build(RunConfig, resolved)
-    seed = config.train.seed
+    """Count, draw the histogram, print the table and the JSON line. Returns the exit code."""
+    config = load(DataStatsConfig, "data_stats", argv)
+    stats, seed = config.stats, config.train.seed
     tokenizer = make_tokenizer(
         config.tokenizer, lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed))
     )
@@ -65,9 +70,9 @@ def main(argv: list[str]) -> int:
 
 
 def count(
-    config: DataConfig, tokenizer: Tokenizer, stats: StatsConfig, *, seed: int
+    config: DataConfig, tokenizer: Tokenizer, stats: StatsOptions, *, seed: int
 ) -> dict[str, tuple[Statistics, bool]]:
-    """For each source by name its statistics, and whether all of it was read."""
+    """For each source, by name, its statistics and whether all of it was read."""
     finder = None if stats.duplicates == "none" else Finder(stats.duplicates, config.dedup_threshold)
     encode = make_encode(tokenizer)
     counted: dict[str, tuple[Statistics, bool]] = {}
@@ -82,7 +87,7 @@ def count(
 
 
 def show(counted: dict[str, tuple[Statistics, bool]], config: DataConfig, tokenizer: Tokenizer) -> None:
-    """The table for a person."""
+    """Print the table."""
     rows = []
     for name, (each, whole) in counted.items():
         r = each.record()
@@ -104,14 +109,14 @@ def show(counted: dict[str, tuple[Statistics, bool]], config: DataConfig, tokeni
     columns = ["source", "documents", "filtered", "exact duplicates", "near duplicates", "MB", "tokens"]
     columns += ["bytes/token", "held out", "median length"]
     caption = (
-        f"Tokens of {tokenizer.name} ({tokenizer.vocab_size:,} ids). MB, tokens and lengths are of what remains "
-        f"without filtered and repeated documents (data.dedup={config.dedup}). +: there are more (stats.max_docs)."
+        f"Tokens of {tokenizer.name} ({tokenizer.vocab_size:,} ids). MB, tokens and lengths leave out filtered and "
+        f"repeated documents (data.dedup={config.dedup}). +: the source has more documents (stats.max_docs)."
     )
     table("The text", columns, rows, caption=caption)
 
 
 def plot(lengths: dict[str, array], path: Path) -> None:
-    """Draw how the tokens of each source are spread over documents of different lengths; PNG at ``path``."""
+    """Draw the share of each source's tokens by the length of their document; PNG at ``path``."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -6,7 +6,7 @@ from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.tales.story import story
 from data.tokenizers.make import make_tokenizer
 from train.tools import data_stats
-from train.tools.data_stats import StatsConfig, count
+from train.tools.data_stats import StatsOptions, count
 
 
 def test_the_command(tmp_path, capsys):
@@ -35,7 +35,7 @@ def test_duplicates_are_found_across_sources(tmp_path):
     sources = [SourceConfig(kind="files", files=[str(tmp_path / f"{name}.jsonl")], name="same") for name in "ab"]
     config = DataConfig(kind="mixture", sources=sources, cache_dir=str(tmp_path / "cache"), dedup="exact")
     tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300), lambda: iter([story(1, 0)] * 9))
-    found = count(config, tokenizer, StatsConfig(), seed=1)
+    found = count(config, tokenizer, StatsOptions(), seed=1)
     assert [each.repeated["exact"] for each, _ in found.values()] == [0, 20]
     assert list(found) == ["same", "same'"]
     assert not (tmp_path / "cache").exists()

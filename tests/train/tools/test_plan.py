@@ -18,5 +18,6 @@ def test_the_last_line_is_the_plan_as_json(capsys):
 
 
 def test_a_speed_that_is_none_is_refused():
-    with pytest.raises(UserError, match="positive number"):
-        plan.main(["tokens_per_s=fast"])
+    for given, message in (("fast", "must be a number"), ("0", "positive number"), ("-5", "positive number")):
+        with pytest.raises(UserError, match=message):
+            plan.main([f"tokens_per_s={given}"])

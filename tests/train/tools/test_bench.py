@@ -1,0 +1,43 @@
+"""The benchmark of training steps, on a model so small that only its form is measured."""
+
+import json
+
+import pytest
+
+from data.errors import UserError
+from slm.configuration import load
+from tests.helpers.small_run import OPTIONS
+from train.tools import bench
+from train.tools.contenders import CONTENDERS
+
+
+def test_the_last_line_holds_our_speed_the_ratios_and_where_the_time_goes(capfd):
+    assert bench.main([*OPTIONS, "bench.steps=2", "bench.warmup=1", "bench.baselines=[eager]"]) == 0
+    out = capfd.readouterr().out
+    record = json.loads(out.splitlines()[-1])
+    assert list(record["contenders"]) == ["ours", "eager"]
+    for each in record["contenders"].values():
+        assert each["tokens_per_s"] > 0
+        assert each["first_step_s"] > 0
+        assert each["peak_rss_gb"] > 0
+    eager = record["contenders"]["eager"]["tokens_per_s"]
+    assert record["ratio_eager"] == pytest.approx(record["tokens_per_s"] / eager)
+    assert record["ratio_hf_trainer"] is None
+    assert record["gemm_peak_fraction"] == pytest.approx(record["gflops"] / record["gemm_peak_gflops"])
+    assert sum(record["breakdown"].values()) == pytest.approx(1)
+    assert set(record["breakdown"]) == {"forward and backward", "optimizer", "data wait"}
+    assert (record["precision"], record["threads"]) == ("f32", 1)
+    assert record["shape"] == {"seq_len": 32, "micro_batch": 4, "grad_accum": 1}
+    assert "of GEMM peak" in out
+    assert "where a step's time goes: " in out
+
+
+def test_the_options_are_checked_before_anything_is_measured():
+    assert set(load(bench.BenchConfig, "bench_train", []).bench.baselines) <= set(CONTENDERS)
+    for option, message in (
+        ("bench.steps=0", "at least 1"),
+        ("bench.warmup=0", "at least 1"),
+        ("bench.baselines=[eagr]", "there is no 'eagr'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bench.main([option])

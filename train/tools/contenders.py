@@ -1,0 +1,213 @@
+"""What ``bench-train`` measures: our training step, the same without kernels, a plain loop, Hugging Face's Trainer.
+
+Each contender runs in its own process and returns plain values. Nothing imports torch before it has set its threads.
+Tested in tests/train/tools/test_bench.py.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from slm.machine.hardware import n_threads, peak_rss_bytes, share_cores
+from slm.model.config import ModelConfig
+from train.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every contender does."""
+
+    config: RunConfig
+    grad_accum: int
+    """Passes per optimizer step."""
+    steps: int
+    """Optimizer steps that are measured."""
+    warmup: int
+    """Optimizer steps before them."""
+
+
+def ours(task: Task) -> dict[str, Any]:
+    """The step that ``python -m train`` takes."""
+    return _own(task, compile=True)
+
+
+def compiled(task: Task) -> dict[str, Any]:
+    """The same without the kernels: torch.compile with blockwise attention and the chunked loss."""
+    config = replace(task.config, train=replace(task.config.train, kernels=False))
+    return _own(replace(task, config=config), compile=True)
+
+
+def eager(task: Task) -> dict[str, Any]:
+    """A plain loop: the same model uncompiled, autocast, torch's default allocator."""
+    return _own(task, compile=False)
+
+
+def _own(task: Task, *, compile: bool) -> dict[str, Any]:
+    if compile:
+        share_cores()  # as training does, before torch is imported; the others run with what torch does by itself
+    import torch
+
+    from train.backend import make_backend
+    from train.environment import Environment, prepare
+    from train.optim import make_optimizer
+    from train.step import StepResult, train_step
+    from train.tools.breakdown import breakdown
+
+    config = task.config
+    if compile:
+        environment = prepare(config.train)
+    else:
+        threads = config.train.threads or n_threads()
+        torch.set_num_threads(threads)
+        precision = "bf16" if config.train.precision == "auto" else config.train.precision
+        environment = Environment(threads=threads, precision=precision, compile=False, notes=())
+    model, shape = _model(config)
+    optimizer = make_optimizer(model, config.optim)
+    batches = _batches(config, shape.vocab_size)
+    began = perf_counter()
+    backend = make_backend(model, config.train, environment)
+
+    def step() -> StepResult:
+        return train_step(
+            model,
+            optimizer,
+            batches,
+            grad_accum=task.grad_accum,
+            grad_clip=config.optim.grad_clip,
+            lr=1e-4,
+            backend=backend,
+        )
+
+    seconds = []
+    for _ in range(task.warmup + task.steps):
+        start = perf_counter()
+        step()
+        seconds.append(perf_counter() - start)
+        if len(seconds) == 1:
+            first = perf_counter() - began
+    result = _result(task, shape, seconds, first)
+    result |= {"threads": environment.threads, "precision": environment.precision, "backend": backend.name}
+    if compile:
+        result["breakdown"] = breakdown(backend, step)
+    result["gemm_peak_gflops"] = gemm_peak_gflops(environment.precision) if compile else None
+    return result
+
+
+def hf_trainer(task: Task) -> dict[str, Any]:
+    """Hugging Face's Trainer: bf16, torch_compile, fused AdamW."""
+    try:
+        import accelerate  # noqa: F401 - Trainer needs it
+        import torch
+        import transformers
+    except ImportError as error:
+        return {"skipped": f"{error}; install it with pip install 'slm[dev]'"}
+    import tempfile
+
+    config = task.config
+    torch.set_num_threads(config.train.threads or n_threads())
+    _, shape = _model(config, meta=True)
+    kind = {"llama": "Llama", "qwen3": "Qwen3"}[shape.arch]
+    values = {k: v for k, v in shape.to_hf().items() if k not in ("architectures", "torch_dtype", "rope_theta")}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**values))
+    seconds: list[float] = []
+    started: list[float] = []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            started.append(perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds.append(perf_counter() - started[-1])
+
+    blocks = _batches(config, shape.vocab_size)
+    rows = [
+        {"input_ids": row[:-1].tolist(), "labels": row[:-1].tolist()}
+        for _ in range((task.warmup + task.steps) * task.grad_accum)
+        for row in next(blocks)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=True,
+            torch_compile=True,
+            optim="adamw_torch_fused",
+            per_device_train_batch_size=config.train.micro_batch,
+            gradient_accumulation_steps=task.grad_accum,
+            gradient_checkpointing=config.train.recompute == "layer",
+            max_steps=task.warmup + task.steps,
+            max_grad_norm=config.optim.grad_clip,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Clock()]).train()
+    return _result(task, shape, seconds, seconds[0])
+
+
+def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
+    """A new model in training mode and its shape. ``meta``: without memory for its weights."""
+    import torch
+
+    from slm.model.transformer import LanguageModel
+    from train.model_shape import model_shape
+
+    shape = model_shape(config)
+    torch.manual_seed(config.train.seed)
+    with torch.device("meta" if meta else "cpu"):
+        model = LanguageModel(shape).train()
+    return model, shape
+
+
+def _batches(config: RunConfig, vocab_size: int) -> Iterator[Any]:
+    """Seeded random blocks, int32 [micro_batch, seq_len + 1], without end."""
+    import numpy as np
+
+    generator = np.random.default_rng(config.train.seed)
+    while True:
+        yield generator.integers(0, vocab_size, (config.train.micro_batch, config.train.seq_len + 1)).astype(np.int32)
+
+
+def _result(task: Task, shape: ModelConfig, seconds: list[float], first: float) -> dict[str, Any]:
+    """The figures of steps that took ``seconds``; ``first``: the first step with everything before it."""
+    train = task.config.train
+    tokens = train.micro_batch * task.grad_accum * train.seq_len
+    step = median(seconds[task.warmup :])
+    flops = shape.flops_per_token(train.seq_len) * tokens
+    return {
+        "tokens_per_s": tokens / step,
+        "gflops": flops / step / 1e9,
+        "first_step_s": first,
+        "peak_rss_gb": peak_rss_bytes() / 2**30,
+    }
+
+
+def gemm_peak_gflops(precision: str) -> float:
+    """The best rate of ``F.linear`` on this machine, GFLOP/s.
+
+    It is the fastest of 20 products of each size, 2048 x 768 x 2048 and 2048 x 2048 x 2048.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    best = 0.0
+    for m, k, n in ((2048, 768, 2048), (2048, 2048, 2048)):
+        a_MK, b_NK = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+        F.linear(a_MK, b_NK)
+        for _ in range(20):
+            start = perf_counter()
+            F.linear(a_MK, b_NK)
+            best = max(best, 2 * m * k * n / (perf_counter() - start) / 1e9)
+    return best
+
+
+CONTENDERS: dict[str, Callable[[Task], dict[str, Any]]] = {
+    "ours": ours,
+    "compiled": compiled,
+    "eager": eager,
+    "hf_trainer": hf_trainer,
+}
