@@ -1,7 +1,7 @@
 """Where a training step's time goes: one step with a clock around every kernel.
 
 The autograd backend runs as one compiled whole: there the passes, the update and the wait for data are all that can be
-distinguished. Tested in tests/train/tools/test_bench.py.
+distinguished.
 """
 
 from collections.abc import Callable
