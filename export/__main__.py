@@ -1,12 +1,12 @@
 """``python -m export run=RUN quant=q4_k_m,q8_0``: checkpoint in, proven GGUF files out."""
 
-import signal
 import sys
 from typing import Any
 
 from export.config import ExportConfig
+from export.staging import exit_on_sigterm
 from slm import cli, report
-from slm.configuration import build, load_config
+from slm.configuration import load
 from slm.machine.hardware import share_cores
 
 EXIT_NOT_PROVEN = 3
@@ -15,13 +15,12 @@ EXIT_NOT_PROVEN = 3
 
 def main(argv: list[str]) -> int:
     """Parse, export, report. Returns the exit status."""
-    config = build(ExportConfig, load_config("export", argv), where="")
+    config = load(ExportConfig, "export", argv)
     share_cores()
     from export.pipeline import export
 
-    # A polite kill removes the staged files as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    record = export(config, say=lambda line: print(line, flush=True))
+    with exit_on_sigterm():
+        record = export(config, log=lambda line: print(line, flush=True))
     show(record)
     report.final_json(record)
     return 0 if record["published"] else EXIT_NOT_PROVEN

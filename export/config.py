@@ -1,5 +1,6 @@
-"""What ``python -m export`` can be told; configs/export.yaml holds the defaults."""
+"""The options of ``python -m export``; configs/export.yaml holds the same defaults."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ UNQUANTIZED = ("f32", "f16", "bf16")
 """Types that are written straight from the checkpoint."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CalibrationConfig:
     """Text that the importance matrix is measured on."""
 
@@ -30,7 +31,7 @@ class CalibrationConfig:
             raise UserError("calibration.chunks must be at least 1 and calibration.n_ctx at least 16 tokens")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProofConfig:
     """How much text the files are compared with the checkpoint on."""
 
@@ -48,14 +49,26 @@ class ProofConfig:
             raise UserError("proof.chunks must be at least 1, proof.n_ctx and proof.kl_tokens at least 16")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """What the files are called."""
+
+    name: str | None = None
+    """Base of the file names and general.name; None takes the run's name."""
+    version: str = "v1.0"
+    """Version part of the file names."""
+    license: str | None = None
+    """SPDX name; None takes the model card's, where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportConfig:
     """One export: which checkpoint, which files."""
 
     run: Path
     """A run, one of its checkpoints, or a Hugging Face model directory."""
     quant: list[str] = field(default_factory=lambda: ["q4_k_m"])
-    """Types to write, any case; aliases and repetitions are resolved by :meth:``types``."""
+    """Types to write, any case; aliases and repetitions are resolved by ``resolve_types``."""
     base: Literal["f32", "f16", "bf16"] = "f32"
     """What quantized types are made from."""
     out: Path | None = None
@@ -74,30 +87,41 @@ class ExportConfig:
     proof: ProofConfig = field(default_factory=ProofConfig)
 
     def __post_init__(self) -> None:
-        if not self.quant:
-            raise UserError("quant names no type; give one or more, for example quant=q4_k_m,q8_0")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"threads={self.threads} must be at least 1")
+        check_quant_and_threads(self.quant, self.threads)
         for key in ("name", "version"):
             value = getattr(self, key)
             if value is not None and (not value.strip() or "/" in value or value.startswith(".")):
                 raise UserError(f"{key}={value!r} cannot be part of a file name; use letters, digits, - and .")
 
-    def types(self, known: dict[str, int]) -> list[str]:
-        """The types asked for, lower case, in order, each once, given what llama.cpp offers (name -> ftype).
+    def naming(self) -> Naming:
+        """What the files are called."""
+        return Naming(name=self.name, version=self.version, license=self.license)
 
-        An alias counts as what it stands for: ``q4_k,q4_k_m`` is one file, under the more exact name.
-        """
-        found: dict[int | str, str] = {}
-        for typed in self.quant:
-            name = typed.strip().lower()
-            if name not in known and name not in UNQUANTIZED:
-                hint = nearest(name, [*UNQUANTIZED, *known])
-                raise UserError(
-                    f"quant {typed!r} is not a type llama.cpp writes; {hint or 'for example q4_k_m'} "
-                    f"(all of them: {', '.join(sorted({*UNQUANTIZED, *known}))})"
-                )
-            number = name if name in UNQUANTIZED else known[name]
-            exact = max((other for other, value in known.items() if value == number), key=len, default=name)
-            found.setdefault(number, name if name in UNQUANTIZED else exact)
-        return list(found.values())
+
+def check_quant_and_threads(quant: Sequence[str], threads: int | None) -> None:
+    """``UserError`` where no type is named or the threads are less than one."""
+    if not quant:
+        raise UserError("quant names no type; give one or more, for example quant=q4_k_m,q8_0")
+    if threads is not None and threads < 1:
+        raise UserError(f"threads={threads} must be at least 1")
+
+
+def resolve_types(quant: Sequence[str], known: Mapping[str, int]) -> list[str]:
+    """The types asked for, lower case, in order, each once, given what llama.cpp offers (name -> ftype).
+
+    An alias counts as what it stands for: ``q4_k,q4_k_m`` is one file, under the more exact name. ``UserError`` for
+    a type that llama.cpp does not write.
+    """
+    found: dict[int | str, str] = {}
+    for typed in quant:
+        name = typed.strip().lower()
+        if name not in known and name not in UNQUANTIZED:
+            hint = nearest(name, [*UNQUANTIZED, *known])
+            raise UserError(
+                f"quant {typed!r} is not a type llama.cpp writes; {hint or 'for example q4_k_m'} "
+                f"(all of them: {', '.join(sorted({*UNQUANTIZED, *known}))})"
+            )
+        number = name if name in UNQUANTIZED else known[name]
+        exact = max((other for other, value in known.items() if value == number), key=len, default=name)
+        found.setdefault(number, name if name in UNQUANTIZED else exact)
+    return list(found.values())

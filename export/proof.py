@@ -1,8 +1,9 @@
 """The proof that ends an export: each file against the checkpoint, in token ids, logits and perplexity.
 
-Gates (a file that fails one is not published): every file must give the checkpoint's token ids and finite logits;
-an unquantized file must also give its logits and perplexity within TOLERANCES. What quantization costs is measured
-and told, not gated: mean Kullback-Leibler divergence of the file's predictions from the checkpoint's, and perplexity.
+A file that fails a gate is not published. Every file must give the checkpoint's token ids and finite logits. An
+unquantized file must also give its logits and perplexity within ``TOLERANCES``. What quantization costs is measured
+and reported, but no gate: perplexity, and the mean Kullback-Leibler divergence of the file's predictions from the
+checkpoint's.
 
 Shape suffixes: N positions, V vocabulary.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from slm.evaluate.perplexity import Score, Window, chunked_plan, reduce
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
+from slm.llama.model import Model
 
 PROBES = (
     "",
@@ -68,9 +70,9 @@ TOLERANCES = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One file beside the checkpoint."""
+    """One file next to the checkpoint."""
 
     file: str
     type: str
@@ -131,7 +133,7 @@ class Proof:
         """f32 [N, V] per window of ``whole``."""
 
     def compare(self, path: Path, file_type: str) -> Comparison:
-        """Run the GGUF at ``path`` beside the checkpoint."""
+        """Run the GGUF at ``path`` and compare it with the checkpoint."""
         with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True) as scorer:
             failures = token_failures(scorer.llama, self.strings, self.ids)
             if scorer.bos != self.checkpoint.bos:
@@ -147,12 +149,11 @@ class Proof:
             failures.append("its logits are not finite")
         elif file_type in TOLERANCES:
             failures += logit_failures(difference, change, TOLERANCES[file_type])
-        n_weights = sum(int(np.prod(tensor.shape)) for tensor in header.tensors)
         return Comparison(
             file=path.name,
             type=file_type,
             size_mb=header.size_bytes / 1e6,
-            bits_per_weight=8 * sum(tensor.n_bytes for tensor in header.tensors) / n_weights,
+            bits_per_weight=header.bits_per_weight,
             perplexity=score.perplexity,
             stderr=score.stderr,
             perplexity_change=change,
@@ -204,8 +205,8 @@ def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray],
     )
 
 
-def token_failures(llama: Any, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
-    """The first string whose ids differ, told; empty where none does. ``llama`` is a slm.llama.model.Model."""
+def token_failures(llama: Model, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
+    """A message about the first string whose ids differ; empty where none does."""
     for text, expected in zip(strings, ids, strict=True):
         found = llama.tokenize(text, add_special=False, parse_special=False)
         if found != expected:
@@ -221,7 +222,7 @@ def token_failures(llama: Any, strings: Sequence[str], ids: Sequence[list[int]])
 
 
 def logit_failures(difference: LogitDifference, perplexity_change: float, tolerance: Tolerance) -> list[str]:
-    """The tolerances that are exceeded, told."""
+    """A message for each tolerance that is exceeded."""
     failures = []
     allowed = tolerance.logits * max(1.0, difference.rms)
     if difference.max_abs > allowed:

@@ -8,6 +8,10 @@ command left behind is removed by the next.
 import os
 import re
 import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -56,6 +60,16 @@ class Staging:
             finals.append(final)
         fsync(self.out)
         return finals
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM ends the command as Ctrl-C does: by an exception, so that the staged files are removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def check_room(out: Path, n_bytes: int) -> None:

@@ -1,7 +1,72 @@
-"""``python -m export.bench``."""
+"""``python -m export.bench run=RUN``: what each quantization type costs and gains, in one table.
 
-from export.bench.sweep import main
-from slm import cli
+Every type is made from one checkpoint, with an importance matrix and, where few bits are left, without; each file is
+compared with the unquantized one in the same engine, on the same text, and timed. The files lie in a temporary folder
+inside the run's directory that goes away with the command: nothing exported before is touched, nothing is kept.
+The last line printed is a JSON object.
+"""
+
+from typing import Any
+
+from export.bench.config import SweepConfig
+from export.config import UNQUANTIZED
+from export.staging import exit_on_sigterm
+from slm import cli, report
+from slm.configuration import load
+from slm.machine.hardware import share_cores
+
+
+def main(argv: list[str]) -> int:
+    """Measure every type, print the table and the JSON line. Returns the exit status."""
+    config = load(SweepConfig, "bench_quant", argv)
+    share_cores()
+    from export.bench.sweep import sweep
+
+    with exit_on_sigterm():
+        record = sweep(config, log=lambda line: print(line, flush=True))
+    show(record)
+    report.final_json(record)
+    return 0
+
+
+def show(record: dict[str, Any]) -> None:
+    """The table a person reads."""
+    speed, text = record["speed"], record["text"]
+    rows = []
+    for number, each in enumerate(record["files"]):
+        rows.append(
+            [
+                each["type"],
+                "" if each["type"] in UNQUANTIZED else "yes" if each["imatrix"] else "no",
+                f"{each['size_mib']:.2f}",
+                f"{each['bits_per_weight']:.2f}",
+                f"{each['bits_per_byte']:.4f}",
+                f"{each['perplexity']:.4f}",
+                f"{each['perplexity_change']:+.2%}" if number else "",
+                f"{each['kl']:.2g}" if number else "",
+                f"{each['same_top']:.1%}" if number else "",
+                *([f"{each['prefill_tok_s']:,.0f}", f"{each['decode_tok_s']:,.0f}"] if speed else []),
+            ]
+        )
+    columns = ["type", "imatrix", "MiB", "bits/weight", "bits/byte", "perplexity", "change", "KL (nats)", "same top"]
+    report.table(
+        f"Quantization of {record['run']} / {record['checkpoint']}",
+        columns + (["prefill tok/s", "decode tok/s"] if speed else []),
+        rows,
+        caption=(
+            f"perplexity per token and bits per byte: {text['definition']} (stride half of it, every token scored "
+            f"once), {text['tokens']:,} tokens of {text['name']}\n"
+            f"change, KL, same top (first choices that agree): against {record['reference']} in llama.cpp, "
+            f"KL and same top on {record['kl_positions']:,} positions"
+            + (
+                f"\nspeed: one sequence, a prompt of {speed['prefill']} tokens in one batch, then {speed['decode']} "
+                f"tokens one at a time; {record['threads']} threads; medians of {speed['rounds']}"
+                if speed
+                else ""
+            )
+        ),
+    )
+
 
 if __name__ == "__main__":
     cli.run(main)

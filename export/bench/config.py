@@ -1,12 +1,19 @@
-"""What ``python -m export.bench`` can be told, and which files that means; defaults: configs/bench_quant.yaml."""
+"""The options of ``python -m export.bench``, and which files they stand for. configs/bench_quant.yaml holds the same
+defaults.
+
+Tested in tests/export/bench/test_sweep.py.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from data.errors import UserError
-from export.config import UNQUANTIZED, CalibrationConfig, ExportConfig
+from export.config import UNQUANTIZED, CalibrationConfig, check_quant_and_threads, resolve_types
+from export.quantize import base_type
 from slm.evaluate.config import TextOptions
+from slm.llama.gguf_check import GGML_TYPES
+from slm.llama.quantize import quant_types
 
 QUANT = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_nl", "q3_k_m", "q2_k")
 NEEDS_IMATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
@@ -30,7 +37,7 @@ class SweepEvalConfig(TextOptions):
             raise UserError(f"eval.kl_tokens={self.kl_tokens} must be at least 16")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeedConfig:
     """How the files are timed: one sequence, first its prompt in one batch, then token by token."""
 
@@ -46,7 +53,7 @@ class SpeedConfig:
             raise UserError("speed.prefill and speed.decode must be at least 1, speed.rounds at least 0")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SweepConfig:
     """The command's configuration."""
 
@@ -66,11 +73,8 @@ class SweepConfig:
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     speed: SpeedConfig = field(default_factory=SpeedConfig)
 
-    def export_config(self) -> ExportConfig:
-        """What an export of the same types would be told."""
-        return ExportConfig(
-            run=self.run, quant=self.quant, base=self.base, threads=self.threads, calibration=self.calibration
-        )
+    def __post_init__(self) -> None:
+        check_quant_and_threads(self.quant, self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +91,8 @@ class Variant:
 
 def variants(config: SweepConfig) -> list[Variant]:
     """The files to make, the reference first. UserError for a type that llama.cpp does not write."""
-    from export.quantize import base_type
-    from slm.llama.quantize import quant_types
-
     found = [Variant(kind=config.base, imatrix=False)]
-    for kind in config.export_config().types(quant_types()):
+    for kind in resolve_types(config.quant, quant_types()):
         if kind in UNQUANTIZED:
             found += [] if kind == config.base else [Variant(kind=kind, imatrix=False)]
             continue
@@ -110,8 +111,5 @@ def variants(config: SweepConfig) -> list[Variant]:
 
 def nominal_bits(kind: str) -> float:
     """Bits per weight of the ggml type that most matrices of a file type get."""
-    from export.quantize import base_type
-    from slm.llama.gguf_check import GGML_TYPES
-
     _, block, size = GGML_TYPES[base_type(kind)]
     return 8 * size / block

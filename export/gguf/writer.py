@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from data.errors import UserError
-from export.config import ExportConfig
+from export.config import Naming
 from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
 from slm.model.config import ModelConfig
@@ -21,7 +21,7 @@ CONFIG_KEY = "slm.config"
 """The resolved configuration of the run, as JSON."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Identity:
     """What a file is called, in its name and under ``general.*``."""
 
@@ -37,7 +37,7 @@ class Identity:
         return f"{stem}.gguf"
 
 
-def identify_model(config: ExportConfig, run: Run, checkpoint: Path, n_params: int) -> Identity:
+def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) -> Identity:
     """Names from the command line, else the run; a model from elsewhere keeps what its card and folder say."""
     import gguf
     import yaml
@@ -48,7 +48,7 @@ def identify_model(config: ExportConfig, run: Run, checkpoint: Path, n_params: i
         except yaml.YAMLError as error:
             raise UserError(
                 f"the header of {checkpoint / 'README.md'} is not valid YAML ({str(error).splitlines()[0]}); "
-                "mend it or move it away"
+                "correct it or move it away"
             ) from error
         metadata.name = metadata.name or run.name
         metadata.basename = metadata.basename or metadata.name
@@ -62,11 +62,11 @@ def identify_model(config: ExportConfig, run: Run, checkpoint: Path, n_params: i
         metadata.sampling_temp = sampling.get("temperature")
         metadata.sampling_top_k = sampling.get("top_k")
         metadata.sampling_top_p = sampling.get("top_p")
-    if config.name:
-        metadata.name = metadata.basename = config.name
-    metadata.version = metadata.version or config.version
+    if naming.name:
+        metadata.name = metadata.basename = naming.name
+    metadata.version = metadata.version or naming.version
     metadata.size_label = metadata.size_label or gguf.size_label(n_params, n_params, 0, 0)
-    metadata.license = config.license or metadata.license
+    metadata.license = naming.license or metadata.license
     return Identity(metadata=metadata)
 
 

@@ -105,6 +105,11 @@ class GgufHeader:
     size_bytes: int
     """The file's length."""
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Of all tensors together."""
+        return 8 * sum(tensor.n_bytes for tensor in self.tensors) / sum(math.prod(t.shape) for t in self.tensors)
+
 
 class _DamagedError(Exception):
     pass

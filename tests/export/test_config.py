@@ -1,12 +1,12 @@
 import pytest
 
 from data.errors import UserError
-from export.config import ExportConfig
+from export.config import ExportConfig, resolve_types
 from slm.llama.quantize import quant_types
 
 
 def types(*names: str) -> list[str]:
-    return ExportConfig(run="run", quant=list(names)).types(quant_types())
+    return resolve_types(names, quant_types())
 
 
 def test_types_any_case_and_once():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import export.gguf.tensors
-import export.pipeline
+import export.source
 from export.__main__ import EXIT_NOT_PROVEN, main
 from export.proof import TOLERANCES, LogitDifference, compare_logits, logit_failures, token_failures
 from tests.helpers import tiny_checkpoint as tiny
@@ -72,7 +72,7 @@ def test_a_wrong_pre_tokenizer_is_caught(tmp_path, capsys):
 
 
 def test_a_wrong_beginning_of_text_is_caught(tmp_path, monkeypatch, capsys):
-    build = export.pipeline.build_vocab
+    build = export.source.build_vocab
 
     def wrong(*arguments, **options):
         vocab = build(*arguments, **options)
@@ -82,5 +82,5 @@ def test_a_wrong_beginning_of_text_is_caught(tmp_path, monkeypatch, capsys):
     def _add_bos(writer):
         writer.kv_data[0]["tokenizer.ggml.add_bos_token"].value = True
 
-    monkeypatch.setattr(export.pipeline, "build_vocab", wrong)
+    monkeypatch.setattr(export.source, "build_vocab", wrong)
     assert "before a text" in export_broken(tiny.run(tmp_path / "run"), capsys, "quant=f32")

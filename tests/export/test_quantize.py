@@ -4,7 +4,7 @@ import pytest
 
 from data.errors import UserError
 from export.__main__ import main
-from export.config import UNQUANTIZED, ExportConfig, ProofConfig
+from export.config import UNQUANTIZED, ExportConfig, ProofConfig, resolve_types
 from export.pipeline import export
 from export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
 from slm.llama.gguf_check import GGML_TYPES, read_header
@@ -87,7 +87,7 @@ def test_every_type_llama_cpp_offers(tmp_path):
     record = export(config)
     assert record["published"]
     by_type = {each["type"]: each for each in record["files"]}
-    assert set(by_type) == set(config.types(quant_types()))
+    assert set(by_type) == set(resolve_types(config.quant, quant_types()))
     assert len(by_type) >= 33
     files = {path.name for path in (root / "gguf").glob("*.gguf")}
     assert files == {each["file"] for each in record["files"]} | {"imatrix.gguf"}

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from data.errors import UserError
+from export.bench.__main__ import main
 from export.bench.config import SweepConfig, nominal_bits, variants
-from export.bench.sweep import main
 from export.config import CalibrationConfig, ExportConfig
 from export.pipeline import export
 from slm.evaluate.perplexity import bits_per_byte, score_sliding, sliding_plan

@@ -1,0 +1,141 @@
+"""The checkpoint, opened and checked, and what is made from it: GGUF files, the importance matrix, quantized files.
+
+The export and the sweep over types both go through here.
+"""
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.tokenizers.make import load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
+from export.config import CalibrationConfig, Naming
+from export.gguf.tensors import check_weights
+from export.gguf.vocab import Vocab, build_vocab
+from export.gguf.writer import Identity, identify_model, run_record, write_gguf
+from export.imatrix import ImportanceMatrix, collect
+from export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
+from export.texts import Text
+from slm import runs
+from slm.evaluate.perplexity import chunked_plan
+from slm.evaluate.scorers import TorchScorer
+from slm.llama.gguf_check import read_header
+from slm.model.checkpoint import MANIFEST, load_model, verify
+from slm.model.transformer import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The checkpoint, opened."""
+
+    run: runs.Run
+    checkpoint: Path
+    model: LanguageModel
+    tokenizer: Tokenizer
+    vocab: Vocab
+    identity: Identity
+    scorer: TorchScorer
+    record: str
+    """The run's resolved configuration as JSON, which every file carries."""
+
+    @property
+    def n_params(self) -> int:
+        return self.model.config.n_params
+
+    def write(self, path: Path, kind: str) -> None:
+        """Write the checkpoint as f32, f16 or bf16 to ``path``, a staged file."""
+        write_gguf(
+            path,
+            kind,
+            model=self.model.config,
+            weights=self.model.state_dict(),
+            vocab=self.vocab,
+            identity=self.identity,
+            record=self.record,
+        )
+
+
+def open_source(
+    run: runs.Run, types: Collection[str], *, pre: str | None = None, naming: Naming | None = None
+) -> Source:
+    """Load and check the run's checkpoint before anything is written.
+
+    ``types``: all that will be made, the base included. ``pre``: tokenizer.ggml.pre, where it is not recognised.
+    """
+    checkpoint = run.checkpoint()
+    if (checkpoint / MANIFEST).is_file():
+        verify(checkpoint)
+    model = load_model(checkpoint)
+    check_weights(model.state_dict(), to_f16="f16" in types)
+    vocab = build_vocab(checkpoint, model.config.vocab_size, pre, arch=model.config.arch)
+    tokenizer = load_tokenizer(checkpoint)
+    bos = vocab.special_ids.get("bos")
+    scorer = TorchScorer(
+        model,
+        tokenizer.encode,
+        name=checkpoint.name,
+        bos=bos if vocab.add_special["bos"] else None,
+        document_start=bos if bos is not None else vocab.special_ids.get("eos"),
+    )
+    return Source(
+        run=run,
+        checkpoint=checkpoint,
+        model=model,
+        tokenizer=tokenizer,
+        vocab=vocab,
+        identity=identify_model(naming or Naming(), run, checkpoint, model.config.n_params),
+        scorer=scorer,
+        record=run_record(run, checkpoint),
+    )
+
+
+def measure_importance(
+    source: Source, text: Text, options: CalibrationConfig, log: Callable[[str], None]
+) -> ImportanceMatrix:
+    """The importance matrix over at most ``options.chunks`` windows of the text."""
+    from rich.progress import Progress
+
+    ids = source.scorer.tokenize(text.content[: options.chunks * options.n_ctx * 16])
+    n_ctx = min(options.n_ctx, source.model.config.seq_len, max((len(ids) + 1) // 2, 4))
+    stream, windows = chunked_plan(source.scorer, ids, n_ctx, options.chunks)
+    log(f"importance matrix: {len(windows)} chunks of {n_ctx} tokens of {text.origin}")
+    with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("importance matrix", total=len(windows))
+        return collect(
+            source.model,
+            np.stack([window.inputs(stream) for window in windows]),
+            dataset=text.origin,
+            output=options.output,
+            progress=lambda done, _: bar.update(task, completed=done),
+        )
+
+
+def imatrix_record(imatrix: ImportanceMatrix | None) -> dict[str, Any] | None:
+    """What the records of both commands hold about the importance matrix."""
+    if imatrix is None:
+        return None
+    return {"dataset": imatrix.dataset, "chunks": imatrix.n_chunks, "n_ctx": imatrix.chunk_size}
+
+
+def make_quantized(
+    base: Path, path: Path, kind: str, imatrix: ImportanceMatrix | None, threads: int, log: Callable[[str], None]
+) -> None:
+    """Quantize ``base`` into ``path``. Logs a warning before, and what was really stored after, where rows do not fit
+    the type."""
+    fallbacks = predict_fallbacks(read_header(base).tensors, kind)
+    if fallbacks:
+        log("warning: " + fallback_warning(kind, fallbacks))
+    log(f"quantizing to {kind}")
+    fell_back = quantize_file(base, path, kind, imatrix.means() if imatrix else None, threads)
+    unforeseen = sorted(set(fell_back) - {each.tensor for each in fallbacks})
+    if unforeseen:
+        log(f"warning: {kind}: llama.cpp stored these in a larger type than asked for: {', '.join(unforeseen)}")
+    if fallbacks:
+        counts = stored_types(path)
+        total = sum(counts.values())
+        shares = sorted(counts.items(), key=lambda item: -item[1])
+        log(f"{kind}: weights stored as " + ", ".join(f"{name} {count / total:.1%}" for name, count in shares))
