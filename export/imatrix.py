@@ -85,7 +85,7 @@ def collect(
     handles = []
 
     def watch(module: nn.Module, name: str, shared: list[str]) -> None:
-        total_D = torch.zeros(module.weight.shape[1], dtype=torch.float64)
+        total_D = torch.zeros(module.get_parameter("weight").shape[1], dtype=torch.float64)
         for each in shared:
             sums[gguf_name(each + ".weight")] = total_D
 

@@ -1,7 +1,4 @@
-"""The texts that an export measures on: one for the importance matrix, one for the proof.
-
-Tested in tests/export/test_source.py, tests/export/test_pipeline.py.
-"""
+"""The texts that an export measures on: one for the importance matrix, one for the proof."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

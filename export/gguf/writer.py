@@ -103,7 +103,9 @@ def write_gguf(
         for name, tensor in gguf_tensors(model, weights):
             kind = stored_type(name, tensor, encoding)
             n_bytes = tensor.numel() * (4 if kind == "f32" else 2)
-            writer.add_tensor_info(name, tuple(tensor.shape), np.dtype(np.float32), n_bytes, _GGML_TYPE[kind])
+            writer.add_tensor_info(
+                name, tuple(tensor.shape), np.dtype(np.float32), n_bytes, gguf.GGMLQuantizationType[kind.upper()]
+            )
             needed += n_bytes
         _add_metadata(writer, model, identity, FILE_TYPES[encoding])
         vocab.write(writer)
@@ -120,9 +122,6 @@ def write_gguf(
             f"its tensors take {needed:,} bytes); "
             "nothing was left behind"
         ) from error
-
-
-_GGML_TYPE = {"f32": 0, "f16": 1, "bf16": 30}
 
 
 def _add_metadata(writer: Any, model: ModelConfig, identity: Identity, file_type: int) -> None:

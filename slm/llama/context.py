@@ -36,7 +36,9 @@ class Batch:
         self._seq = np.zeros(capacity, np.int32)
         self._flags = bytearray(capacity)
         self._logits = np.frombuffer(self._flags, np.int8)
-        self._token_view, self._pos_view, self._seq_view = map(memoryview, (self._token, self._pos, self._seq))
+        self._token_view = self._token.data
+        self._pos_view = self._pos.data
+        self._seq_view = self._seq.data
         self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
         self._filled = self._make_struct()  # the arrays stay where they are: only the count changes
 
@@ -205,7 +207,9 @@ class Context:
         shape = (address, self._number[-1])
         if self._view is None or self._view[0] != shape:
             memory = (ctypes.c_float * (shape[1] * self.model.n_vocab)).from_address(shape[0])
-            self._view = shape, np.frombuffer(memory, np.float32).reshape(shape[1], self.model.n_vocab)
+            # numpy's stubs leave ctypes arrays out, which have the buffer protocol.
+            rows = np.frombuffer(memory, np.float32)  # type: ignore[call-overload]
+            self._view = shape, rows.reshape(shape[1], self.model.n_vocab)
         return self._view[1][number]
 
     def row_address(self, i: int) -> int:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def picker(
     samplers: list[tuple[str, float, int]],
     bias: tuple[np.ndarray, np.ndarray] | None,
     *,
-    apply: Callable[..., None],
+    apply: Any,
     n_vocab: int,
 ) -> Callable[[int], int] | None:
     """A function from the address of a row of logits, float32 [n_vocab], to a token's id, ``NOT_NUMBERS`` or

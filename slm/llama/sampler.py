@@ -14,6 +14,7 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -252,7 +253,7 @@ class Sampler:
             self._grammar = None
 
 
-def _address(sampler: object) -> int:
+def _address(sampler: Any) -> int:
     value = ctypes.cast(sampler, ctypes.c_void_p).value
     if value is None:
         raise MisuseError("a sampler without an address")

@@ -1,7 +1,11 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
 import pytest
 
 from data.errors import UserError
 from export.config import ExportConfig, resolve_types
+from slm.configuration import load
 from slm.llama.quantize import quant_types
 
 
@@ -33,3 +37,15 @@ def test_unknown_type_names_the_nearest():
 def test_refused_options(options):
     with pytest.raises(UserError):
         ExportConfig(run="run", **options)
+
+
+def test_the_file_has_the_same_defaults():
+    assert load(ExportConfig, "export", []) == ExportConfig(run=Path("runs/latest"))
+
+
+def test_a_configuration_never_changes():
+    config = ExportConfig(run="run")
+    with pytest.raises(FrozenInstanceError):
+        config.base = "f16"
+    with pytest.raises(FrozenInstanceError):
+        config.proof.chunks = 1

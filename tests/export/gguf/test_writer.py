@@ -1,0 +1,71 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from export.config import ExportConfig
+from export.pipeline import export
+from slm.llama.gguf_check import read_header
+from tests.helpers import tiny_checkpoint as tiny
+
+
+def test_standard_metadata(exported):
+    root, _ = exported
+    metadata = read_header(root / "gguf" / "my-run-1.4M-v1.0-Q4_K_M.gguf").metadata
+    assert metadata["general.architecture"] == "llama"
+    assert metadata["general.type"] == "model"
+    assert metadata["general.name"] == metadata["general.basename"] == "my-run"
+    assert metadata["general.size_label"] == "1.4M"
+    assert metadata["general.version"] == "v1.0"
+    assert metadata["general.license"] == "apache-2.0"
+    assert metadata["general.quantization_version"] == 2
+    assert metadata["general.file_type"] == 15
+    assert metadata["llama.context_length"] == 128
+    assert metadata["llama.attention.head_count_kv"] == 2
+    assert metadata["tokenizer.ggml.add_bos_token"] is False
+    record = json.loads(metadata["slm.config"])
+    assert record["checkpoint"] == "step-00000010"
+    assert record["config"]["preset"] == "test"
+    assert record["model"]["hidden_size"] == 256
+
+
+@pytest.mark.parametrize(("arch", "tie"), [("llama", False), ("qwen3", True)])
+def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_path, arch, tie):
+    """Needs llama.cpp's source tree: SLM_LLAMA_CPP names it (llama-cpp-python's source package holds one)."""
+    source = os.environ.get("SLM_LLAMA_CPP")
+    if not source:
+        pytest.skip("SLM_LLAMA_CPP does not name a llama.cpp source tree (with convert_hf_to_gguf.py)")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tiktoken_cache"))
+    from data.config import TokenizerConfig
+    from data.tokenizers.make import make_tokenizer
+
+    root = tiny.run(tmp_path / "run", arch=arch, tie_embeddings=tie, vocab_size=50_304, d_model=64, head_dim=16)
+    folder = root / "checkpoints" / "step-00000010"
+    make_tokenizer(TokenizerConfig(kind="tiktoken", name="gpt2"), lambda: iter([])).save(folder)
+    record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
+    subprocess.run(
+        [sys.executable, Path(source) / "convert_hf_to_gguf.py", folder, "--outtype", "f32", "--outfile",
+         tmp_path / "reference.gguf"],
+        check=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    ours = gguf.GGUFReader(root / "gguf" / record["files"][0]["file"])
+    theirs = gguf.GGUFReader(tmp_path / "reference.gguf")
+    ours_by_name, theirs_by_name = ({t.name: t for t in each.tensors} for each in (ours, theirs))
+    assert set(ours_by_name) == set(theirs_by_name)
+    for name, tensor in theirs_by_name.items():
+        assert ours_by_name[name].tensor_type == tensor.tensor_type
+        assert np.array_equal(ours_by_name[name].data.view(np.uint8), tensor.data.view(np.uint8)), name
+
+    def fields(reader: gguf.GGUFReader) -> dict:
+        named = ("general.name", "general.basename", "general.version", "GGUF.", "slm.", "general.size_label")
+        return {k: (f.types, f.contents()) for k, f in reader.fields.items() if not k.startswith(named)}
+
+    mine, reference = fields(ours), fields(theirs)
+    assert {key: mine.get(key) for key in reference} == reference
+    # Only what the converter leaves out for Qwen3, and writes for Llama.
+    assert set(mine) - set(reference) <= {"qwen3.vocab_size", "qwen3.rope.dimension_count"}
