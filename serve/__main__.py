@@ -1,4 +1,4 @@
-"""``python -m serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]``"""
+"""``python -m serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]``: the server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from serve.pool.model_pool import Pool
 
 
-def main(words: list[str]) -> int:
-    """Serves until told to stop. Raises ``UserError`` for what the caller can mend."""
-    # Engines of several models see an environment of their own (`share_cores`).
-    if not any(word.startswith("serve.models") for word in words):
+def main(argv: list[str]) -> int:
+    """Serves until a signal stops it. Raises ``UserError`` for what the caller can mend."""
+    # With several models, ``share_cores`` first changes the environment that the engines see.
+    if not any(word.startswith("serve.models") for word in argv):
         preload()
-    config = load(ServeConfig, "serve", words, literal=("model", "serve.models", "serve.draft_model"))
+    config = load(ServeConfig, "serve", argv, literal=("model", "serve.models", "serve.draft_model"))
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
     for note in notes:
         print(note, flush=True)
@@ -38,15 +38,15 @@ def main(words: list[str]) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket, before the model is loaded: a taken port should be told at once."""
+    """A listening socket. It is bound before the model is loaded, so that a port in use is reported at once."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # The protocol is named so that asyncio knows it for TCP and turns off Nagle's waiting, or each piece of an
-        # answer after the first would be held until the client's delayed acknowledgment: 40 ms.
+        # asyncio turns off Nagle's algorithm only where the protocol is named. With it, each part of an answer after
+        # the first would wait for the client's delayed acknowledgment: 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Listening now also tells a second server apart from a first that is still loading.
+        # Listening now makes a second server on this port fail, even while the first is still loading.
         listener.listen()
     except socket.gaierror as error:
         raise UserError(f"host={host} is not known ({error.strerror}); use 127.0.0.1 or 0.0.0.0") from None
@@ -70,14 +70,14 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
     engines = {name: engine_config(options, path) for name, path in paths.items()}
     budget = None
     if len(paths) > 1:
-        share_cores()  # engines at work side by side would wait for each other's spinning threads
+        share_cores()  # or engines that compute at the same time would wait for each other's spinning threads
         budget = budget_bytes(options.memory_budget_gb)
         if not options.slots:
             for name, each in engines.items():
                 engines[name] = fewer_slots(read_facts(paths[name]), each, budget=budget, n_models=len(paths))
     pool = Pool([Served(name, each) for name, each in engines.items()], budget=budget, max_waiting=options.queue)
     try:
-        # The routes' libraries take a third of a second to import, while the engine loads the model.
+        # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
         info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))
         _banner(pool, info, config.host, listener.getsockname()[1], keyed=bool(keys))
         await http.serve_http(pool, options, keys, listener)

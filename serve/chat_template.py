@@ -1,8 +1,7 @@
-"""Chat messages to prompt text, by the model's own template or a plain one.
+"""From chat messages to the text of a prompt, with the model's own template or a plain one.
 
-A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. Not
-promised: that a template ends in good time, nor that text of a user which spells a special token is told apart
-from the template's own.
+A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. Two things are
+not promised: that a template ends soon, and that special tokens spelled in a user's text differ from the template's.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from serve.engine.messages import ModelInfo
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
-"""Ends a reply of the plain template, whose turns have no token of their own."""
+"""Stop strings of the plain template, which has no token that ends a turn."""
 
 _MAX_SIZE = 1_000_000
-"""Of what ``*`` and ``**`` make in a template: characters, items or bits."""
+"""Of the result of ``*`` or ``**`` in a template: characters, items or bits."""
 
 _FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 class ChatTemplateError(Exception):
-    """The template refuses these messages, or does not work; the message says which."""
+    """The template refuses these messages or does not work; the text says which."""
 
 
 class ChatPrompt:
     """Renders messages for one model.
 
-    ``own`` tells whether the model brought a template. Without one the plain form is used, which a base model can
-    at least continue: ``System: ...``, ``User: ...`` and ``Assistant: ...`` paragraphs.
+    ``own`` is whether the model's file has a valid template. Without one the messages become ``System: ...``,
+    ``User: ...`` and ``Assistant: ...`` paragraphs, which a base model can at least continue.
     """
 
     def __init__(self, info: ModelInfo) -> None:
         self._bos, self._eos = info.bos, info.eos
         self.own = False
         self.problem: str | None = None
-        """Why the model's own template is not used, where it has one."""
+        """Why the model's own template is not used; None where it is, or where there is none."""
         if info.chat_template:
             try:
                 self._template = _environment().from_string(info.chat_template)
@@ -52,11 +51,14 @@ class ChatPrompt:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop strings that go with the template."""
+        """Stop strings that the template needs."""
         return () if self.own else FALLBACK_STOP
 
     def render(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
-        """The prompt, and whether BOS is still to be put before it. Messages have ``role`` and ``content``."""
+        """The prompt, and whether BOS must still be added in front of it.
+
+        Each message has a ``role`` and a ``content``. Raises ``ChatTemplateError``.
+        """
         if not self.own:
             return _plain(messages), True
         try:
@@ -69,7 +71,7 @@ class ChatPrompt:
                 documents=None,
             )
         except SecurityError as error:
-            raise ChatTemplateError(f"the model's chat template does what is not allowed: {error}") from None
+            raise ChatTemplateError(f"the model's chat template does something that is not allowed: {error}") from None
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
         return text, not (self._bos and text.startswith(self._bos))
@@ -81,14 +83,14 @@ def _plain(messages: list[dict[str, str]]) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses products and powers of a size that would stop the process, which Python computes in one go."""
+    """Also refuses large products and powers: Python computes each in one step, and nothing could interrupt it."""
 
     intercepted_binops = frozenset(["*", "**"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """The value of ``left operator right``."""
         if operator == "**":
-            # As many bits as the base has, as often as the exponent says.
+            # Bits of the base times the exponent.
             size = left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
         else:
             sizes = [len(each) if hasattr(each, "__len__") else each for each in (left, right)]
@@ -108,7 +110,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
-    # Jinja's own escapes for HTML, which no model was trained on.
+    # Jinja's own filter escapes for HTML, and no model was trained on that.
     return json.dumps(value, ensure_ascii=False, indent=None if indent is None else min(indent, 32))
 
 

@@ -1,17 +1,18 @@
-"""``python -m serve.terminal model=PATH [prompt='Once upon a time' ...]``: a model in the terminal, no HTTP.
+"""``python -m serve.terminal model=PATH [prompt='Once upon a time' ...]``: a model in the terminal, without HTTP.
 
-The engine runs in this process. A model with a chat template is talked to; one without continues text.
+The engine runs in this process. With a chat template there is a conversation; without one, the model continues text.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from data.errors import UserError
@@ -35,17 +36,18 @@ class Reply:
     text: str
     n_tokens: int
     seconds: float
-    """Of generation, without the prompt's computation."""
+    """Of decoding, without the prefill."""
     finish: str
 
     @property
     def tokens_per_s(self) -> float:
-        # The first token comes with the prompt's computation.
+        """The decode rate; 0 where there is none."""
+        # The first token comes from the prefill.
         return (self.n_tokens - 1) / self.seconds if self.n_tokens > 1 and self.seconds > 0 else 0.0
 
 
-class Talk:
-    """A conversation with an engine in this process."""
+class Conversation:
+    """A conversation with an engine in this process. Raises ``UserError`` when the model cannot be loaded."""
 
     def __init__(self, config: TerminalConfig) -> None:
         from serve.chat_template import ChatPrompt
@@ -68,16 +70,16 @@ class Talk:
         self.name = path.name
         self.info: ModelInfo = self._engine.info
         self.chat = ChatPrompt(self.info)
-        self._n = 0
+        self._n_replies = 0
         self._messages: list[dict[str, str]] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Forgets the conversation."""
         system = self._config.system
         self._messages = [{"role": "system", "content": system}] if system else []
 
-    def say(self, text: str, show) -> Reply:
+    def send(self, text: str, show: Callable[[str], None]) -> Reply:
         """Sends a message (or, for a base model, text to continue); ``show`` gets the reply's text as it comes.
 
         Ctrl-C ends the reply early. Raises ``UserError`` when the text does not fit the context.
@@ -99,10 +101,10 @@ class Talk:
         self._messages.append({"role": "assistant", "content": reply.text})
         return reply
 
-    def _generate(self, prompt: str, add_special: bool, parse_special: bool, show) -> Reply:
+    def _generate(self, prompt: str, add_special: bool, parse_special: bool, show: Callable[[str], None]) -> Reply:
         config = self._config
-        self._n += 1
-        key = str(self._n)
+        self._n_replies += 1
+        key = str(self._n_replies)
         request = Generate(
             id=key,
             prompt=prompt,
@@ -119,7 +121,7 @@ class Talk:
                 seed=secrets.randbits(32) if config.seed is None else config.seed,
             ),
         )
-        parts: list[str] = []
+        texts: list[str] = []
         n_tokens, finish, began = 0, "stopped", time.perf_counter()
         with _interrupts() as interrupted:
             events = self._engine.handle(request)
@@ -130,7 +132,7 @@ class Talk:
                     if isinstance(event, PrefillDone):
                         began = time.perf_counter()
                     elif isinstance(event, Delta):
-                        parts.append(event.text)
+                        texts.append(event.text)
                         show(event.text)
                         n_tokens, finish = event.completion_tokens, event.finish or finish
                 if interrupted and self._engine.busy:
@@ -140,7 +142,7 @@ class Talk:
                     break
                 events = self._engine.step()
         seconds = time.perf_counter() - began
-        return Reply(text="".join(parts), n_tokens=n_tokens, seconds=seconds, finish=finish)
+        return Reply(text="".join(texts), n_tokens=n_tokens, seconds=seconds, finish=finish)
 
     def close(self) -> None:
         """Frees the model."""
@@ -149,8 +151,10 @@ class Talk:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Ctrl-C fills the list rather than raise wherever the program is: in the middle of a step, or in a callback of
-    llama.cpp's, from which Python cannot pass an exception on."""
+    """Ctrl-C is added to the list and raises nothing.
+
+    An exception could come in the middle of a step, or in a callback of llama.cpp, where Python would lose it.
+    """
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
@@ -160,7 +164,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def _show(text: str) -> None:
-    # What a model writes must not move the cursor; a file or a pipe gets it as it is.
+    # A model's text must not move the cursor. A file or a pipe gets it unchanged.
     sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -170,22 +174,22 @@ def _figures(reply: Reply) -> str:
     return f"[{reply.n_tokens} tokens, {reply.tokens_per_s:.1f} tokens/s{why.get(reply.finish, '')}]"
 
 
-def _once(talk: Talk, prompt: str) -> None:
-    """One prompt, one reply. A base model's text goes on from the prompt, so the prompt is shown first."""
-    if not talk.chat.own:
+def _once(conversation: Conversation, prompt: str) -> None:
+    """One prompt, one reply. A base model continues the prompt, so the prompt is printed first."""
+    if not conversation.chat.own:
         _show(prompt)
-    reply = talk.say(prompt, _show)
+    reply = conversation.send(prompt, _show)
     print(f"\n{_figures(reply)}", flush=True)
 
 
-def _converse(talk: Talk) -> None:
-    info = talk.info
-    print(f"{talk.name}: {info.n_params / 1e6:.1f}M parameters, context {info.context}, {info.threads} threads")
-    if talk.note:
-        print(talk.note)
-    if talk.chat.problem:
-        print(talk.chat.problem)
-    if talk.chat.own:
+def _converse(conversation: Conversation) -> None:
+    info = conversation.info
+    print(f"{conversation.name}: {info.n_params / 1e6:.1f}M parameters, context {info.context}, {info.threads} threads")
+    if conversation.note:
+        print(conversation.note)
+    if conversation.chat.problem:
+        print(conversation.chat.problem)
+    if conversation.chat.own:
         print("Chat. /help lists commands, Ctrl-D leaves.")
     else:
         print("A base model: it continues the text you type. /help lists commands, Ctrl-D leaves.")
@@ -207,38 +211,38 @@ def _converse(talk: Talk) -> None:
                 print(_HELP)
                 continue
             case "/reset":
-                talk.reset()
+                conversation.reset()
                 print("(forgotten)")
                 continue
             case command if command.startswith("/") and " " not in command:
                 print(f"there is no command {command}; /help lists them")
                 continue
         try:
-            if not talk.chat.own:
+            if not conversation.chat.own:
                 _show(line)
-            reply = talk.say(line, _show)
+            reply = conversation.send(line, _show)
             print(f"\n{_figures(reply)}", flush=True)
         except UserError as error:
             print(f"error: {error}")
 
 
-def main(words: list[str]) -> int:
-    """Talks until the person leaves. Raises ``UserError`` for what they can mend."""
-    config = load(TerminalConfig, "terminal", words, literal=("model", "prompt", "system"))
+def main(argv: list[str]) -> int:
+    """Runs until the person leaves. Raises ``UserError`` for what they can mend."""
+    config = load(TerminalConfig, "terminal", argv, literal=("model", "prompt", "system"))
     for stream in (sys.stdin, sys.stdout):
         # A pipe in a C locale is ASCII; a model's text is not.
-        if codecs.lookup(stream.encoding or "ascii").name != "utf-8":
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding or "ascii").name != "utf-8":
             stream.reconfigure(encoding="utf-8", errors="replace")
-    talk = Talk(config)
+    conversation = Conversation(config)
     try:
         if config.prompt is None:
-            _converse(talk)
+            _converse(conversation)
         else:
-            if talk.note:
-                print(talk.note, file=sys.stderr)
-            _once(talk, config.prompt)
+            if conversation.note:
+                print(conversation.note, file=sys.stderr)
+            _once(conversation, config.prompt)
     finally:
-        talk.close()
+        conversation.close()
     return 0
 
 

@@ -154,7 +154,7 @@ class EngineClient:
         self._questions.clear()
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Ends the engine; what is in flight fails."""
+        """Ends the engine; requests in flight fail."""
         self._closing = True
         self.ready = False
         self._keep_stats()
@@ -248,8 +248,10 @@ class EngineClient:
             self._process.send(Cancel(id=sequence_id))
 
     async def ask(self, question: Query) -> QueryResult:
-        """The engine's answer. Raises ``QueueFullError``, ``EngineDownError`` or ``RequestFailedError``. Canceled, it
-        cancels the engine's work."""
+        """The engine's answer. Cancelling the call cancels the engine's work.
+
+        Raises ``QueueFullError``, ``EngineDownError`` or ``RequestFailedError``.
+        """
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")
         if len(self._questions) >= self._max_in_flight:

@@ -1,9 +1,11 @@
-"""Several models behind one server: loaded when asked for, unloaded when another needs their memory.
+"""Several models behind one server: loaded when a request asks for them, unloaded when another needs their memory.
 
-Lives on the server's asyncio loop. A request takes a lease of its model; while it holds one, the model stays.
-Loads happen one at a time, in the order in which they were asked for. When there is no room, the models longest
-unused are unloaded first; where all are in use, the longest unused of them takes no more requests until it has
-finished those that it has, so that nobody waits for ever behind a busy model.
+The pool lives on the server's asyncio loop. A request takes a lease of its model, and the model stays loaded while
+anyone holds one. Models are loaded one at a time, in the order in which requests asked for them. When there is no
+room, the least recently used models are unloaded first. Where all are in use, the least recently used of them accepts
+no more requests until those that it has are finished; so nobody waits for ever behind a busy model.
+
+Tested in tests/serve/test_several_models.py.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 State = Literal["unloaded", "loading", "ready", "leaving", "restarting"]
 _RETRY_S = 2.0
-"""After a load that failed, requests are told of it for so long before it is tried again."""
+"""For so long after a failed load, requests get its error; then it is tried again."""
 
 
 class ModelNotLoadedError(Exception):
@@ -36,7 +38,7 @@ class ModelNotLoadedError(Exception):
 
 @dataclass(kw_only=True)
 class Loaded:
-    """What a loaded model consists of."""
+    """What there is of a model while it is loaded."""
 
     engine: EngineClient
     info: ModelInfo
@@ -68,7 +70,7 @@ class Served:
 
     @property
     def state(self) -> State:
-        """In a word."""
+        """As /v1/models reports it."""
         if self.loaded is None:
             return "loading" if self.loading is not None else "unloaded"
         if self.leaving:
@@ -76,7 +78,7 @@ class Served:
         return "ready" if self.loaded.engine.ready else "restarting"
 
     def facts(self) -> ModelFacts:
-        """Of the file as it is now. Raises ``UserError`` when it is gone or damaged."""
+        """Facts of the file as it is now. Raises ``UserError`` when it is gone or damaged."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -87,7 +89,7 @@ class Served:
         return self._facts[1]
 
     def needed(self) -> int:
-        """Bytes of memory that it takes, by estimate. Raises ``UserError`` like ``facts``."""
+        """Bytes of memory that the model takes, by estimate. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
         return needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
 
@@ -104,7 +106,7 @@ class Lease:
         served.last_used = time.monotonic()
 
     def release(self) -> None:
-        """Gives it back. Safe to call again."""
+        """Ends the lease. Safe to call again."""
         if self._held:
             self._held = False
             self._served.n_users -= 1
@@ -121,7 +123,7 @@ class Pool:
         self.models = {each.name: each for each in models}
         self.default = models[0]
         self.budget = budget
-        """Bytes; None: a single model, whose memory is its owner's affair."""
+        """Bytes; None: no limit, for a server with a single model."""
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -129,16 +131,16 @@ class Pool:
 
     @property
     def several(self) -> bool:
-        """Whether there is a choice."""
+        """Whether there is more than one model."""
         return len(self.models) > 1
 
     @property
     def used_bytes(self) -> int:
-        """Memory of what is loaded, by estimate."""
+        """Memory of the loaded models, by estimate."""
         return sum(each.loaded.n_bytes for each in self.models.values() if each.loaded is not None)
 
     async def start(self) -> ModelInfo:
-        """Loads the first model. Raises ``UserError`` when it cannot be served, or another never could."""
+        """Loads the first model. Raises ``UserError`` when that fails, or when one of the models never fits."""
         if self.budget is not None:
             for each in self.models.values():
                 check_fits(each.name, each.needed(), self.budget)
@@ -147,12 +149,15 @@ class Pool:
         return self.default.loaded.info
 
     def ready(self, name: str) -> Lease | None:
-        """A lease at once, if the model is loaded."""
+        """A lease, if the model is loaded and accepts requests."""
         served = self.models[name]
         return Lease(self, served) if served.loaded is not None and not served.leaving else None
 
     async def lease(self, name: str) -> Lease:
-        """Waits until the model is loaded. Raises ``ModelNotLoadedError``, or ``QueueFullError`` when too many wait."""
+        """Waits until the model is loaded.
+
+        Raises ``ModelNotLoadedError``, or ``QueueFullError`` when too many requests wait for it.
+        """
         served = self.models[name]
         while (lease := self.ready(name)) is None:
             if served.failed is not None and time.monotonic() - served.failed[0] < _RETRY_S:
@@ -160,7 +165,7 @@ class Pool:
             if served.n_waiting >= served.config.slots + self._max_waiting:
                 raise QueueFullError(f"{served.n_waiting} requests are waiting for {name} to be loaded; try later.")
             if served.loading is None:
-                served.loading = asyncio.create_task(self._bring(served))
+                served.loading = asyncio.create_task(self._load_in_turn(served))
             served.n_waiting += 1
             try:
                 await asyncio.shield(served.loading)
@@ -170,16 +175,16 @@ class Pool:
         return lease
 
     def wake(self) -> None:
-        """Somebody has left: who waits for that looks again."""
+        """Makes the task that waits for memory look again. Called when a request or a model has left."""
         self._changed.set()
 
     # -- loading -------------------------------------------------------------------------------------------
 
-    async def _bring(self, served: Served) -> None:
-        """Loads a model when its turn comes, unless nobody waits for it any more."""
+    async def _load_in_turn(self, served: Served) -> None:
+        """Loads a model when its turn comes, unless no request waits for it any more."""
         try:
             async with self._turn:
-                # It may have been on its way out when it was asked for, and have stayed after all.
+                # It may have been leaving when a request asked for it, and have stayed after all.
                 if served.loaded is None and await self._make_room(served):
                     await self._load(served)
                     served.failed = None
@@ -207,20 +212,20 @@ class Pool:
         served.last_used = time.monotonic()
 
     async def _make_room(self, wanted: Served) -> bool:
-        """False when nobody wants the model any more."""
+        """Unloads other models until there is room. False when no request waits for this one any more."""
         if self.budget is None:
             return True
         need = wanted.needed()
         check_fits(wanted.name, need, self.budget)
         while True:
             if wanted.n_waiting == 0 or self._closing:
-                self._stay()
+                self._keep_all()
                 return False
             if self.used_bytes + need <= self.budget:
-                self._stay()
+                self._keep_all()
                 return True
             loaded = [each for each in self.models.values() if each.loaded is not None]
-            # An idle one, else one that is leaving already, else the longest unused.
+            # First an idle model, then one that is leaving already, then the least recently used.
             victim = min(loaded, key=lambda each: (each.n_users > 0, not each.leaving, each.last_used))
             if victim.n_users == 0:
                 await self._unload(victim)
@@ -228,7 +233,7 @@ class Pool:
             victim.leaving = True
             await self._next_change()
 
-    def _stay(self) -> None:
+    def _keep_all(self) -> None:
         for each in self.models.values():
             each.leaving = False
 
@@ -244,7 +249,7 @@ class Pool:
         await self._changed.wait()
 
     async def close(self) -> None:
-        """Ends every engine; what is in flight fails."""
+        """Ends every engine; requests in flight fail."""
         self._closing = True
         for each in self.models.values():
             if each.loading is not None:
