@@ -13,14 +13,14 @@ def main(argv: list[str]) -> int:
     # What follows takes seconds to import. Wrong options have been reported by now.
     from train.distributed.join import join
     from train.distributed.rank_process import exit_code, rank_folder
-    from train.memory import explained
+    from train.memory import resource_errors
 
     ranks = join(pin=config.train.pin)
 
     def run() -> int:
         from train.start import start
 
-        with rank_folder(ranks, config.root) as root, explained(config.train, root):
+        with rank_folder(ranks, config.root) as root, resource_errors(config.train, root):
             return start(config, root, ranks)
 
     return exit_code(ranks, run)

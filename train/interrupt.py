@@ -1,13 +1,17 @@
-"""Ctrl-C and SIGTERM asked for politely: finish the step, save, leave."""
+"""Ctrl-C and SIGTERM: the step is finished, the state is saved, the run ends.
+
+Tested in tests/train/test_reliability.py, tests/train/test_main.py.
+"""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class StoppedError(BaseException):
-    """A signal came while there was nothing worth finishing. ``except Exception`` lets it by."""
+    """A signal came while there was nothing worth finishing. ``except Exception`` does not catch it."""
 
 
 class Interrupt:
@@ -17,7 +21,7 @@ class Interrupt:
         self.signal: int | None = None
         self._saving = False
         self._at_once = False
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -47,7 +51,7 @@ class Interrupt:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """While this is open no signal breaks off what runs; it counts afterwards."""
+        """Inside this context no signal interrupts; it takes effect afterwards."""
         before, self._saving = self._saving, True
         try:
             yield
@@ -56,12 +60,12 @@ class Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """While this is open the first signal raises StoppedError: what runs may take minutes and need not be kept."""
+        """Inside this context the first signal raises StoppedError: what runs may take minutes and need not be kept."""
         self._at_once = True
         try:
             yield
         except Exception as error:
-            if self:  # Ctrl-C in a terminal also reaches the compiler that this process waits for
+            if self:  # Ctrl-C in a terminal also reaches a compiler that this process waits for
                 raise StoppedError from error
             raise
         finally:

@@ -1,4 +1,4 @@
-"""How much memory there is for a run, whether it will do, and what to say where it did not."""
+"""Whether a run fits into memory, and one line with a remedy where memory or disk space has run out."""
 
 import errno
 import re
@@ -53,8 +53,8 @@ def advice(config: TrainConfig) -> str:
 
 
 @contextmanager
-def explained(config: TrainConfig, root: Path) -> Iterator[None]:
-    """Turn what the machine has run out of (memory, room on the disk) into one line with what helps."""
+def resource_errors(config: TrainConfig, root: Path) -> Iterator[None]:
+    """Turn errors about memory or disk space that has run out into one UserError that says what helps."""
     try:
         yield
     except UserError:
@@ -65,10 +65,10 @@ def explained(config: TrainConfig, root: Path) -> Iterator[None]:
         if error.errno == errno.ENOMEM:
             raise UserError(f"out of memory: use {advice(config)}") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(_no_room(error.filename or root, error.strerror, root)) from error
+            raise UserError(_no_room(error.filename or root, error.strerror or str(error), root)) from error
         raise
     except Exception as error:
-        if "No space left on device" in str(error):  # as libraries in Rust tell it
+        if "No space left on device" in str(error):  # as libraries in Rust report it
             raise UserError(_no_room(root, str(error), root)) from error
         if not isinstance(error, RuntimeError):
             raise

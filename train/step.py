@@ -14,6 +14,7 @@ from slm.model.transformer import LanguageModel
 from train.backend import Backend
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
+from train.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def split(block_BT1: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train_step(
     model: LanguageModel,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     batches: Iterator[np.ndarray],
     *,
     grad_accum: int,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
@@ -29,10 +28,10 @@ from train.distributed.shared_state import (
     restore,
     synchronized_batches,
 )
-from train.distributed.zero1 import Zero1Optimizer
 from train.environment import Environment
 from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
+from train.optim import Optimizer
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding
@@ -57,7 +56,7 @@ class Trainer:
     environment: Environment
     tokenizer: Tokenizer
     model: LanguageModel
-    optimizer: torch.optim.Optimizer | Zero1Optimizer
+    optimizer: Optimizer
     loader: Loader
     backend: Backend
     validator: Validator

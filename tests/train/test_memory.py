@@ -1,4 +1,4 @@
-"""What does not fit is refused before it is tried, and explained where it was."""
+"""What does not fit is refused before it is tried, and resource_errors where it was."""
 
 import errno
 
@@ -8,7 +8,7 @@ from data.errors import UserError
 from slm.model.config import ModelConfig
 from train import memory
 from train.config import TrainConfig
-from train.memory import advice, check_memory, explained
+from train.memory import advice, check_memory, resource_errors
 
 SMALL = ModelConfig(
     vocab_size=64, n_layers=1, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=256, seq_len=32
@@ -50,7 +50,7 @@ def test_advice_keeps_the_batch_and_does_not_repeat_what_is_done():
     ],
 )
 def test_what_the_machine_has_run_out_of_is_one_line(error, says, tmp_path):
-    with pytest.raises(UserError, match=says) as caught, explained(config(), tmp_path / "not" / "there"):
+    with pytest.raises(UserError, match=says) as caught, resource_errors(config(), tmp_path / "not" / "there"):
         raise error
     assert len(str(caught.value).splitlines()) == 1
 
@@ -60,13 +60,13 @@ def test_torchs_own_failure_to_allocate_is_recognised(tmp_path):
 
     with (
         pytest.raises(UserError, match=r"out of memory \([0-9.]+ GiB were asked for at once\): use"),
-        explained(config(), tmp_path),
+        resource_errors(config(), tmp_path),
     ):
         torch.empty(1 << 50, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a defect"), OSError(errno.EACCES, "denied"), KeyError("x")])
 def test_everything_else_stays_what_it_is(error, tmp_path):
-    with pytest.raises(type(error)) as caught, explained(config(), tmp_path):
+    with pytest.raises(type(error)) as caught, resource_errors(config(), tmp_path):
         raise error
     assert caught.value is error

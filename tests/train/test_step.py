@@ -98,6 +98,15 @@ def test_optimizer_state_survives_by_name():
         assert torch.equal(a, b)
 
 
+def test_the_state_of_another_optimizer_is_refused():
+    model = new_model()
+    optimizer = make_optimizer(model, OPTIM)
+    step(model, optimizer, [blocks(2)])
+    momentum_only = {k: v for k, v in state_tensors(model, optimizer).items() if not k.endswith("exp_avg_sq")}
+    with pytest.raises(UserError, match=r"holds only step, exp_avg of the state of .*resume=never"):
+        load_state_tensors(model, make_optimizer(model, OPTIM), momentum_only)
+
+
 def test_bf16_autocast_learns_what_f32_learns():
     losses = {}
     for precision in ("f32", "bf16"):

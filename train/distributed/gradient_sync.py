@@ -90,7 +90,7 @@ class BucketedAllReduce(GradientSync):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.size = ranks.size
-        self._ranks, self._interrupt, self._elapsed, self._dtype = ranks, interrupt, elapsed, dtype
+        self._ranks, self._shared, self._elapsed, self._dtype = ranks, interrupt, elapsed, dtype
         self._buckets = [_Bucket(each) for each in buckets(parameters)]
         self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._next = 0
@@ -122,7 +122,7 @@ class BucketedAllReduce(GradientSync):
         began = perf_counter()
         while self._next < len(self._buckets):
             self._start_next()
-        received = self._interrupt.received
+        received = self._shared.received
         own = [
             loss_sum,
             float(received == signal.SIGINT),
@@ -134,7 +134,7 @@ class BucketedAllReduce(GradientSync):
             for bucket in self._buckets:
                 bucket.wait()
         if interrupted or terminated:
-            self._interrupt.signal = int(signal.SIGINT if interrupted else signal.SIGTERM)
+            self._shared.signal = int(signal.SIGINT if interrupted else signal.SIGTERM)
         self.wait_seconds += perf_counter() - began
         return loss_sum
 
@@ -142,7 +142,7 @@ class BucketedAllReduce(GradientSync):
         return self._agreed
 
     def signal_received(self) -> bool:
-        return self._interrupt.received is not None
+        return self._shared.received is not None
 
 
 def make_gradient_sync(
@@ -179,13 +179,12 @@ class _Bucket:
 
     def start(self, dtype: torch.dtype) -> None:
         """Start the all-reduce. The gradients become views of one flat tensor, so that nothing is held twice."""
-        for p in self.parameters:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        if len(self.parameters) == 1 and self.parameters[0].grad.is_contiguous():
-            flat = self.parameters[0].grad.view(-1)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        if len(gradients) == 1 and gradients[0].is_contiguous():
+            flat = gradients[0].view(-1)
+            self.parameters[0].grad = gradients[0]
         else:
-            flat = torch.cat([p.grad.reshape(-1) for p in self.parameters])
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             for p, piece in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
                 p.grad = piece.view_as(p)
         self._flat = flat
@@ -195,7 +194,7 @@ class _Bucket:
     def wait(self) -> None:
         """Wait for the sum."""
         self._work.wait()
-        if self._sent is not self._flat:
+        if self._sent is not None and self._flat is not None and self._sent is not self._flat:
             self._flat.copy_(self._sent)
         # The flat tensor lives as long as the gradients that are views of it.
         self._work = self._sent = self._flat = None

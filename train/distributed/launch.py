@@ -75,7 +75,8 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:
     """The launcher's own ``key=value`` words, and the rest, which is training's."""
-    own, rest = {}, []
+    own: dict[str, str | int] = {}
+    rest = []
     for word in argv:
         key, sign, value = word.partition("=")
         if not sign or key not in LaunchConfig.__dataclass_fields__:

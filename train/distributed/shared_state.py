@@ -19,7 +19,7 @@ from slm.model.transformer import LanguageModel
 from train.config import OptimConfig
 from train.distributed.ranks import Ranks
 from train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
-from train.optim import load_state_tensors, make_optimizer, state_tensors
+from train.optim import Optimizer, load_state_tensors, make_optimizer, state_tensors
 from train.run.resume import ResumePoint
 
 RNG = "rng.torch"
@@ -54,31 +54,31 @@ def broadcast_tokenizer(ranks: Ranks, make: Callable[[], Tokenizer], folder: Pat
         return load_tokenizer(copy)
 
 
-def make_shared_optimizer(
-    ranks: Ranks, model: LanguageModel, config: OptimConfig, *, zero1: bool
-) -> torch.optim.Optimizer | Zero1Optimizer:
+def make_shared_optimizer(ranks: Ranks, model: LanguageModel, config: OptimConfig, *, zero1: bool) -> Optimizer:
     """The run's optimizer; with ``zero1`` and several ranks its state is divided over them."""
     if zero1 and ranks.size > 1:
         return Zero1Optimizer(ranks, model, lambda shard: make_optimizer(shard, config))
     return make_optimizer(model, config)
 
 
-def gather_state(ranks: Ranks, model: LanguageModel, optimizer: Any) -> tuple[dict[str, Tensor], bool]:
+def gather_state(ranks: Ranks, model: LanguageModel, optimizer: Optimizer) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a checkpoint besides the weights (complete on rank 0 only), and whether a resync was needed.
 
     The same sums may differ in a bit on other processors. A checkpoint is one state: every rank takes rank 0's, and
     the run goes on as one that is resumed from the checkpoint would.
     """
-    sharded = isinstance(optimizer, Zero1Optimizer)
-    own = state_tensors(optimizer.shard if sharded else model, optimizer)
-    resynced = ranks.resync([*model.parameters(), *([] if sharded else own.values())])
-    if not (sharded or ranks.main):
-        own = {}
+    if isinstance(optimizer, Zero1Optimizer):
+        own = state_tensors(optimizer.shard, optimizer)
+        resynced = ranks.resync(list(model.parameters()))
+    else:
+        own = state_tensors(model, optimizer)
+        resynced = ranks.resync([*model.parameters(), *own.values()])
+        own = own if ranks.main else {}
     rng = torch.get_rng_state()
     return gather_tensors(ranks, own | {_rng_name(ranks.rank): rng}), resynced
 
 
-def restore(ranks: Ranks, point: ResumePoint, model: LanguageModel, optimizer: Any) -> None:
+def restore(ranks: Ranks, point: ResumePoint, model: LanguageModel, optimizer: Optimizer) -> None:
     """Put weights, optimizer state and random state of a checkpoint back on every rank."""
     if ranks.main and point.checkpoint is not None:
         weights = checkpoint.load_weights(point.checkpoint)

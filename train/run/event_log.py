@@ -36,11 +36,12 @@ class EventLog:
         self, step: int, resumed_from: Path | None, model: ModelConfig, environment: Environment, **facts: Any
     ) -> None:
         """The run begins, or resumes from a checkpoint. ``facts``: more about the process, for the report."""
+        seq_len = number(self._record.setting("train.seq_len"))
         record = {
             "from": resumed_from and resumed_from.name,
             "again": max(0, self._seen_step - step),
             "n_params": model.n_params,
-            "flops_per_token": model.flops_per_token(number(self._record.setting("train.seq_len"))),
+            "flops_per_token": model.flops_per_token(None if seq_len is None else int(seq_len)),
             "vocab_size": model.vocab_size,
             "threads": environment.threads,
             "precision": environment.precision,

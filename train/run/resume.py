@@ -123,7 +123,7 @@ def _differences(old: Any, new: Any, where: str) -> list[str]:
 
 def rounding(environment: Environment, config: TrainConfig) -> dict[str, Any]:
     """What decides how sums are rounded: where all of it is the same, a resumed run is the same to the bit."""
-    facts = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    facts: dict[str, Any] = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     facts |= {"threads": environment.threads, "precision": environment.precision, "compile": environment.compile}
     facts["kernels"] = environment.kernels is not None
     return facts | {"micro_batch": config.micro_batch, "gradient_checkpointing": config.gradient_checkpointing}

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from data.sources.documents import sample_documents
+from data.sources.plan import Split
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import to_dict
@@ -15,6 +16,9 @@ from train.config import RunConfig
 
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
+
+TEXTS: dict[str, Split] = {"validation.txt": "validation", "calibration.txt": "train"}
+"""The files of that text, and the split that each is taken from."""
 
 
 def back_up(root: Path) -> Path | None:
@@ -79,7 +83,7 @@ def run_tokenizer(config: RunConfig, root: Path) -> Tokenizer:
 
 def write_text_samples(config: RunConfig, root: Path) -> None:
     """Write ``validation.txt`` and ``calibration.txt`` once: what export measures with, without the data's source."""
-    for name, split in (("validation.txt", "validation"), ("calibration.txt", "train")):
+    for name, split in TEXTS.items():
         if not (root / name).exists():
             documents = sample_documents(config.data, split, TEXT_BYTES, config.train.seed)
             atomic_write_text(root / name, "\n\n".join(documents))

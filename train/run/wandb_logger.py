@@ -30,7 +30,7 @@ class WandbLogger:
                 resume="allow",
                 dir=str(root),
                 config=to_dict(config),
-                mode=mode,
+                mode=mode,  # type: ignore[arg-type]  # wandb itself refuses an unknown WANDB_MODE
                 settings=wandb.Settings(init_timeout=30, silent=True),
             )
         except Exception as error:  # whatever wandb's service does, training goes on
