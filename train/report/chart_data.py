@@ -1,4 +1,7 @@
-"""The numbers that the page's script draws."""
+"""The numbers that the page's script draws.
+
+Tested in tests/train/report/test_html.py.
+"""
 
 import math
 from typing import Any

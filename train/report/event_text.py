@@ -1,4 +1,7 @@
-"""What happened to a run, in sentences."""
+"""What happened to a run, in sentences.
+
+Tested in tests/train/report/test_html.py.
+"""
 
 import signal
 from typing import Any

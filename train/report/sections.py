@@ -1,6 +1,8 @@
 """The sections of a report as plain text and numbers: header, tiles, warnings, samples and tables.
 
 Nothing here is HTML. Names, samples and options are text of other people; the template escapes all of it.
+
+Tested in tests/train/report/test_html.py, tests/train/report/test_samples.py.
 """
 
 import math

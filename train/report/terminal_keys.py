@@ -1,4 +1,7 @@
-"""Keys of a terminal, read one at a time while something else is drawn."""
+"""Keys of a terminal, read one at a time while something else is drawn.
+
+Tested in tests/train/report/test_watch.py.
+"""
 
 import contextlib
 import os

@@ -1,6 +1,7 @@
 """What ``bench-train`` measures: our training step, the same without kernels, a plain loop, Hugging Face's Trainer.
 
 Each contender runs in its own process and returns plain values. Nothing imports torch before it has set its threads.
+
 Tested in tests/train/tools/test_bench.py.
 """
 

@@ -16,11 +16,9 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from slm.configuration import build
 from tests.helpers import REPOSITORY
-from train.report.run_view import clipped, sparkline
 from train.report.watch import WatchConfig
 
 PATIENT = 120
@@ -296,14 +294,7 @@ def test_a_small_terminal_is_enough(terminal, tmp_path):
     run.vanish()
 
 
-def test_parts_of_the_view():
-    assert sparkline([8, 4, 2, 1], 10) == "█▆▃▁"
-    assert sparkline([None, 3.0, 3.0], 10) == "▁▁"
-    assert len(sparkline([1.0 + index for index in range(1000)], 40)) <= 40
-    assert sparkline([], 10) == ""
-    console = Console(width=20)
-    assert len(clipped("word " * 200, console, 3).plain.splitlines()) == 3
-    assert clipped("one\n\ntwo", console, 5).plain.split() == ["one", "two"]
+def test_the_options_have_limits():
     assert build(WatchConfig, {"run": "x", "watch": {"once": True}}).watch.once
     for options in ({"every_s": 0}, {"patience_s": -1}):
         with pytest.raises(ValueError, match="must be from"):

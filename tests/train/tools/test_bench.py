@@ -11,8 +11,9 @@ from train.tools import bench
 from train.tools.contenders import CONTENDERS
 
 
+@pytest.mark.slow
 def test_the_last_line_holds_our_speed_the_ratios_and_where_the_time_goes(capfd):
-    assert bench.main([*OPTIONS, "bench.steps=2", "bench.warmup=1", "bench.baselines=[eager]"]) == 0
+    assert bench.main([*OPTIONS, "train.threads=2", "bench.steps=2", "bench.warmup=1", "bench.baselines=[eager]"]) == 0
     out = capfd.readouterr().out
     record = json.loads(out.splitlines()[-1])
     assert list(record["contenders"]) == ["ours", "eager"]
@@ -26,7 +27,7 @@ def test_the_last_line_holds_our_speed_the_ratios_and_where_the_time_goes(capfd)
     assert record["gemm_peak_fraction"] == pytest.approx(record["gflops"] / record["gemm_peak_gflops"])
     assert sum(record["breakdown"].values()) == pytest.approx(1)
     assert set(record["breakdown"]) == {"forward and backward", "optimizer", "data wait"}
-    assert (record["precision"], record["threads"]) == ("f32", 1)
+    assert (record["precision"], record["threads"]) == ("f32", 2)
     assert record["shape"] == {"seq_len": 32, "micro_batch": 4, "grad_accum": 1}
     assert "of GEMM peak" in out
     assert "where a step's time goes: " in out
