@@ -103,7 +103,7 @@ def collect(
     n_rows = 0
     try:
         for done, window_T in enumerate(windows):
-            x_BTD = model.hidden(torch.from_numpy(window_T.astype(np.int64))[None])
+            x_BTD = model.hidden_states(torch.from_numpy(window_T.astype(np.int64))[None])
             if output:
                 output_sum_D.add_(x_BTD.float().square().flatten(0, -2).sum(0, dtype=torch.float64))
             n_rows += len(window_T)

@@ -73,13 +73,12 @@ def open_source(
     check_weights(model.state_dict(), to_f16="f16" in types)
     vocab = build_vocab(checkpoint, model.config.vocab_size, pre, arch=model.config.arch)
     tokenizer = load_tokenizer(checkpoint)
-    bos = vocab.special_ids.get("bos")
     scorer = TorchScorer(
         model,
         tokenizer.encode,
         name=checkpoint.name,
-        bos=bos if vocab.add_special["bos"] else None,
-        document_start=bos if bos is not None else vocab.special_ids.get("eos"),
+        bos=vocab.special.bos_added,
+        document_start=vocab.special.document_start,
     )
     return Source(
         run=run,

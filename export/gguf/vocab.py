@@ -8,14 +8,14 @@ different things to different readers and it changes every perplexity.
 
 import base64
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
 from data.tokenizers import from_sentencepiece
 from export.gguf.pretokenizer import FINGERPRINT_TEXT, identify
-from slm.model.special_tokens import read_specials
+from slm.model.special_tokens import SpecialTokens, read_special_tokens
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
@@ -34,15 +34,11 @@ class Vocab:
     types: list[int]
     scores: list[float] | None = None
     merges: list[str] = field(default_factory=list)
-    special_ids: dict[str, int] = field(default_factory=dict)
-    """bos, eos, unk, sep, pad, cls, mask -> id, for those there are."""
-    add_special: dict[str, bool] = field(default_factory=dict)
-    """bos, eos, sep -> added by default."""
+    special: SpecialTokens = field(default_factory=SpecialTokens)
     add_space_prefix: bool | None = None
     remove_extra_whitespaces: bool | None = None
     charsmap: bytes | None = None
     """SentencePiece's compiled normalization table."""
-    chat_template: Any = None
     warnings: list[str] = field(default_factory=list)
     """What llama.cpp's tokenizer will not do the way the checkpoint's does."""
 
@@ -62,12 +58,12 @@ class Vocab:
             writer.add_precompiled_charsmap(self.charsmap)
         if self.merges:
             writer.add_token_merges(self.merges)
-        for name, token_id in self.special_ids.items():
+        for name, token_id in self.special.ids.items():
             getattr(writer, f"add_{name}_token_id")(token_id)
-        for name, added in self.add_special.items():
+        for name, added in self.special.added.items():
             getattr(writer, f"add_add_{name}_token")(added)
-        if self.chat_template is not None:
-            writer.add_chat_template(self.chat_template)
+        if self.special.chat_template is not None:
+            writer.add_chat_template(self.special.chat_template)
 
 
 def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arch: str = "llama") -> Vocab:
@@ -86,7 +82,7 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
         raise UserError(
             f"{directory} has neither tokenizer.json nor tokenizer.model; copy the model's tokenizer files there"
         )
-    _add_specials(vocab, directory, vocab_size)
+    _add_special_tokens(vocab, directory, vocab_size)
     settings = directory / "tokenizer_config.json"
     if arch == "llama" and vocab.model == "gpt2" and settings.is_file():
         # The converter copies this for Llama only; byte-level BPE ignores it.
@@ -227,13 +223,12 @@ def _from_sentencepiece(directory: Path, path: Path, vocab_size: int) -> Vocab:
     return vocab
 
 
-def _add_specials(vocab: Vocab, directory: Path, vocab_size: int) -> None:
+def _add_special_tokens(vocab: Vocab, directory: Path, vocab_size: int) -> None:
     """Ids of special tokens, what is added by default, and the chat template."""
-    special = read_specials(directory, vocab_size)
-    vocab.special_ids, vocab.add_special = dict(special.ids), dict(special.added)
-    vocab.chat_template = special.chat_template
-    if vocab.model == "t5":
-        vocab.add_special.setdefault("eos", False)  # T5's own habit, which llama.cpp would assume
+    special = read_special_tokens(directory, vocab_size)
+    if vocab.model == "t5":  # llama.cpp would assume T5's habit of adding eos
+        special = replace(special, added=special.added | {"eos": special.added.get("eos", False)})
+    vocab.special = special
 
 
 def _padded(vocab_size: int) -> tuple[list[bytes], list[int]]:

@@ -78,7 +78,7 @@ class TorchScorer:
         import torch
 
         inputs_BT = np.stack([window.inputs(stream) for window in group]).astype(np.int64)
-        return self.model.hidden(torch.from_numpy(inputs_BT))
+        return self.model.hidden_states(torch.from_numpy(inputs_BT))
 
 
 def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScorer:
@@ -87,11 +87,11 @@ def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScor
 
     from data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
-    from slm.model.special_tokens import read_specials
+    from slm.model.special_tokens import read_special_tokens
 
     torch.set_num_threads(threads or compute_threads())
     model = load_model(checkpoint)
-    tokens = read_specials(checkpoint, model.config.vocab_size)
+    tokens = read_special_tokens(checkpoint, model.config.vocab_size)
     return TorchScorer(
         model,
         load_tokenizer(checkpoint).encode,

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from slm.kernels.library import Kernels
 from slm.kernels.packed import PackedWeights
-from slm.model.transformer import IGNORED, LanguageModel, rope_tables
+from slm.model.cross_entropy import IGNORED
+from slm.model.transformer import LanguageModel, rope_tables
 
 HEAD_ROWS = 2048
 """Positions whose logits are held at once."""

@@ -1,4 +1,4 @@
-"""Causal attention by blocks of queries, for training: no work on keys that a whole block may not see.
+"""Causal attention by blocks of queries, for training: no work on keys that the mask hides from a whole block.
 
 torch's CPU flash kernel reaches a fraction of the machine's matrix rate. Here each block of queries meets the keys up
 to its own end in plain matrix products, which run at that rate, and the backward pass computes the probabilities again
@@ -39,8 +39,8 @@ class BlockwiseAttention(torch.autograd.Function):
         outs, lses = [], []
         for start, stop in _blocks(T):
             q_PRE = q_PGTE[:, :, start:stop].reshape(P, -1, E)
-            scores_PRS = _wide(q_PRE @ k_PTE[:, :stop].transpose(1, 2)) * scale
-            scores_PRS = scores_PRS.masked_fill(_hidden(start, stop, G, starts_PT), -math.inf)
+            scores_PRS = _at_least_f32(q_PRE @ k_PTE[:, :stop].transpose(1, 2)) * scale
+            scores_PRS = scores_PRS.masked_fill(_causal_mask(start, stop, G, starts_PT), -math.inf)
             lse_PR1 = scores_PRS.logsumexp(-1, keepdim=True)
             p_PRS = (scores_PRS - lse_PR1).exp().to(q_PRE.dtype)
             outs.append((p_PRS @ v_PTE[:, :stop]).view(P, G, stop - start, E))
@@ -55,16 +55,16 @@ class BlockwiseAttention(torch.autograd.Function):
         P, G, T, E = q_PGTE.shape
         scale = 1 / math.sqrt(E)
         dqs = []
-        dk_PTE = torch.zeros_like(_wide(k_PTE))
-        dv_PTE = torch.zeros_like(_wide(v_PTE))
+        dk_PTE = torch.zeros_like(_at_least_f32(k_PTE))
+        dv_PTE = torch.zeros_like(_at_least_f32(v_PTE))
         for (start, stop), lse_PR1 in zip(_blocks(T), lses, strict=True):
             q_PRE = q_PGTE[:, :, start:stop].reshape(P, -1, E)
             out_PRE = out_PGTE[:, :, start:stop].reshape(P, -1, E)
             dout_PRE = dout_PGTE[:, :, start:stop].reshape(P, -1, E)
-            scores_PRS = _wide(q_PRE @ k_PTE[:, :stop].transpose(1, 2)) * scale
-            p_PRS = (scores_PRS - lse_PR1).exp().masked_fill(_hidden(start, stop, G, starts_PT), 0.0)
-            dp_PRS = _wide(dout_PRE @ v_PTE[:, :stop].transpose(1, 2))
-            delta_PR1 = (_wide(dout_PRE) * _wide(out_PRE)).sum(-1, keepdim=True)
+            scores_PRS = _at_least_f32(q_PRE @ k_PTE[:, :stop].transpose(1, 2)) * scale
+            p_PRS = (scores_PRS - lse_PR1).exp().masked_fill(_causal_mask(start, stop, G, starts_PT), 0.0)
+            dp_PRS = _at_least_f32(dout_PRE @ v_PTE[:, :stop].transpose(1, 2))
+            delta_PR1 = (_at_least_f32(dout_PRE) * _at_least_f32(out_PRE)).sum(-1, keepdim=True)
             ds_PRS = (p_PRS * (dp_PRS - delta_PR1) * scale).to(q_PRE.dtype)
             dqs.append((ds_PRS @ k_PTE[:, :stop]).view(P, G, stop - start, E))
             dk_PTE[:, :stop] += ds_PRS.transpose(1, 2) @ q_PRE
@@ -76,16 +76,16 @@ def _blocks(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
 
-def _hidden(start: int, stop: int, groups: int, starts_PT: Tensor | None) -> Tensor:
-    """True where a row of the block may not see a key: bool [R, S], or [P, R, S] with starts."""
+def _causal_mask(start: int, stop: int, groups: int, starts_PT: Tensor | None) -> Tensor:
+    """True where a row of the block may not attend to a key: bool [R, S], or [P, R, S] with starts."""
     rows_R1 = torch.arange(start, stop).repeat(groups)[:, None]
     keys_S = torch.arange(stop)
-    hidden_RS = rows_R1 < keys_S
+    masked_RS = rows_R1 < keys_S
     if starts_PT is None:
-        return hidden_RS
-    return hidden_RS | (keys_S < starts_PT[:, start:stop].repeat(1, groups)[:, :, None])
+        return masked_RS
+    return masked_RS | (keys_S < starts_PT[:, start:stop].repeat(1, groups)[:, :, None])
 
 
-def _wide(x: Tensor) -> Tensor:
-    """At least f32: sums and exponentials are not made in bf16."""
+def _at_least_f32(x: Tensor) -> Tensor:
+    """``x`` in f32 or its own wider type: sums and exponentials are not computed in bf16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,11 +1,14 @@
-"""Output head and cross-entropy together, a few rows at a time, so that the full logits never exist.
+"""The output head with its cross-entropy: plainly, or a chunk of positions at a time without ever holding all logits.
 
-With 50,000 tokens of vocabulary the logits of a micro-batch are the largest thing in a training step. Each chunk's
-logits are made, turned into their own gradient, and used up before the next chunk's: forward and backward of the head
-are one pass, and the backward pass only scales what is already there.
+With 50,000 tokens of vocabulary the logits of a micro-batch are the largest thing in a training step. The chunked
+version makes the logits of some positions, turns them into their gradient and uses them up before the next chunk.
+Forward and backward of the head are then one pass, and the backward pass only scales what is already there.
 
-Shape suffixes: N positions, D model width, V vocabulary, C positions of a chunk.
+Shape suffixes: B batch, T positions of a sequence, N positions of all, D model width, V vocabulary, C positions of a
+chunk.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +19,17 @@ IGNORED = -100
 """A target that is not scored (torch's own convention)."""
 CHUNK_LOGITS = 16_000_000
 """Logits held at once."""
+ChunkGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross-entropy of ``softmax(x @ weight.T)``, nats per scored target, f32: all logits at once."""
+    logits_NV = F.linear(x_BTD, weight_VD).flatten(0, 1)
+    return F.cross_entropy(logits_NV.float(), targets_BT.flatten(), ignore_index=IGNORED)
 
 
 def chunk_gradients(x_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The chunk's summed loss (f32) and ``scale`` times its gradient in the logits [C, V], in x's own precision."""
+    """The chunk's summed loss (f32), and ``scale`` times its gradient in the logits [C, V] in x's own precision."""
     logits_CV = F.linear(x_CD, weight_VD)
     logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     scored_C = targets_C != IGNORED
@@ -28,18 +38,17 @@ def chunk_gradients(x_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, scale: T
     nll_C1 = torch.where(scored_C[:, None], lse_C1 - logits_CV.gather(1, index_C1), 0.0)
     keep_C1 = scored_C[:, None] * scale
     probabilities_CV = (logits_CV - lse_C1).exp() * keep_C1
-    hit_CV = torch.arange(weight_VD.shape[0])[None, :] == index_C1
-    return nll_C1.sum(), torch.where(hit_CV, probabilities_CV - keep_C1, probabilities_CV).to(x_CD.dtype)
+    is_target_CV = torch.arange(weight_VD.shape[0])[None, :] == index_C1
+    return nll_C1.sum(), torch.where(is_target_CV, probabilities_CV - keep_C1, probabilities_CV).to(x_CD.dtype)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of ``softmax(x @ weight.T)``; gradients are made in the forward pass."""
-
-    chunk_gradients = staticmethod(chunk_gradients)
-    """Replaced by its compiled form where training compiles."""
+    """Mean cross-entropy of ``softmax(x @ weight.T)`` in chunks; gradients are made in the forward pass."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk_gradients: ChunkGradients
+    ) -> Tensor:
         n_scored = (targets_N != IGNORED).sum().clamp(min=1)
         scale = n_scored.to(torch.promote_types(x_ND.dtype, torch.float32)).reciprocal()
         low_VD = weight_VD.to(x_ND.dtype)
@@ -48,25 +57,25 @@ class LinearCrossEntropy(torch.autograd.Function):
         dweight_VD = torch.zeros_like(weight_VD)
         rows = max(1, CHUNK_LOGITS // weight_VD.shape[0])
         for start in range(0, len(x_ND), rows):
-            part = slice(start, start + rows)
-            nll, dlogits_CV = LinearCrossEntropy.chunk_gradients(x_ND[part], low_VD, targets_N[part], scale)
+            chunk = slice(start, start + rows)
+            nll, dlogits_CV = chunk_gradients(x_ND[chunk], low_VD, targets_N[chunk], scale)
             loss += nll
-            torch.mm(dlogits_CV, low_VD, out=dx_ND[part])
-            dweight_VD += dlogits_CV.T @ x_ND[part]
+            torch.mm(dlogits_CV, low_VD, out=dx_ND[chunk])
+            dweight_VD += dlogits_CV.T @ x_ND[chunk]
         ctx.save_for_backward(dx_ND, dweight_VD)
         return loss * scale
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dloss: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionCtx, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dx_ND, dweight_VD = ctx.saved_tensors
-        return dx_ND * dloss.to(dx_ND.dtype), dweight_VD * dloss.to(dweight_VD.dtype), None
+        return dx_ND * dloss.to(dx_ND.dtype), dweight_VD * dloss.to(dweight_VD.dtype), None, None
 
 
-def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """Mean cross-entropy, nats per scored target, f32: ``x_ND`` in the precision to compute in, ``weight_VD`` any."""
-    return LinearCrossEntropy.apply(x_ND, weight_VD, targets_N)
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk_gradients: ChunkGradients = chunk_gradients
+) -> Tensor:
+    """Mean cross-entropy, nats per scored target, f32: ``x_ND`` in the precision to compute in, ``weight_VD`` any.
 
-
-def compile_chunks() -> None:
-    """Compile the elementwise part of every chunk with inductor."""
-    LinearCrossEntropy.chunk_gradients = staticmethod(torch.compile(chunk_gradients, dynamic=False))
+    ``chunk_gradients`` is this module's, or its compiled form.
+    """
+    return LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, chunk_gradients)

@@ -21,7 +21,8 @@ def generate(
     ``temperature=0`` takes the likeliest token. The random state is the call's own: sampling while training
     leaves the training's untouched.
     """
-    assert prompt, "there must be a token to start from"
+    if not prompt:
+        raise ValueError("generation needs a token to start from, and the prompt has none")
     generator = torch.Generator().manual_seed(seed)
     cache = model.new_cache()
     new: list[int] = []

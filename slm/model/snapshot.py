@@ -1,7 +1,7 @@
 """The tensors of a checkpoint as they were at one moment, written while training goes on to change them.
 
 Between two updates nothing changes weights and moments, so a snapshot begins as references: a writer reads them
-piece by piece, and :meth:``Snapshot.detach``, called right before the next update, copies what has not been read by
+a part at a time, and ``Snapshot.detach``, called right before the next update, copies what has not been read by
 then. Where writing is faster than a step nothing is copied at all.
 """
 
@@ -49,7 +49,8 @@ class _Entry:
         self._tensor, self._version = tensor, tensor._version
 
     def check_unchanged(self) -> None:
-        assert self._tensor._version == self._version, f"{self.name} was changed before its snapshot was detached"
+        if self._tensor._version != self._version:
+            raise RuntimeError(f"{self.name} was changed before its snapshot was detached")
 
     def copy_rest(self) -> int:
         """Make what has not been read independent of training. Returns the bytes copied."""
@@ -62,7 +63,7 @@ class _Entry:
 
 
 class Snapshot:
-    """Tensors by file and name. One thread writes them; another calls :meth:``detach`` before it changes them."""
+    """Tensors by file and name. One thread writes them; another calls ``detach`` before it changes them."""
 
     def __init__(self, files: dict[str, dict[str, Tensor]]) -> None:
         self._files = {file: [_Entry(name, t) for name, t in tensors.items()] for file, tensors in files.items()}
@@ -76,7 +77,7 @@ class Snapshot:
         return [entry for entries in self._files.values() for entry in entries]
 
     def unread(self) -> int:
-        """Bytes still shared with training: what :meth:``detach`` would copy."""
+        """Bytes still shared with training: what ``detach`` would copy."""
         with self._lock:
             return sum(entry.nbytes - entry.read for entry in self._entries() if entry.live)
 

@@ -1,6 +1,6 @@
-"""A checkpoint's special tokens: which ids, which are added to a text by default. One answer for export and scoring."""
+"""A checkpoint's special tokens: their ids, and which are added to a text by default. Export and scoring ask here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,14 @@ _ADDED = ("bos", "eos", "sep")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Specials:
+class SpecialTokens:
     """What tokenizer_config.json, tokenizer.json and config.json say together."""
 
-    ids: dict[str, int]
-    """bos, eos, ... -> id, for those there are."""
-    added: dict[str, bool]
-    """bos (always present), eos, sep -> whether it is put around a text by default."""
-    chat_template: Any
+    ids: dict[str, int] = field(default_factory=dict)
+    """``bos``, ``eos``, ... to the id, for those there are."""
+    added: dict[str, bool] = field(default_factory=lambda: {"bos": False})
+    """``bos`` (always present), ``eos``, ``sep`` to whether it is put around a text by default."""
+    chat_template: Any = None
     """Jinja text, or several as llama.cpp's converter takes them; None for a base model."""
 
     @property
@@ -30,7 +30,7 @@ class Specials:
         return self.ids.get("bos", self.ids.get("eos"))
 
 
-def read_specials(directory: Path, vocab_size: int) -> Specials:
+def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
     """Read a model directory the way llama.cpp's converter does; ids from ``vocab_size`` up are left out.
 
     Where the files do not say whether the beginning-of-text token is added, the tokenizer itself is asked; a bare
@@ -51,4 +51,4 @@ def read_specials(directory: Path, vocab_size: int) -> Specials:
             added["bos"] = Tokenizer.from_file(str(tokenizer_json)).encode("a").ids[:1] == [ids["bos"]]
         else:
             added["bos"] = True
-    return Specials(ids=ids, added=added, chat_template=special.chat_template)
+    return SpecialTokens(ids=ids, added=added, chat_template=special.chat_template)

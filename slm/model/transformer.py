@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slm.model.attention import causal_attention
 from slm.model.config import ModelConfig
-from slm.model.cross_entropy import IGNORED, compile_chunks, linear_cross_entropy
+from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
 
 
 class RMSNorm(nn.Module):
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
         self.blockwise = False
-        """Train with :func:``causal_attention`` instead of torch's kernel: faster where it is compiled."""
+        """Train with ``causal_attention`` instead of torch's kernel: faster where it is compiled."""
         self.qk_norm = config.arch == "qwen3"
         if self.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
@@ -83,8 +83,8 @@ class Attention(nn.Module):
         v_BTKE = self.v_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
         if self.qk_norm:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        q_BHTE = rotate(q_BTHE.transpose(1, 2), cos_TE, sin_TE)
-        k_BKSE = rotate(k_BTKE.transpose(1, 2), cos_TE, sin_TE)
+        q_BHTE = apply_rope(q_BTHE.transpose(1, 2), cos_TE, sin_TE)
+        k_BKSE = apply_rope(k_BTKE.transpose(1, 2), cos_TE, sin_TE)
         v_BKSE = v_BTKE.transpose(1, 2)
         mask = None
         if cache is not None:
@@ -143,7 +143,7 @@ class Layer(nn.Module):
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
-class Trunk(nn.Module):
+class Decoder(nn.Module):
     """Embedding, layers and final norm: everything below the output head."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -165,7 +165,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.gradient_checkpointing = False
         self._cross_entropy = cross_entropy
-        self.model = Trunk(config)
+        self.model = Decoder(config)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.reset_parameters()
@@ -183,7 +183,9 @@ class LanguageModel(nn.Module):
     def head_weight_VD(self) -> Tensor:
         return self.model.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
 
-    def hidden(self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None
+    ) -> Tensor:
         """The final normed hidden states [B, T, D] of token ids [B, T] (int64), after ``cache`` where given.
 
         ``starts_BT`` (int32): the first position of its sequence that each one may see; None: all before it.
@@ -204,41 +206,34 @@ class LanguageModel(nn.Module):
 
     def forward(self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None) -> Tensor:
         """Next-token logits [B, T, V], f32, of token ids [B, T] (int64)."""
-        return F.linear(self.hidden(ids_BT, cache, starts_BT), self.head_weight_VD).float()
+        return F.linear(self.hidden_states(ids_BT, cache, starts_BT), self.head_weight_VD).float()
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""
-        return self._cross_entropy(self.hidden(ids_BT, starts_BT=starts_BT), self.head_weight_VD, targets_BT)
+        return self._cross_entropy(self.hidden_states(ids_BT, starts_BT=starts_BT), self.head_weight_VD, targets_BT)
 
     def new_cache(self) -> list[LayerCache]:
         """An empty cache to pass to successive calls that continue one batch of sequences."""
         return [LayerCache() for _ in self.model.layers]
 
     def compile_parts(self) -> None:
-        """Compile the layers and the loss with inductor. All layers share one graph: this costs one layer's time."""
+        """Compile this model's layers and loss with inductor. All layers share one graph, so one layer is compiled."""
         for layer in self.model.layers:
             layer.self_attn.blockwise = True
             layer.compile(dynamic=False)
-        compile_chunks()
-        self._cross_entropy = chunked_cross_entropy
+        compiled = torch.compile(chunk_gradients, dynamic=False)
+
+        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
+            return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled)
+
+        self._cross_entropy = chunked
 
 
-def cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross-entropy of ``softmax(x @ weight.T)`` against targets, nats, f32."""
-    logits_NV = F.linear(x_BTD, weight_VD).flatten(0, 1)
-    return F.cross_entropy(logits_NV.float(), targets_BT.flatten(), ignore_index=IGNORED)
-
-
-def chunked_cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
-    """The same by chunks of rows, with both gradients made on the way."""
-    return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
-
-
-def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) on halves: value i turns with value i + E/2, as Hugging Face does."""
+def apply_rope(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021). Values i and i + E/2 are a pair, as in Hugging Face's layout."""
     half = x_BHTE.shape[-1] // 2
-    turned = torch.cat((-x_BHTE[..., half:], x_BHTE[..., :half]), dim=-1)
-    return (x_BHTE * cos_TE + turned * sin_TE).to(x_BHTE.dtype)
+    rotated = torch.cat((-x_BHTE[..., half:], x_BHTE[..., :half]), dim=-1)
+    return (x_BHTE * cos_TE + rotated * sin_TE).to(x_BHTE.dtype)
 
 
 def rope_tables(config: ModelConfig, start: int, stop: int) -> tuple[Tensor, Tensor]:

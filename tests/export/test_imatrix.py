@@ -28,7 +28,7 @@ def test_sums_are_the_squares_of_what_each_matrix_reads(model):
     first = model.model.layers[0].input_layernorm(x_BTD).double().square().sum((0, 1)).numpy()
     for kind in "qkv":
         np.testing.assert_allclose(matrix.sums[f"blk.0.attn_{kind}.weight"], first, rtol=1e-5)
-    last = model.hidden(ids_BT).double().square().sum((0, 1)).numpy()
+    last = model.hidden_states(ids_BT).double().square().sum((0, 1)).numpy()
     np.testing.assert_allclose(matrix.sums["output.weight"], last, rtol=1e-5)
     assert matrix.sums["blk.1.ffn_down.weight"].shape == (48,)
     assert np.array_equal(matrix.sums["blk.1.ffn_gate.weight"], matrix.sums["blk.1.ffn_up.weight"])

@@ -3,12 +3,10 @@
 import json
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
 from slm import doctor
-from slm.machine import probes
 
 GOOD = {
     "cpu": "Example 9000",
@@ -109,37 +107,3 @@ def test_an_unknown_option_is_one_line(words, repository):
     )
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_instruction_sets_are_read_from_either_kind_of_processor(tmp_path):
-    (tmp_path / "x86").write_text("processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16\n")
-    (tmp_path / "arm").write_text("processor : 0\nFeatures\t: fp asimd bf16 i8mm\n")
-    assert probes.instruction_sets(tmp_path / "x86") == ["AVX2", "AVX-512", "AVX512-BF16", "AMX-BF16"]
-    assert probes.instruction_sets(tmp_path / "arm") == ["NEON", "I8MM", "BF16"]
-    assert probes.instruction_sets(tmp_path / "nothing") == []
-
-
-def test_a_preloaded_allocator_is_found(tmp_path):
-    maps = tmp_path / "maps"
-    maps.write_text("7f r-xp /usr/lib/libc.so.6\n7e r-xp /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4.5.9\n")
-    assert probes.allocator(maps) == "tcmalloc"
-    maps.write_text("7f r-xp /usr/lib/libc.so.6\n")
-    assert probes.allocator(maps) == "glibc"
-
-
-def test_a_compiler_that_fails_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("CXX", "/bin/false")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with probes.InductorTrial() as trial:
-        result = trial.result(timeout=120)
-    assert result["works"] is False
-    assert result["reason"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_trial_that_is_given_up_leaves_no_process_and_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with probes.InductorTrial() as trial:
-        assert trial.result(timeout=0.2)["works"] is None
-        assert len(list(tmp_path.iterdir())) == 1
-    assert list(tmp_path.iterdir()) == []

@@ -42,7 +42,7 @@ def differences(directory: Path, tmp_path: Path, vocab_size: int, strings=PROBES
     tokenizer = load_tokenizer(directory)
     with Model(path, vocab_only=True) as llama:
         assert llama.n_vocab == vocab_size
-        assert llama.add_bos == vocab.add_special["bos"]
+        assert llama.add_bos == vocab.special.added["bos"]
         return token_failures(llama, strings, [tokenizer.encode(each) for each in strings])
 
 
@@ -62,8 +62,8 @@ def test_trained_bpe(bpe, tmp_path):
     assert vocab.types[tokenizer.eot_id] == CONTROL
     assert vocab.tokens[-1] == f"[PAD{tokenizer.vocab_size + 4}]".encode()
     assert vocab.types[-5:] == [UNUSED] * 5
-    assert vocab.special_ids["bos"] == vocab.special_ids["eos"] == tokenizer.eot_id
-    assert vocab.add_special["bos"] is False
+    assert vocab.special.ids["bos"] == vocab.special.ids["eos"] == tokenizer.eot_id
+    assert vocab.special.added["bos"] is False
     assert differences(bpe, tmp_path, tokenizer.vocab_size + 5, [*PROBES, tiny.text(5_000)]) == []
 
 
@@ -149,7 +149,7 @@ def test_beginning_of_text_that_the_tokenizer_adds_is_written(bpe, tmp_path):
     content = json.loads(settings.read_text())
     del content["add_bos_token"]
     settings.write_text(json.dumps(content))
-    assert build_vocab(folder, 400).add_special["bos"] is True
+    assert build_vocab(folder, 400).special.added["bos"] is True
     assert differences(folder, tmp_path, 400) == []
 
 

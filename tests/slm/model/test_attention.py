@@ -1,12 +1,11 @@
-"""Blockwise attention and the chunked head are exact, and have exact gradients."""
+"""Blockwise attention is exact, and has exact gradients."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from slm.model import attention, cross_entropy
+from slm.model import attention
 from slm.model.attention import causal_attention
-from slm.model.cross_entropy import linear_cross_entropy
 
 
 def tensors(*shapes, dtype=torch.float64):
@@ -38,15 +37,6 @@ def test_attention_passes_gradcheck(monkeypatch):
     monkeypatch.setattr(attention, "BLOCK", 3)
     q, k, v = tensors((1, 4, 7, 4), (1, 2, 7, 4), (1, 2, 7, 4))
     assert torch.autograd.gradcheck(causal_attention, (q, k, v))
-
-
-def test_the_chunked_loss_is_the_plain_one_and_passes_gradcheck(monkeypatch):
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 3 * 11)
-    x, weight = tensors((8, 5), (11, 5))
-    targets = torch.tensor([1, 10, -100, 3, 0, -100, 7, 2])
-    expected = F.cross_entropy(x @ weight.T, targets)
-    torch.testing.assert_close(linear_cross_entropy(x, weight, targets), expected)
-    assert torch.autograd.gradcheck(lambda a, b: linear_cross_entropy(a, b, targets), (x, weight))
 
 
 def test_bf16_stays_within_its_own_rounding(monkeypatch):

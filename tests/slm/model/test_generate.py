@@ -1,0 +1,50 @@
+"""Samples from a checkpoint: repeatable, within the context, and without effect on training."""
+
+import pytest
+import torch
+
+from slm.model.config import ModelConfig
+from slm.model.generate import generate
+from slm.model.transformer import LanguageModel
+
+SHAPE = ModelConfig(vocab_size=64, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=16)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(3)
+    model = LanguageModel(SHAPE).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def test_temperature_zero_takes_the_likeliest_token(model):
+    found = generate(model, [5], max_tokens=6, temperature=0)
+    ids = [5]
+    for _ in range(6):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    assert found == ids[1:]
+
+
+def test_a_seed_gives_the_same_text_and_leaves_the_training_random_state_alone(model):
+    state = torch.get_rng_state()
+    one = generate(model, [5, 6], max_tokens=10, seed=1)
+    assert generate(model, [5, 6], max_tokens=10, seed=1) == one
+    assert generate(model, [5, 6], max_tokens=10, seed=2) != one
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_ends_with_a_stop_token_or_the_context(model):
+    free = generate(model, [5], max_tokens=8, temperature=0)
+    stop = free[3]
+    assert generate(model, [5], max_tokens=8, temperature=0, stop_ids=(stop,)) == free[: free.index(stop)]
+    assert len(generate(model, list(range(40)), max_tokens=99)) == 1
+    assert len(generate(model, list(range(10)), max_tokens=99)) == 6
+
+
+def test_there_must_be_a_token_to_start_from(model):
+    with pytest.raises(ValueError, match="a token to start from"):
+        generate(model, [], max_tokens=1)

@@ -1,0 +1,60 @@
+"""Runs, their checkpoints and model directories from elsewhere are found by what a person names."""
+
+import json
+import os
+
+import pytest
+
+from data.errors import UserError
+from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest, resolve
+
+
+def save(directory, state=None):
+    """As much of a checkpoint as tells what it is."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "trainer_state.json").write_text(json.dumps(state or {}))
+
+
+def test_runs_are_found_by_directory_checkpoint_and_latest(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    for step in (5, 100):
+        save(run / "checkpoints" / f"step-{step:08d}")
+    (run / "checkpoints" / ".step-00000200.77.tmp").mkdir()
+    point_latest(run)
+    assert [path.name for path in list_checkpoints(run)] == ["step-00000005", "step-00000100"]
+    assert resolve(tmp_path / "runs" / "latest").root == run
+    assert resolve(run).checkpoint().name == "step-00000100"
+    assert resolve(run / "checkpoints" / "step-00000005").checkpoint().name == "step-00000005"
+    elsewhere = resolve(run / "checkpoints" / "step-00000100").pinned
+    assert elsewhere.name == "step-00000100"
+    copied = tmp_path / "downloaded"
+    (run / "checkpoints" / "step-00000100").rename(copied)
+    assert resolve(copied).is_hf
+    assert resolve(copied).checkpoint() == copied
+
+
+def test_the_best_is_the_lowest_loss_measured_at_the_checkpoints_own_step(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    assert best_checkpoint(run) is None
+    measured = {10: (10, 3.0), 20: (20, 2.5), 30: (20, 2.5), 40: (40, 2.8), 50: (50, None)}
+    for step, (at, loss) in measured.items():
+        save(run / "checkpoints" / f"step-{step:08d}", state={"validation": {"step": at, "val_loss": loss}})
+    best = best_checkpoint(run)
+    assert best.name == "step-00000020"
+    point_best(run, best)
+    assert os.readlink(run / "best") == "checkpoints/step-00000020"
+    assert resolve(run / "best").checkpoint() == best
+    assert resolve(run / "best").root == run
+    (best / "trainer_state.json").write_text("{")
+    assert best_checkpoint(run).name == "step-00000040"
+
+
+def test_a_wrong_run_names_the_near_ones(tmp_path):
+    (tmp_path / "runs" / "stories").mkdir(parents=True)
+    with pytest.raises(UserError, match="did you mean 'stories'"):
+        resolve(tmp_path / "runs" / "storys")
+    with pytest.raises(UserError, match="neither a run"):
+        resolve(tmp_path / "runs" / "stories")
+    with pytest.raises(UserError, match="no run yet"):
+        resolve(tmp_path / "nothing" / "latest")
