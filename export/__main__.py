@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     """Parse, export, report. Returns the exit status."""
     config = load(ExportConfig, "export", argv)
     share_cores()
-    from export.pipeline import export
+    from export.pipeline import export  # loads torch: mistakes in the options are reported before
 
     with exit_on_sigterm():
         record = export(config, log=lambda line: print(line, flush=True))

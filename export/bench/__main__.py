@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Measure every type, print the table and the JSON line. Returns the exit status."""
     config = load(SweepConfig, "bench_quant", argv)
     share_cores()
-    from export.bench.sweep import sweep
+    from export.bench.sweep import sweep  # loads torch: mistakes in the options are reported before
 
     with exit_on_sigterm():
         record = sweep(config, log=lambda line: print(line, flush=True))

@@ -17,6 +17,7 @@ from slm.llama.errors import KvCacheFull, LlamaError, MisuseError
 from slm.llama.gguf_check import ggml_type_id
 from slm.llama.log import clear_log, first_error
 from slm.llama.model import Model
+from slm.machine.hardware import n_threads as default_threads
 
 
 class Batch:
@@ -138,8 +139,6 @@ class Context:
         kv_type: str = "f16",
         embeddings: bool = False,
     ) -> None:
-        from slm.machine.hardware import n_threads as default_threads
-
         if n_ctx <= 0 or n_batch <= 0 or not 0 < n_seq_max <= C.llama_max_parallel_sequences():
             raise MisuseError(f"a context of {n_ctx} tokens, batches of {n_batch} and {n_seq_max} sequences")
         self.model = model

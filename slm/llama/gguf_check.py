@@ -1,7 +1,7 @@
 """Reading a GGUF header without trusting it.
 
-llama.cpp aborts the process on some damaged files, and a header that claims an array of 2^63 elements
-makes naive readers allocate or loop without end. So every count, length and offset is compared with the
+llama.cpp aborts the process on some damaged files. A header that claims an array of 2^63 elements makes naive
+readers allocate or loop without end. So every count, length and offset is compared with the
 file's own length here, in plain Python, before any native code opens the file.
 
 Source: the format's description in ggml's ``docs/gguf.md``. Not promised: that the values make sense for a
@@ -67,7 +67,7 @@ _MAX_KEY = 65535
 _MAX_DIMS = 4
 _MAX_LAYERS = 512
 _NO_WEIGHTS = ("i8", "i16", "i32", "i64", "f64")
-"""Types that no operation on weights takes."""
+"""Types that no operation on weights accepts."""
 
 
 def ggml_type_id(name: str) -> int:
@@ -250,7 +250,7 @@ def _parse(reader: _Reader) -> GgufHeader:
 
 
 def _check_values(metadata: dict[str, Any]) -> None:
-    """Refuses those values at which llama.cpp aborts instead of telling."""
+    """Refuses the values at which llama.cpp aborts instead of reporting an error."""
     for key, value in metadata.items():
         if key.endswith(".block_count") and value not in range(1, _MAX_LAYERS + 1):
             raise _DamagedError(f"{key} is {value!r}, not a number of layers from 1 to {_MAX_LAYERS}")
@@ -272,7 +272,7 @@ def _tensor(reader: _Reader) -> GgufTensor:
         raise _DamagedError(f"the tensor {name!r} has the unknown type {kind}")
     type_name, block, block_bytes = _TYPE_BY_ID[kind]
     if type_name in _NO_WEIGHTS and name.endswith((".weight", ".bias")):
-        raise _DamagedError(f"the tensor {name!r} has the type {type_name}, which is none for weights")
+        raise _DamagedError(f"the tensor {name!r} has the type {type_name}, which no weights have")
     if shape[0] % block:
         raise _DamagedError(
             f"the tensor {name!r} has rows of {shape[0]}, not a multiple of {block} as {type_name} needs"

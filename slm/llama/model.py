@@ -54,8 +54,8 @@ class Model:
             or C.llama_model_is_hybrid(self._model)
             or C.llama_model_n_swa(self._model) > 0
         )
-        """Whether a cache keeps keys and values of every position, so that it can be cut back to any of them: not so
-        where there is a state instead, or a sliding window."""
+        """Whether a cache keeps keys and values of every position, so that it can be cut back to any of them. A model
+        with a recurrent state or a sliding window does not."""
         self.bos: int = C.llama_vocab_bos(self._vocab)
         """-1 where there is none; the same for ``eos``."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
@@ -90,7 +90,7 @@ class Model:
         raise LlamaError(f"llama.cpp cannot tokenize a text of {len(raw)} bytes")
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
-        """UTF-8 bytes of a token (maybe half a character); b"" for control tokens unless ``special``."""
+        """UTF-8 bytes of a token, which may end inside a character; b"" for control tokens unless ``special``."""
         self._open()
         self.check_token(token)
         size = 64
@@ -108,14 +108,14 @@ class Model:
         return [self.token_to_piece(token, special=True) for token in range(self.n_vocab)]
 
     @cached_property
-    def begins_text(self) -> np.ndarray:
-        """bool [n_vocab]: whether a token's bytes may follow a whole character in UTF-8."""
+    def starts_character(self) -> np.ndarray:
+        """bool [n_vocab]: whether a token is UTF-8 from its first byte on; its last character may be unfinished."""
         return np.array([unfinished_character(b"", piece) is not None for piece in self.spellings])
 
     @cached_property
-    def unspeakable(self) -> np.ndarray:
-        """int32 ids of tokens that a grammar must not pick: it reads their names, which the text does not show
-        (control tokens), or it does not read them to their end (those that hold a NUL). No end-of-text tokens."""
+    def grammar_banned(self) -> np.ndarray:
+        """int32 ids of tokens that a grammar must not pick. llama.cpp reads a control token as its name, which the text
+        does not show, and a token that holds a NUL not to its end. End-of-text tokens are not among them."""
         self._open()
         ids = [
             token

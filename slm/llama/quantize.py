@@ -15,6 +15,7 @@ from data.errors import UserError, nearest
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import ggml_type_id, read_header
 from slm.llama.log import clear_log, first_error, log_lines
+from slm.machine.hardware import n_threads as default_threads
 
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -52,8 +53,6 @@ def quantize(
     Raises ``UserError`` for an unknown type or equal paths, ``LlamaError`` with llama.cpp's reason when it
     fails; a partial ``dst`` is then removed. Not atomic: callers write to a temporary name and rename.
     """
-    from slm.machine.hardware import n_threads as default_threads
-
     src, dst = Path(src), Path(dst)
     types = quant_types()
     name = type_name.lower()

@@ -193,7 +193,7 @@ class Sampler:
         candidates = np.zeros(len(logits), _CANDIDATE)
         candidates["id"] = np.arange(len(logits), dtype=np.int32)
         candidates["logit"] = logits
-        candidates["logit"][self.model.unspeakable] = -np.inf
+        candidates["logit"][self.model.grammar_banned] = -np.inf
         token, possible = self._pick(candidates[candidates["logit"] > -np.inf])
         if not possible or not len(self._fitting(np.array([(token, 0.0, 0.0)], _CANDIDATE))):
             # -inf in the middle of a chain makes NaN of some samplers' sums: what is forbidden is taken out.
@@ -227,7 +227,7 @@ class Sampler:
         C.llama_sampler_apply(self._grammar, ctypes.byref(array))
         fitting = candidates[candidates["logit"] > -np.inf]
         if not self._pending:
-            return fitting[self.model.begins_text[fitting["id"]]]
+            return fitting[self.model.starts_character[fitting["id"]]]
         # Few are left: the grammar keeps only those that go on where the last token ended.
         return fitting[[self._completes(int(token)) for token in fitting["id"]]]
 

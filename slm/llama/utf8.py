@@ -1,4 +1,4 @@
-"""UTF-8 at the edges of tokens: text that has none, and characters that are split between tokens."""
+"""UTF-8 at the edges of tokens: text that cannot be encoded, and characters that are split between tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def to_utf8(text: str) -> bytes:
-    """UTF-8 of any Python text; what has none becomes U+FFFD."""
-    # A lone surrogate (legal in JSON) has no UTF-8, and llama.cpp's tokenizer throws on invalid UTF-8.
+    """UTF-8 of any Python text; a lone surrogate, which has none, becomes U+FFFD."""
+    # Lone surrogates are legal in JSON, and llama.cpp's tokenizer throws on invalid UTF-8.
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
@@ -17,7 +17,7 @@ def to_utf8(text: str) -> bytes:
 
 
 def unfinished_character(pending: bytes, piece: bytes) -> bytes | None:
-    """The beginning of a character that is left over at the end of ``pending + piece``; None where that is no UTF-8."""
+    """The unfinished character at the end of ``pending + piece``, b"" where there is none. None for invalid UTF-8."""
     decoder = _Utf8Decoder()
     try:
         decoder.decode(pending + piece)

@@ -40,7 +40,7 @@ def test_each_tolerance_has_its_own_words():
     assert logit_failures(difference(max_abs=0.01), 0.001, TOLERANCES["f16"]) == []
 
 
-def test_token_failures_tell_the_first_difference():
+def test_token_failures_name_the_first_difference():
     class Fake:
         def tokenize(self, text, *, add_special, parse_special):
             return [ord(letter) for letter in text]

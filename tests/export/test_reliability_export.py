@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_while_it_is_written(tmp_path, before, name):
         assert older.read_bytes() == b"older"
 
 
-def test_too_small_a_disk_is_told_before_anything_is_written(tmp_path):
+def test_too_small_a_disk_is_reported_before_anything_is_written(tmp_path):
     """List, 9: with the bytes that are needed and those that are free."""
     root = tiny.run(tmp_path / "run")
     with small_disk(tmp_path / "disk", 8) as disk:

@@ -1,11 +1,12 @@
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from data.errors import UserError
-from export.staging import Staging, check_room
+from export.staging import Staging, check_room, exit_on_sigterm
 
 
 def test_published_files_appear_and_staging_goes(tmp_path):
@@ -41,10 +42,25 @@ def test_what_a_killed_command_left_is_removed_and_a_living_ones_is_kept(tmp_pat
         assert living.exists()
 
 
-def test_no_room_and_no_folder_are_told(tmp_path):
+def test_no_room_and_no_folder_are_reported(tmp_path):
     check_room(tmp_path / "not" / "there", 1)
     with pytest.raises(UserError, match="no room"):
         check_room(tmp_path, 1 << 60)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="out=DIR"), Staging(tmp_path / "file" / "gguf"):
         pass
+
+
+def test_sigterm_removes_the_staged_files_as_ctrl_c_does(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def killed() -> None:
+        with exit_on_sigterm(), Staging(tmp_path) as staging:
+            staging.path("a.gguf").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        killed()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -82,7 +82,7 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("quant=q4km", "did you mean 'q4_k_m'"),
         ("eval.text=/nowhere.txt", "/nowhere.txt"),
@@ -91,7 +91,7 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
         ("qant=q8_0", "did you mean 'quant'"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(run, word, told):
-    with pytest.raises(UserError, match=told.replace(".", r"\.")) as error:
+def test_mistakes_are_reported_before_anything_is_made(run, word, message):
+    with pytest.raises(UserError, match=message.replace(".", r"\.")) as error:
         main([f"run={run}", word])
     assert "\n" not in str(error.value)

@@ -40,11 +40,11 @@ def test_special_tokens_are_text_unless_parsed(model):
 def test_what_a_grammar_must_not_pick(model, tmp_path):
     chatty = tiny_gguf.write(tmp_path / "chatty.gguf", chat_template=tiny_gguf.CHAT_TEMPLATE)
     with Model(chatty) as chat:
-        names = {chat.spellings[token] for token in chat.unspeakable}
+        names = {chat.spellings[token] for token in chat.grammar_banned}
     assert names == {b"\0", b"<|im_start|>"}  # the other two end a text
-    assert [model.spellings[token] for token in model.unspeakable] == [b"\0"]
+    assert [model.spellings[token] for token in model.grammar_banned] == [b"\0"]
     # Byte tokens: those that may begin a character, and no others.
-    begins = {token for token in range(256) if model.begins_text[token]}
+    begins = {token for token in range(256) if model.starts_character[token]}
     assert begins == {byte for byte in range(256) if byte < 0x80 or 0xC2 <= byte <= 0xF4}
 
 
