@@ -90,7 +90,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     # Starlette raises it again afterwards, so that the traceback is in the log.
-    message = f"The server made a mistake; its log has more (request {record_of(request.scope).id})."
+    message = f"Internal error; the server's log has the details (request {record_of(request.scope).id})."
     return _respond(request, ApiError(500, message, type="server_error"))
 
 

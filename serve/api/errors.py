@@ -1,7 +1,4 @@
-"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}``.
-
-Tested in tests/serve/test_server.py, tests/serve/test_official_client.py, tests/serve/test_deadlines.py.
-"""
+"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def no_such_model(model: str, models: list[str]) -> ApiError:
     """404 that names the nearest of ``models``; ``model`` is any text."""
     hint = nearest(model[:100], models) if len(models) > 1 else ""
     there = ", ".join(repr(each) for each in models[:20])
-    message = f"There is no model {model[:100]!r} here; {hint + ' ' if hint else ''}this server has {there}."
+    message = f"There is no model {model[:100]!r} here{f' ({hint})' if hint else ''}. This server has {there}."
     return ApiError(404, message, param="model", code="model_not_found")
 
 

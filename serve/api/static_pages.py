@@ -1,8 +1,6 @@
 """The web pages at ``/`` and ``/docs``: static files of the package, without anything from other sites or secrets.
 
 The colours are those of the training report: ``slm/web/colors.css``.
-
-Tested in tests/browser/test_page.py, tests/browser/test_docs.py, tests/serve/api/test_api_keys.py.
 """
 
 from __future__ import annotations

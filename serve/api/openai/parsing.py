@@ -124,7 +124,8 @@ def _refuse_constant(name: str) -> None:
 
 def _unknown(name: str, known: Iterable[str]) -> ApiError:
     hint = nearest(name, known) if known else ""
-    return ApiError(400, f"Unknown parameter {name!r}. {hint}".strip(), param=name, code="unknown_parameter")
+    message = f"Unknown parameter {name!r}{f' ({hint})' if hint else ''}."
+    return ApiError(400, message, param=name, code="unknown_parameter")
 
 
 def _json_type(value: Any) -> str:

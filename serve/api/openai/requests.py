@@ -39,7 +39,7 @@ TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
 
 def _few_fields(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
-        raise ValueError(f"{len(value)} fields; an object may have {MAX_FIELDS}")
+        raise ValueError(f"{len(value)} fields; an object may have at most {MAX_FIELDS}")
     return value
 
 
@@ -142,8 +142,10 @@ class _GenerationRequest(ModelRequest):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def constraint(self) -> str | None:
-        """The grammar that the text must fit, checked; raises ``ApiError`` for one that cannot be kept to. Takes a
-        while for a big schema."""
+        """The checked grammar that constrains the text; None: no constraint. Takes a while for a large schema.
+
+        Raises ``ApiError`` for a grammar or schema that is invalid or unsupported.
+        """
         if self.grammar is not None and isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
             raise ApiError(400, "grammar and response_format exclude each other.", param="grammar")
         param = "response_format" if self.grammar is None else "grammar"
@@ -302,7 +304,7 @@ class TokenizeRequest(ModelRequest):
         if self.prompt is not None and self.content is None:
             return self.prompt, self.add_special_tokens, True
         code = "missing_required_parameter" if self.content is None else "invalid_value"
-        raise ApiError(400, "content must be given, or prompt, and not both.", param="content", code=code)
+        raise ApiError(400, "Give either content or prompt.", param="content", code=code)
 
 
 class DetokenizeRequest(ModelRequest):

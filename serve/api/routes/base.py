@@ -75,7 +75,7 @@ class ModelRoutes:
                 async with asyncio.timeout_at(ends_at):
                     lease = await unless_disconnected(request.receive, self._pool.lease(name))
             except TimeoutError:
-                raise out_of_time(f"{name} could not be loaded in the request's time.") from None
+                raise out_of_time(f"The request's time ran out before {name} was loaded.") from None
         context = RequestContext(request=request, record=record, lease=lease, ends_at=ends_at)
         try:
             yield context
@@ -89,6 +89,6 @@ class ModelRoutes:
         if given is None:
             return most or None
         if most and given > most:
-            message = f"timeout_s is {given:g}; this server gives a request at most {most:g} seconds."
+            message = f"timeout_s is {given:g}; this server allows a request at most {most:g} seconds."
             raise ApiError(400, message, param="timeout_s", code="invalid_value")
         return given

@@ -116,7 +116,7 @@ class GenerationRoutes(ModelRoutes):
 
     def _check_choices(self, n: int) -> None:
         if n > self._options.max_n:
-            message = f"n times the number of prompts is {n}; this server makes at most {self._options.max_n}."
+            message = f"n times the number of prompts is {n}; this server allows at most {self._options.max_n}."
             raise ApiError(400, message, param="n", code="invalid_value")
 
     async def _generate(

@@ -85,4 +85,4 @@ class TokenRoutes(ModelRoutes):
             async with asyncio.timeout_at(context.ends_at):
                 return await unless_disconnected(context.request.receive, context.lease.engine.ask(query))
         except TimeoutError:
-            raise out_of_time("The request's time is over, and there is no answer yet.") from None
+            raise out_of_time("The request's time ran out before there was an answer.") from None

@@ -5,7 +5,7 @@ const NUMBERS = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat
 
 let mode = "chat";
 let messages = []; // of the chat: {role, content}
-let running = null; // AbortController of the request in work
+let running = null; // AbortController of the running request
 let hasTemplate = false;
 let cards = []; // of /v1/models
 let current = ""; // the model's name
@@ -22,7 +22,7 @@ async function failure(response) {
   try {
     message = (await response.json()).error.message;
   } catch {
-    // not ours, then
+    // not JSON of ours
   }
   return Object.assign(new Error(message), { status: response.status });
 }
@@ -65,7 +65,7 @@ async function loadFacts() {
   pick(cards.some((card) => card.id === current) ? current : cards[0].id);
 }
 
-// Shows the facts of a model; the next request is its.
+// Shows the facts of a model; the next request goes to it.
 function pick(name) {
   current = $("models").value = name;
   const { id, status, meta } = cards.find((card) => card.id === name);
@@ -182,7 +182,7 @@ async function send() {
 
 // -- text -----------------------------------------------------------------------------------------------------
 
-// Puts the prompt on the page and returns what takes the reply.
+// Puts the prompt on the page and returns the element for the reply.
 function begin(text) {
   hideTip();
   const output = $("output");
@@ -214,7 +214,7 @@ function begin(text) {
       if (reply.text) {
         messages.push({ role: "user", content: text }, { role: "assistant", content: reply.text });
       } else {
-        // Nothing came: the message goes back to where it can be mended.
+        // Nothing came: the message goes back into the field, where it can be edited.
         asked.remove();
         place.remove();
         if (!$("prompt").value) $("prompt").value = text;
@@ -260,7 +260,7 @@ class Reply {
         text: this.decoder.decode(new Uint8Array(each.bytes), { stream: true }),
         logprob: each.logprob,
         name: each.token,
-        id: each.bytes.join(), // pieces that are no whole characters share a spelling
+        id: each.bytes.join(), // tokens that are no whole characters share a spelling
         top: each.top_logprobs.map((one) => [one.token, one.logprob, one.bytes.join()]),
       }));
     }
@@ -450,11 +450,11 @@ async function start() {
   } catch (error) {
     trouble = error;
   }
-  if (mine !== starts) return; // another key has been tried meanwhile
+  if (mine !== starts) return; // another key was tried meanwhile
   setMode(hasTemplate ? "chat" : "completion");
   $("key-form").hidden = true;
   if (trouble) tell(trouble);
-  document.body.dataset.ready = "yes"; // for those who wait for the page
+  document.body.dataset.ready = "yes"; // tells tests that the page is ready
 }
 
 if (matchMedia("(max-width: 760px)").matches) $("settings").open = false;

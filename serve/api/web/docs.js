@@ -47,7 +47,7 @@ function typeOf(schema) {
   }).join(" or ");
 }
 
-// Great limits are powers of two, which JavaScript rounds.
+// Large limits are powers of two, which JavaScript rounds.
 function number(value) {
   const size = Math.log2(Math.abs(value) + 1);
   const short = Number.isInteger(size) || Math.abs(value) > Number.MAX_SAFE_INTEGER;
@@ -210,7 +210,7 @@ function show(schema) {
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
 
-// Marks the route that is being read.
+// Marks the route that is on the screen.
 function markPlace() {
   const at = [...document.querySelectorAll(".operation")].findLast((each) => each.getBoundingClientRect().top < 120);
   for (const link of document.querySelectorAll("nav a")) {
@@ -233,7 +233,7 @@ async function start() {
   $("problem").textContent = trouble;
   $("problem").hidden = !trouble;
   if (!$("key-form").hidden) $("key").focus();
-  document.body.dataset.ready = "yes"; // for those who wait for the page
+  document.body.dataset.ready = "yes"; // tells tests that the page is ready
 }
 
 $("key-form").addEventListener("submit", (event) => {
@@ -241,7 +241,7 @@ $("key-form").addEventListener("submit", (event) => {
   sessionStorage.setItem("key", $("key").value);
   start();
 });
-// With a key the file cannot be opened by a link, which sends none.
+// With a key the file cannot be opened by a link, since a link sends no key.
 $("raw").addEventListener("click", async (event) => {
   const key = sessionStorage.getItem("key");
   if (!key) return;

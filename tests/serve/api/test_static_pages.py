@@ -1,0 +1,33 @@
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from serve.api.errors import ApiError
+from serve.api.static_pages import is_page, page_routes
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "text/html"),
+        ("/docs", "text/html"),
+        ("/web/app.js", "text/javascript"),
+        ("/web/style.css", "text/css"),
+        ("/web/colors.css", "text/css"),
+        ("/web/icon.svg", "image/svg+xml"),
+    ],
+)
+def test_the_files(path, kind):
+    response = TestClient(Starlette(routes=page_routes())).get(path)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+    assert response.headers["content-security-policy"].startswith("default-src 'none'")
+    assert response.content
+    assert is_page(path)
+
+
+def test_other_paths():
+    client = TestClient(Starlette(routes=page_routes()))
+    with pytest.raises(ApiError, match=r"GET /web/other\.js: Not Found"):
+        client.get("/web/other.js")
+    assert not any(map(is_page, ("/health", "/v1/models", "/docs/x", "//")))
