@@ -1,4 +1,4 @@
-"""A run's training records, read as the file grows, and thinned out for a picture."""
+"""A run's training records: read as the file grows, kept as columns, thinned out for a picture."""
 
 import json
 import math
@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 POINTS = 1000
-"""A curve has at most so many points, however long the run is."""
+"""The most points of a curve, however long the run is."""
 
 FIELDS = ("step", "tokens", "elapsed_s", "loss", "lr", "grad_norm", "tokens_per_s", "data_wait", "rss_gb")
-"""What a point knows of a training record; the units are those of ``metrics.jsonl``."""
+"""The fields of a training record that are kept; their units are those of ``metrics.jsonl``."""
 
 
 class Tail:
-    """The lines that were added to a growing file since the last look. A file put in its place is read anew."""
+    """Reads the lines that were added to a growing file. A file that takes its place is read from its beginning."""
 
     _MARK = 64
+    """Bytes before the offset that are remembered to recognise the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +28,7 @@ class Tail:
         self._offset, self._mark = 0, b""
 
     def read(self) -> tuple[list[str], bool]:
-        """Whole new lines, and whether they are another file's than before (what was read then is void)."""
+        """New whole lines, and whether they are of another file. If so, what was read before is void."""
         try:
             file = self.path.open("rb")
         except OSError:
@@ -41,20 +42,20 @@ class Tail:
                 self._identity, self._offset, self._mark = identity, 0, b""
             file.seek(self._offset)
             content = file.read()
-        content = content[: content.rfind(b"\n") + 1]  # a line that is being written waits for its end
+        content = content[: content.rfind(b"\n") + 1]  # a line without its end is still being written
         if content:
             self._offset += len(content)
             self._mark = (self._mark + content)[-self._MARK :]
         return content.decode("utf-8", errors="replace").splitlines(), restarted
 
     def _same_start(self, file: Any) -> bool:
-        """Whether what stands before the offset is what was read: an inode may be used again by another file."""
+        """Whether the bytes before the offset are those that were read. An inode may be used again by another file."""
         file.seek(self._offset - len(self._mark))
         return file.read(len(self._mark)) == self._mark
 
 
 def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects that have a step; anything else in the file is passed over."""
+    """The JSON objects that have a step; everything else in the file is skipped."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -85,10 +86,10 @@ class Curves:
         self._n = 0
 
     def extend(self, training: list[dict[str, Any]]) -> None:
-        """Take in records. One whose step is not greater than the last takes the place of the later ones."""
+        """Append records. One whose step is not new replaces the records of that step and of all later ones."""
         rows = np.array([_row(record) for record in training]).reshape(-1, len(FIELDS))
         while len(rows):
-            # The run may have gone back to an earlier checkpoint, here or anywhere within.
+            # The run may have gone back to an earlier checkpoint, before these records or between two of them.
             self._n = int(np.searchsorted(self["step"], rows[0, 0]))
             back = np.flatnonzero(np.diff(rows[:, 0]) <= 0)
             whole = int(back[0]) + 1 if len(back) else len(rows)
@@ -105,27 +106,27 @@ class Curves:
         self._n = end
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A field of every record."""
+        """One field of every record, float64 [n_records]."""
         return self._rows[: self._n, FIELDS.index(name)]
 
     def n_nonfinite(self) -> int:
-        """Records whose loss or gradient norm was not a finite number."""
+        """The number of records whose loss or gradient norm is not finite."""
         return int((np.isnan(self["loss"]) | np.isnan(self["grad_norm"])).sum())
 
     def points(self, limit: int = POINTS) -> "Points":
-        """At most ``limit`` points: neighbouring records put together, as many to each."""
+        """At most ``limit`` points, each of the same number of neighbouring records."""
         return Points(self._rows[: self._n], limit)
 
 
 class Points:
-    """Neighbouring records put together: their mean, least and greatest values.
+    """Groups of neighbouring records: the mean, the smallest and the largest value of each field.
 
-    Extremes are kept, so that a spike of one step is seen among a hundred thousand.
+    Because extremes are kept, a spike of one step is visible among a hundred thousand.
     """
 
     def __init__(self, rows: np.ndarray, limit: int) -> None:
         self.stride = max(1, -(-len(rows) // limit))
-        """Records to a point."""
+        """Records per point."""
         starts = np.arange(0, len(rows), self.stride)
         self.sizes = np.diff(np.append(starts, len(rows)))
         absent = np.isnan(rows)

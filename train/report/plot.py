@@ -1,4 +1,4 @@
-"""The loss curves of a run as a picture."""
+"""The loss curves of a run as a PNG."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,10 @@ from slm.files import atomic_write_bytes
 
 
 def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw training and validation loss, and validation bits per byte, over tokens; PNG at ``path``."""
+    """Draw training loss, validation loss and validation bits per byte over tokens, as a PNG at ``path``.
+
+    ``records`` are those of ``metrics.jsonl``. Without a training record nothing is written.
+    """
     import io
 
     import matplotlib
@@ -31,7 +34,7 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
         right.annotate(f"{val[-1][2]:.3f}", (val[-1][0], val[-1][2]), (0, 8), textcoords="offset points", ha="right")
     left.set(xlabel="training tokens (millions)", ylabel="cross-entropy (nats per token)", title=title)
     right.set(xlabel="training tokens (millions)", ylabel="validation (bits per byte)", title="held-out text")
-    # A run's loss falls fast, then slowly for a long time: the logarithm shows both.
+    # A loss falls fast, then slowly for a long time: a logarithmic axis shows both.
     left.set_yscale("log")
     left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
     left.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
@@ -47,7 +50,7 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
 
 
 def smooth(values: tuple[float, ...] | list[float], weight: float) -> list[float]:
-    """Exponential moving average over about 1 / (1 - weight) values, corrected for its start."""
+    """Exponential moving average over about 1 / (1 - ``weight``) values, with the bias of its start corrected."""
     out, mean = [], 0.0
     for index, value in enumerate(values, start=1):
         mean = weight * mean + (1 - weight) * value

@@ -15,13 +15,13 @@ import numpy as np
 
 from data.errors import UserError
 from slm.model.config import ModelConfig
-from slm.runs import CHECKPOINT_NAME, list_checkpoints
+from slm.runs import CHECKPOINT_NAME, LATEST, list_checkpoints, resolve
 from train.report.curves import Curves, Tail, number, records
 from train.report.samples import Samples
 from train.run_lock import LOCK, is_locked
 
 RECENT = 20
-"""The figures of the moment are means over so many records."""
+"""The number of last records whose means are shown as the figures of the moment."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,6 @@ def find_run(path: str) -> Path:
 
     ``latest`` is the run that was written to last, even if it has no checkpoint yet. UserError where there is no run.
     """
-    from slm.runs import LATEST, resolve
-
     given = Path(path)
     if given.name == LATEST and (given.is_symlink() or not given.exists()) and given.parent.is_dir():
         written = [(file.stat().st_mtime, file.parent.resolve()) for file in given.parent.glob("*/metrics.jsonl")]

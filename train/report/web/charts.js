@@ -1,5 +1,5 @@
 "use strict";
-// What is to be drawn of the page's own data (#data), and on which scales. No resource from elsewhere, nothing is sent.
+// What to draw of the page's own data (#data), and on which scales. The page loads nothing and sends nothing.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -7,7 +7,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 14, right: 14, bottom: 34, left: 58 };
 const KEYS = ["x", "y", "range", "smooth", "reload"];
 
-// -- what is chosen; kept in the address, so that a reloaded page looks the same ------------------------------
+// -- choices; kept in the address, so that a reloaded page looks the same -------------------------------------
 
 const state = { x: data.x, y: "log", range: "all", smooth: "10", reload: "1", zoom: null };
 for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
@@ -46,7 +46,7 @@ function clock(seconds) {
   return `${hours}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
 }
 
-// A time on the axis, whose ticks are `step` seconds apart.
+// The text of a time on the axis; ticks are `step` seconds apart.
 function tickClock(seconds, step, most) {
   if (most >= 3 * 86400 && step >= 43200) return `${Number((seconds / 86400).toFixed(1))} d`;
   if (most >= 2 * 3600 && step >= 360) return `${Number((seconds / 3600).toFixed(2))} h`;
@@ -100,7 +100,7 @@ function smoothed(values, amount) {
   return out;
 }
 
-// Every chart: its series per run, each {points (the part of a run that holds x), values, low, high, style, label}.
+// Every chart with its series for each run: {points (the part of a run that holds x), values, low, high, style, label}.
 function charts() {
   const several = data.runs.length > 1;
   const each = (make) => data.runs.flatMap((run, index) => {
@@ -144,7 +144,7 @@ function charts() {
 
 const usable = (value, log) => value !== null && value !== undefined && (!log || value > 0);
 
-// Ends of the horizontal axis, over all runs.
+// The range of the horizontal axis over all runs.
 function domainX() {
   let [low, high] = [Infinity, -Infinity];
   for (const run of data.runs) {

@@ -1,4 +1,4 @@
-// Draws what charts.js describes, and answers the person who looks. One script with it: the page holds both.
+// Draws what charts.js describes and handles mouse and keyboard. The page joins both files into one script.
 
 // -- drawing --------------------------------------------------------------------------------------------------
 
@@ -163,8 +163,8 @@ function nearest(xs, x) {
   return best;
 }
 
-// The index whose value a curve shows at x, or null where the curve is not. Validations are far apart: theirs holds
-// until the next.
+// The index of the value that a curve shows at x, or null where the curve has none. Validations are far apart: each
+// counts until the next one.
 function indexAt(one, x) {
   const i = nearest(one.points[state.x], x);
   if (i === null || one.values[i] === null) return null;
@@ -186,7 +186,7 @@ function legends(view, x) {
   });
 }
 
-let at = null; // where the cursor stands, in the unit of the horizontal axis
+let at = null; // the cursor's position, in the unit of the horizontal axis
 
 function cursor(x, here) {
   at = x;
@@ -250,7 +250,7 @@ function tip(view, x) {
   $("readout").textContent = box.innerText;
 }
 
-// Every place where the curves of a chart have a value, in order: the stations of the keyboard.
+// Every x at which a curve of the chart has a value, in order: the arrow keys go from one to the next.
 function stations(view) {
   const [left, right] = domainX();
   const found = new Set();
