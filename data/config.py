@@ -185,7 +185,7 @@ class TokenizerConfig:
     path: str = ""
     """``file``: a Hugging Face model or tokenizer directory, a tokenizer.json, or a SentencePiece .model."""
     eot_token: str = ""
-    """``file``: the token that ends a document, where the files do not say."""
+    """``file``: the token that ends a document, if the files do not name it."""
 
     def __post_init__(self) -> None:
         if self.kind == "bpe" and self.vocab_size < 257:

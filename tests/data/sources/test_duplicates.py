@@ -150,9 +150,9 @@ def test_only_so_many_documents_are_compared(tmp_path, capsys):
     path = write(tmp_path / "a.jsonl", [*texts, *texts])
     found = both_splits(config(path, dedup="exact", dedup_max_docs=500))
     assert len(found) == 700
-    told = capsys.readouterr().out
-    assert told.count("500 documents compared: 100 exact and 0 near duplicates are left out") == 1
-    assert "data.dedup_max_docs" in told
+    output = capsys.readouterr().out
+    assert output.count("500 documents compared: 100 exact and 0 near duplicates are left out") == 1
+    assert "data.dedup_max_docs" in output
 
 
 def test_the_list_is_made_once_and_again_where_it_is_damaged(tmp_path, capsys):

@@ -99,20 +99,20 @@ def read(repository, folder, tmp_path, tokenizer, *, failing, seed=0, cut=100):
 
 @pytest.mark.slow
 def test_every_document_once_and_in_order(repository, folder, tmp_path, tokenizer):
-    steady, told, _ = read(repository, folder, tmp_path / "steady", tokenizer, failing=0)
-    assert told == ""
+    steady, errors, _ = read(repository, folder, tmp_path / "steady", tokenizer, failing=0)
+    assert errors == ""
     assert steady["whole"] == steady["parts"]
     assert 280 < len(set(steady["whole"])) == len(steady["whole"]) < 360  # the rest is held out
     assert steady["revision"] == "0123456789abcdef0123456789abcdef01234567"
     failed, lines = 0, []
     for seed in range(2):
-        flaky, told, server = read(
+        flaky, errors, server = read(
             repository, folder, tmp_path / str(seed), tokenizer, failing=0.3, seed=seed, cut=40 + 90 * seed
         )
         assert flaky == steady
         failed += sum(server.failed.values())
-        lines += told.splitlines()
-        assert all(line.startswith("owner/stories: ") and "; trying again in " in line for line in lines), told
+        lines += errors.splitlines()
+        assert all(line.startswith("owner/stories: ") and "; trying again in " in line for line in lines), errors
     assert failed >= 8
     assert lines
 

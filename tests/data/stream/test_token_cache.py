@@ -110,8 +110,8 @@ def test_a_damaged_segment_is_found_and_made_again(corpus, tokenizer, tmp_path, 
         if damage == "missing":
             path.unlink()
     assert np.array_equal(take(loader(corpus, tokenizer, tmp_path), 100), expected)
-    told = capfd.readouterr().err
-    assert ("is damaged and is made again" in told) == (damage != "missing")
+    errors = capfd.readouterr().err
+    assert ("is damaged and is made again" in errors) == (damage != "missing")
     assert np.array_equal(take(loader(corpus, tokenizer, tmp_path), 100), expected)
     assert capfd.readouterr().err == ""
 
@@ -143,7 +143,7 @@ def test_auto_is_for_slow_sources(corpus, tokenizer, tmp_path):
 
 
 def test_no_room_for_a_cache(corpus, tokenizer, tmp_path, monkeypatch, capfd):
-    """``auto`` goes on without, wherever that happens; ``true`` was asked for and says what to do."""
+    """``auto`` goes on without a cache, wherever that happens; ``true`` is an error that names a way out."""
     expected = take(loader(corpus, tokenizer, tmp_path / "x", cache=False), 100)
     free = shutil.disk_usage(tmp_path).free
     monkeypatch.setattr(storage, "RESERVE", free + (1 << 30))

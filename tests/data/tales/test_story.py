@@ -30,7 +30,7 @@ def test_a_story_is_a_function_of_seed_and_index():
 
 
 def test_there_are_many_more_than_millions():
-    # A story told with probability at most p leaves room for at least 1/p of them; each plot alone has millions.
+    # A story written with probability at most p leaves room for at least 1/p of them; each plot alone has millions.
     ways: dict[str, int] = {}
     for index in range(3000):
         plot, _, count = written(1, index)

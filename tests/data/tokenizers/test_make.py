@@ -92,12 +92,12 @@ def test_without_its_vocabulary_a_bpe_of_ones_own_text_can_serve(monkeypatch, tm
     monkeypatch.setattr("data.tokenizers.from_tiktoken._fetch", _refuse)
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     config = TokenizerConfig(kind="tiktoken", name="p50k_base", fallback="bpe", vocab_size=300)
-    said = []
-    tokenizer = make_tokenizer(config, lambda: iter(["the cat sat on the mat and the cat ran"] * 50), said.append)
+    warnings = []
+    tokenizer = make_tokenizer(config, lambda: iter(["the cat sat on the mat and the cat ran"] * 50), warnings.append)
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
     assert 257 < tokenizer.vocab_size <= 300
-    assert "could not be reached" in said[0]
-    assert "tokenizer.fallback=none" in said[0]
+    assert "could not be reached" in warnings[0]
+    assert "tokenizer.fallback=none" in warnings[0]
 
 
 def _refuse(url: str) -> bytes:
