@@ -23,7 +23,11 @@ MAY_IMPORT = {
 ORDER = {
     "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "sources", "stream", "statistics"),
     "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor"),
-    "train": ("config", "report", "run", "distributed", "step", "trainer", "tools", "__main__"),
+    "train": (
+        *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "optim", "memory"),
+        *("environment", "report", "run", "distributed", "backend", "step", "validation", "trainer", "start"),
+        *("autobatch", "tools", "__main__"),
+    ),
     "export": ("config", "gguf", "pipeline", "bench"),
     "serve": ("grammar", "engine", "config", "pool", "api", "__main__"),
     "serve.api": ("errors", "openai", "routes", "app", "server"),

@@ -1,6 +1,8 @@
-"""How a micro-batch becomes a loss and gradients: by the hand-written kernels where they run, else by autograd.
+"""From a micro-batch to its loss and gradients: with the hand-written kernels where they run, else with autograd.
 
 Shape suffixes: B sequences of a micro-batch, T positions.
+
+Tested in tests/train/test_step.py, tests/slm/kernels/test_fused.py.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +19,7 @@ from train.environment import Environment
 
 
 class Backend(ABC):
-    """One model's losses. ``gradients`` adds to ``parameter.grad`` (f32) and runs the hooks that wait for them."""
+    """One model's losses. ``gradients`` adds to ``parameter.grad`` (f32) and runs the parameters' hooks."""
 
     name: str
 
@@ -32,11 +34,11 @@ class Backend(ABC):
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy of every target [B, T], f32 nats, without gradients."""
 
-    def weights_changed(self) -> None:  # noqa: B027 - autograd reads the weights themselves
+    def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update."""
 
     def _starts(self, ids_BT: Tensor) -> Tensor | None:
-        """Where each position's document begins, int32 [B, T]; None where documents may see each other."""
+        """Where each position's document begins, int32 [B, T]; None where documents may attend to each other."""
         if self._eot_id is None:
             return None
         return torch.from_numpy(document_starts(ids_BT.numpy(), self._eot_id))
@@ -88,12 +90,12 @@ class KernelBackend(Backend):
 def make_backend(
     model: LanguageModel, config: TrainConfig, environment: Environment, eot_id: int | None = None
 ) -> Backend:
-    """The fastest way that this machine, this model and the configuration allow.
+    """The fastest backend that this machine, this model and the configuration allow.
 
-    ``eot_id``: the token after which a document may not see what came before; None lets all see all.
+    ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may.
     """
     if environment.kernels is not None and unsupported(model, environment.kernels) is None:
-        # Holding the bf16 weights costs 4 bytes a parameter; who recomputes wants memory, not the last per cent.
+        # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time.
         keep = config.recompute == "none"
         fused = Fused(model, environment.kernels, recompute=config.recompute, keep_packed=keep)
         return KernelBackend(fused, eot_id)

@@ -16,7 +16,7 @@ from train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Environment:
-    """What was chosen for this process."""
+    """The choices for this process."""
 
     threads: int
     precision: str
@@ -24,7 +24,7 @@ class Environment:
     compile: bool
     """Compile with torch.compile what the kernels do not do."""
     notes: tuple[str, ...]
-    """One line for the person about each choice that depends on the machine."""
+    """One line about each choice that depends on the machine, to be printed."""
     kernels: Kernels | None = None
     """The hand-written training kernels, where they are used."""
 
@@ -49,16 +49,16 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
         ratio = hardware.bf16_speedup()
         precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"
         notes.append(f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32")
-    loaded, why_not = _kernels(config, precision)
+    loaded, note = _kernels(config, precision)
     if loaded is not None:
         return Environment(
             threads=threads,
             precision=precision,
             compile=config.compile and compiler() is not None,
-            notes=(*notes, why_not),
+            notes=(*notes, note),
             kernels=loaded,
         )
-    notes.append(why_not)
+    notes.append(note)
     use_compile = config.compile
     if use_compile and compiler() is None:
         use_compile = False

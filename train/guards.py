@@ -1,4 +1,4 @@
-"""What watches a run: losses that are not finite, losses that jump, a machine that was asleep."""
+"""Guards of a run against losses that are not finite, losses that jump, and a machine that slept."""
 
 import statistics
 import sys
@@ -11,15 +11,15 @@ from data.errors import UserError
 from train.config import TrainConfig
 
 SKIPS_IN_A_ROW = 10
-"""With ``train.on_nonfinite=skip``: so many updates skipped one after the other end the run."""
+"""With ``train.on_nonfinite=skip``: more consecutive skipped updates than this end the run."""
 SPIKE_WINDOW = 100
 """Steps whose median loss a spike is measured against."""
 SPIKE_WARMUP = 20
 """Steps before a loss can be called a spike."""
 ROLLBACKS_IN_A_ROW = 10
-"""So many rollbacks to one checkpoint end the run."""
+"""More rollbacks to one checkpoint than this end the run."""
 SUSPEND_SECONDS = 5.0
-"""Shorter sleeps are not worth a line."""
+"""Shorter sleeps are not reported."""
 
 
 class NonFiniteError(UserError):
@@ -27,7 +27,7 @@ class NonFiniteError(UserError):
 
 
 class Guards:
-    """Decides on skipped updates and rollbacks. Its state is part of a checkpoint: a resumed run decides alike."""
+    """Decides on skipped updates and rollbacks. Its state is part of a checkpoint: a resumed run decides the same."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._skip = config.on_nonfinite == "skip"
@@ -77,7 +77,7 @@ class Guards:
         self._rollbacks_here, self.skipped, self.rollbacks = here, skipped, rollbacks
 
     def saved(self) -> None:
-        """A checkpoint was begun: the next rollback goes to another place."""
+        """A checkpoint was begun: the next rollback goes to that one."""
         self._rollbacks_here = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,14 +96,14 @@ class Guards:
 
 
 def _clocks() -> tuple[int, int]:
-    """The clock that stops while the machine sleeps, and the one that goes on."""
+    """The clock that stops while the machine sleeps, and the one that does not."""
     if sys.platform == "darwin":
         return time.CLOCK_UPTIME_RAW, time.CLOCK_MONOTONIC
     return time.CLOCK_MONOTONIC, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class AwakeClock:
-    """Seconds in which the machine was awake, and a look at how long it was not."""
+    """Seconds for which the machine was awake, and how long it slept."""
 
     def __init__(self, read: Callable[[int], float] = time.clock_gettime) -> None:
         self._read = read
@@ -114,7 +114,7 @@ class AwakeClock:
         return self._read(self._awake)
 
     def slept(self) -> float:
-        """Seconds of sleep since the last call that told of some; 0 where it was none worth telling."""
+        """Seconds of sleep since the last call that returned some; 0 for less than :data:``SUSPEND_SECONDS``."""
         asleep = self._read(self._total) - self._read(self._awake)
         gap = asleep - self._asleep
         if gap < SUSPEND_SECONDS:

@@ -1,4 +1,7 @@
-"""The shape of a run's model, from the configuration alone or from the model that the run starts from."""
+"""The shape of a run's model, from the configuration alone or from the model that the run starts from.
+
+Tested in tests/train/tools/test_plan.py, tests/slm/test_presets.py, tests/train/test_main.py.
+"""
 
 from pathlib import Path
 

@@ -8,8 +8,8 @@ from train.config import OptimConfig
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     """The rate of optimizer step ``step`` (from 0) when ``progress`` (0 to 1) of the run is done.
 
-    Progress is the caller's: steps done over steps planned, or time where a run is bounded by time. The decay
-    runs over all of it, so that its end is the end of the run.
+    The caller measures progress by steps or, where time bounds the run, by time. The decay takes all of it, so that it
+    ends when the run ends.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

@@ -1,6 +1,8 @@
 """The model's loss on held-out text, and samples of what it writes.
 
 Shape suffixes: N validation blocks, T positions, V vocabulary.
+
+Tested in tests/train/test_main.py, tests/train/test_reliability.py.
 """
 
 import math

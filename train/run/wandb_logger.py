@@ -1,4 +1,7 @@
-"""Weights & Biases, where a person asked for it. Its errors never stop a run."""
+"""Weights & Biases, where a person asked for it. Its errors never stop a run.
+
+Tested in tests/train/test_main.py.
+"""
 
 import os
 from pathlib import Path

@@ -3,7 +3,6 @@
 import json
 
 from train.run import metrics_file
-from train.run.progress import ProgressLine
 
 
 def test_records_after_the_checkpoint_are_dropped_on_resume(tmp_path):
@@ -21,10 +20,3 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
     path.write_text('{"step": 5, "loss": 3.0}\n')
     metrics_file.MetricsFile(path, resume_step=0).close()
     assert metrics_file.read(path) == []
-
-
-def test_a_sample_does_nothing_to_the_terminal(capsys):
-    progress = ProgressLine(10, 0)
-    progress.print("  Once \x1b]0;title\x07\x1b[2J upon\n  a time 🦊")
-    progress.close()
-    assert capsys.readouterr().out == "  Once �]0;title��[2J upon\n  a time 🦊\n"
