@@ -7,6 +7,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -70,31 +71,42 @@ def quantize(
         params.output_tensor_type = ggml_type_id(output_type)
     if token_embedding_type is not None:
         params.token_embedding_type = ggml_type_id(token_embedding_type)
-    keep: list[object] = []  # what the structs point to must outlive the call
+    # What the structs point to must outlive the call.
+    entries, rows = _imatrix_entries(imatrix or {})
     if imatrix:
-        entries = (C.llama_model_imatrix_data * (len(imatrix) + 1))()
-        for entry, (tensor, values) in zip(entries, imatrix.items(), strict=False):
-            row = np.ascontiguousarray(values, dtype=np.float32).ravel()
-            if not np.isfinite(row).all():
-                raise LlamaError(f"the importance matrix of {tensor} holds values that are not finite")
-            keep.append(row)
-            entry.name = tensor.encode()
-            entry.data = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            entry.size = row.size
         params.imatrix = ctypes.cast(entries, ctypes.POINTER(C.llama_model_imatrix_data))
-        keep.append(entries)
+    overrides = _type_overrides(tensor_types or {})
     if tensor_types:
-        overrides = (C.llama_model_tensor_override * (len(tensor_types) + 1))()
-        for override, (pattern, kind) in zip(overrides, tensor_types.items(), strict=False):
-            override.pattern = pattern.encode()
-            override.type = ggml_type_id(kind)
         params.tt_overrides = ctypes.cast(overrides, ctypes.POINTER(C.llama_model_tensor_override))
-        keep.append(overrides)
     clear_log()
     status = C.llama_model_quantize(os.fsencode(src), os.fsencode(dst), ctypes.byref(params))
-    del keep
+    del entries, rows, overrides
     if status != 0:
         with contextlib.suppress(FileNotFoundError):
             dst.unlink()
         raise LlamaError(f"llama.cpp cannot quantize {src} to {name}: {first_error()}")
     return log_lines()
+
+
+def _imatrix_entries(imatrix: Mapping[str, np.ndarray]) -> tuple[ctypes.Array[Any], list[np.ndarray]]:
+    """llama.cpp's array, which ends in an empty entry, and the rows that it points to."""
+    entries = (C.llama_model_imatrix_data * (len(imatrix) + 1))()
+    rows: list[np.ndarray] = []
+    for entry, (tensor, values) in zip(entries, imatrix.items(), strict=False):
+        row = np.ascontiguousarray(values, dtype=np.float32).ravel()
+        if not np.isfinite(row).all():
+            raise LlamaError(f"the importance matrix of {tensor} holds values that are not finite")
+        rows.append(row)
+        entry.name = tensor.encode()
+        entry.data = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        entry.size = row.size
+    return entries, rows
+
+
+def _type_overrides(tensor_types: Mapping[str, str]) -> ctypes.Array[Any]:
+    """llama.cpp's array, which ends in an empty entry."""
+    overrides = (C.llama_model_tensor_override * (len(tensor_types) + 1))()
+    for override, (pattern, kind) in zip(overrides, tensor_types.items(), strict=False):
+        override.pattern = pattern.encode()
+        override.type = ggml_type_id(kind)
+    return overrides
