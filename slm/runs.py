@@ -1,7 +1,7 @@
 """Run directories: ``runs/<name>/`` with its configuration, metrics, checkpoints and exported files.
 
 A command's ``run=`` may name a run directory, one of its checkpoints, or a Hugging Face model directory from
-elsewhere; :func:``resolve`` tells which and answers where things are.
+elsewhere; ``resolve`` finds out which, and the ``Run`` that it returns knows where things are.
 """
 
 import json
@@ -84,9 +84,10 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def checkpoint_step(path: Path) -> int:
-    """The optimizer step in a checkpoint directory's name."""
+    """The optimizer step in a checkpoint directory's name. ValueError for any other name."""
     match = CHECKPOINT_NAME.fullmatch(path.name)
-    assert match, f"{path} is not named step-########"
+    if match is None:
+        raise ValueError(f"{path} is not named step-########")
     return int(match.group(1))
 
 

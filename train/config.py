@@ -110,7 +110,7 @@ class TrainConfig:
     """Several processes: the number format in which gradients are sent and summed."""
     reshard: bool = False
     """Resume with another number of processes; the text is then read from its beginning again."""
-    sample_prompts: tuple[str, ...] = ()
+    sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     sample_temperature: float = 0.8
 

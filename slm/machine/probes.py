@@ -22,12 +22,12 @@ INSTRUCTION_SETS = {
     "bf16": "BF16",
     "sve": "SVE",
 }
-"""The kernel's names of what matters to matrix products, and everybody else's."""
+"""What matters to matrix products: Linux's names for it, and the usual ones."""
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
 
 def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Of :data:``INSTRUCTION_SETS``, those that this processor has."""
+    """Of ``INSTRUCTION_SETS``, those that this processor has."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -38,7 +38,7 @@ def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def allocator(maps: Path = Path("/proc/self/maps")) -> str:
-    """The allocator loaded into this process: one of :data:``ALLOCATORS``, ``glibc`` or ``other``."""
+    """The allocator loaded into this process: one of ``ALLOCATORS``, or ``glibc``, or ``other``."""
     try:
         text = maps.read_text()
     except OSError:

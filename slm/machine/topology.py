@@ -90,10 +90,10 @@ def usable_cpus() -> set[int]:
 
 
 def divide(cores: Sequence[Core], parts: int) -> list[tuple[Core, ...]]:
-    """``cores`` in ``parts`` runs of neighbours that do not overlap, as even as they come.
+    """``cores`` in ``parts`` runs of neighbours that do not overlap and are as even as possible.
 
-    A part keeps to one NUMA node where the numbers allow it, since neighbours of a :class:``Topology`` share theirs.
-    With fewer cores than parts the later parts get a core that another has too: there is nothing better to give.
+    A part keeps to one NUMA node where the numbers allow it, since neighbours in a ``Topology`` share theirs.
+    With fewer cores than parts, the later parts share a core with another one.
     """
     assert parts >= 1
     assert cores

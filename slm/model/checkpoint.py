@@ -1,4 +1,4 @@
-"""A checkpoint is a Hugging Face model directory, with the trainer's state beside it.
+"""A checkpoint is a Hugging Face model directory, with the trainer's state next to it.
 
 A new checkpoint is written under a temporary name, flushed, described by ``manifest.json`` (SHA-256 of every
 file) and renamed into place last: a directory that has its final name is complete. Everything is safetensors or
@@ -145,7 +145,7 @@ def save_checkpoint(
     tensors: dict[str, Tensor],
     state: dict[str, Any],
 ) -> None:
-    """Write a whole checkpoint: :func:``write_checkpoint`` of what ``model`` and ``tensors`` hold."""
+    """Write a whole checkpoint: ``write_checkpoint`` of what ``model`` and ``tensors`` hold."""
     write_checkpoint(directory, model.config, take_snapshot(model, tensors), save_tokenizer, state=state)
 
 

@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from data.errors import UserError, nearest
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+Architecture = Literal["llama", "qwen3"]
+ARCHITECTURES: dict[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
 
@@ -15,10 +16,10 @@ class ModelConfig:
     """A decoder-only transformer of the Llama family (RMSNorm, RoPE, SwiGLU, grouped-query attention).
 
     ``arch="qwen3"`` adds an RMSNorm over each head's queries and keys. Widths may be any multiple of the head
-    layout: :meth:``check_widths`` is what refuses new models that K-quants cannot hold.
+    layout: ``check_widths`` is what refuses new models that K-quants cannot hold.
     """
 
-    arch: Literal["llama", "qwen3"] = "llama"
+    arch: Architecture = "llama"
     vocab_size: int
     """Rows of the embedding; at least the tokenizer's ids (padding up is fine)."""
     n_layers: int
@@ -63,7 +64,7 @@ class ModelConfig:
                 f"model.n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; use one of {divisors}"
             )
         if self.head_dim % 2:
-            raise UserError(f"model.head_dim={self.head_dim} must be even: RoPE turns pairs of values")
+            raise UserError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs of values")
         if self.rope_scaling and self.rope_scaling.get("rope_type") != "llama3":
             raise UserError(
                 f"rope scaling of type {self.rope_scaling.get('rope_type')!r} is not supported; "
@@ -109,7 +110,7 @@ class ModelConfig:
     def flops_per_token(self, seq_len: int | None = None) -> int:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.
 
-        N is :attr:``n_matmul_params``. Attention is 2 products of T/2 visible keys on average, forward once and
+        N is ``n_matmul_params``. Attention is 2 products of T/2 visible keys on average, forward once and
         backward twice: 6 n_layers T n_heads head_dim. Recomputation is not counted.
         """
         seq_len = seq_len or self.seq_len
