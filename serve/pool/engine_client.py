@@ -55,7 +55,7 @@ class EngineClient:
         self._of_model = f" of {name}" if name else ""
         self._max_in_flight = config.slots + max_waiting
         self._streams: dict[str, RequestStream] = {}
-        self._questions: dict[str, asyncio.Future[QueryResult]] = {}
+        self._queries: dict[str, asyncio.Future[QueryResult]] = {}
         self._ids = itertools.count()
         self._process: EngineProcess | None = None
         self._closing = False
@@ -148,10 +148,10 @@ class EngineClient:
             self.counters.finished[code] += 1
         self._streams.clear()
         self._times.clear()
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(EngineDownError(message))
-        self._questions.clear()
+        for pending in self._queries.values():
+            if not pending.done():
+                pending.set_exception(EngineDownError(message))
+        self._queries.clear()
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Ends the engine; requests in flight fail."""
@@ -183,13 +183,13 @@ class EngineClient:
                 case StartFailed(message=message):
                     self._started.set_exception(UserError(message))
                 case Reply(id=key, value=value):
-                    question = self._questions.pop(key, None)
-                    if question is not None and not question.done():
-                        question.set_result(value)
-                case Failure(id=key) if key in self._questions:
-                    question = self._questions.pop(key)
-                    if not question.done():
-                        question.set_exception(RequestFailedError(event))
+                    pending = self._queries.pop(key, None)
+                    if pending is not None and not pending.done():
+                        pending.set_result(value)
+                case Failure(id=key) if key in self._queries:
+                    pending = self._queries.pop(key)
+                    if not pending.done():
+                        pending.set_exception(RequestFailedError(event))
                 case PrefillDone(id=key) | Delta(id=key) | Failure(id=key):
                     # The engine works: the next restart need not wait.
                     self._backoff_s = 0.0
@@ -247,22 +247,22 @@ class EngineClient:
             self.counters.finished["canceled"] += 1
             self._process.send(Cancel(id=sequence_id))
 
-    async def ask(self, question: Query) -> QueryResult:
+    async def query(self, query: Query) -> QueryResult:
         """The engine's answer. Cancelling the call cancels the engine's work.
 
         Raises ``QueueFullError``, ``EngineDownError`` or ``RequestFailedError``.
         """
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")
-        if len(self._questions) >= self._max_in_flight:
-            raise QueueFullError(f"{len(self._questions)} requests are waiting for an answer; try again later.")
-        future = self._questions[question.id] = self._loop.create_future()
-        self._process.send(question)
+        if len(self._queries) >= self._max_in_flight:
+            raise QueueFullError(f"{len(self._queries)} requests are waiting for an answer; try again later.")
+        future = self._queries[query.id] = self._loop.create_future()
+        self._process.send(query)
         try:
             answer = await future
         finally:
-            if self._questions.pop(question.id, None) is not None and self._process is not None:
-                self._process.send(Cancel(id=question.id))
+            if self._queries.pop(query.id, None) is not None and self._process is not None:
+                self._process.send(Cancel(id=query.id))
         if isinstance(answer, Embeddings):
             self.counters.embedding_tokens += answer.n_tokens
         return answer

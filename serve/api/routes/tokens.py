@@ -83,6 +83,6 @@ class TokenRoutes(ModelRoutes):
     async def _ask(self, context: RequestContext, query: Query) -> Any:
         try:
             async with asyncio.timeout_at(context.ends_at):
-                return await unless_disconnected(context.request.receive, context.lease.engine.ask(query))
+                return await unless_disconnected(context.request.receive, context.lease.engine.query(query))
         except TimeoutError:
             raise out_of_time("The request's time ran out before there was an answer.") from None

@@ -55,10 +55,6 @@ def test_a_draft_model_must_exist(tiny_path):
         engine_config(ServerOptions(speculate="draft", draft_model="nowhere/m.gguf"), tiny_path)
 
 
-def test_what_yaml_makes_of_the_words_for_tuning():
-    assert [ServerOptions(tune=each).tune_mode for each in (True, False, "force")] == ["auto", "off", "force"]
-
-
 def test_small_models_and_given_values_are_not_measured(tiny_path, cache):
     small = engine(tiny_path)
     assert (small.threads, small.batch, small.ubatch) == (compute_threads(), 512, 512)
