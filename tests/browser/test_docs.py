@@ -29,7 +29,7 @@ def test_every_route_is_there_and_nothing_comes_from_elsewhere(page, server):
     # A field with its limits, its default and its meaning.
     rows = "[...document.querySelectorAll('#post-v1-completions tr')]"
     text = page.run(f"{rows}.find((row) => row.cells[0].textContent == 'temperature').textContent")
-    for part in ("number", "0 to 10", "default 1", "likeliest"):
+    for part in ("number", "0 to 10", "default 1", "most likely token"):
         assert part in text
     # What must be given comes first.
     assert page.run(f"{rows}.slice(0, 2).map((row) => row.cells[0].textContent)") == ["prompt needed", "model"]
