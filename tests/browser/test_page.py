@@ -153,7 +153,7 @@ def test_json_of_a_schema(page, server):
     assert "'pattern'" in page.text("#problem")
 
 
-def test_mistakes_are_told_and_the_message_is_kept(page, server):
+def test_mistakes_are_shown_and_the_message_is_kept(page, server):
     page.open(server.url + "/")
     ask(page, "hello", temperature=-1)
     assert "temperature" in page.text("#problem")

@@ -103,7 +103,7 @@ def test_the_mouse_reads_values_and_looks_closer(opened, pictures):
     for part in ("step ", "tokens", "training, smoothed", "validation at step"):
         assert part in tip, tip
     assert opened.run("document.querySelectorAll('.guide').length") == 7
-    # The value that is told is the record's.
+    # The value that is shown is the record's.
     step = int(tip.split("step ")[1].split(" ")[0].replace(",", ""))
     value = opened.run(f"data.runs[0].train.loss[data.runs[0].train.step.indexOf({step})].toFixed(4)")
     assert opened.text("#chart-loss .legend b") == value
@@ -230,7 +230,7 @@ def compare(runs: Path) -> Path:
     return runs / "compare.html"
 
 
-def test_two_runs_beside_each_other(page, runs, pictures):
+def test_two_runs_next_to_each_other(page, runs, pictures):
     page.open(compare(runs).as_uri())
     assert page.run("[...document.querySelectorAll('#charts figure')].map((each) => each.id)")[0] == "chart-bits"
     assert page.run("[...document.querySelectorAll('#chart-bits .legend span')].map((each) => each.textContent)") == [

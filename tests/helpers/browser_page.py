@@ -67,7 +67,7 @@ class Page:
         deadline = time.monotonic() + TIMEOUT_S
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < deadline, (condition, self.run("document.body.innerText"), self.errors)
-            self.tab.wait_for_timeout(30)
+            self.tab.wait_for_timeout(50)
 
     def size(self, width: int, height: int) -> None:
         self.tab.set_viewport_size({"width": width, "height": height})

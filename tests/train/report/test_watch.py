@@ -106,7 +106,7 @@ def terminal():
         each.close()
 
 
-class Run:
+class WrittenRun:
     """A run's files as training writes them, and the lock that it holds."""
 
     def __init__(self, root: Path, max_steps: int = 100) -> None:
@@ -116,7 +116,7 @@ class Run:
         self._lock = (root / ".lock").open("a+")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.step = 0
-        self.tell("start")
+        self.log_event("start")
 
     def add(self, steps: int, sample: str = "Once upon a time") -> None:
         with (self.root / "metrics.jsonl").open("a") as file:
@@ -130,7 +130,7 @@ class Run:
         with (self.root / "samples.md").open("a") as file:
             file.write(f"## step {self.step}\n\n{sample}\n\n")
 
-    def tell(self, event: str, **facts) -> None:
+    def log_event(self, event: str, **facts) -> None:
         with (self.root / "journal.jsonl").open("a") as file:
             file.write(json.dumps({"event": event, "step": self.step, "time": time.time(), **facts}) + "\n")
 
@@ -139,7 +139,7 @@ class Run:
         self._lock.close()
 
     def end(self, status: str) -> None:
-        self.tell("end", status=status)
+        self.log_event("end", status=status)
         self._lock.close()
 
 
@@ -198,7 +198,7 @@ def test_a_real_run_is_followed_in_a_terminal_and_through_a_pipe(command, launch
 
 @pytest.mark.parametrize("leave", [b"\x03", b"\x04", signal.SIGINT, signal.SIGTERM])
 def test_leaving_in_any_way_restores_the_terminal(leave, terminal, tmp_path):
-    run = Run(tmp_path / "run")
+    run = WrittenRun(tmp_path / "run")
     run.add(4)
     seen = terminal(f"run={run.root}", "watch.every_s=0.1")
     seen.wait("sample of step 4")
@@ -214,7 +214,7 @@ def test_leaving_in_any_way_restores_the_terminal(leave, terminal, tmp_path):
 
 def test_a_run_that_vanishes_may_come_back_under_its_name(terminal, tmp_path):
     root = tmp_path / "run"
-    run = Run(root)
+    run = WrittenRun(root)
     run.add(4)
     seen = terminal(f"run={root}", "watch.every_s=0.05", f"watch.patience_s={PATIENT}")
     piped = subprocess.Popen(
@@ -230,7 +230,7 @@ def test_a_run_that_vanishes_may_come_back_under_its_name(terminal, tmp_path):
     # Set aside, as resume=never does it; then a new run of the same name.
     os.rename(root, tmp_path / "run.1")
     time.sleep(0.3)
-    run = Run(root, max_steps=50)
+    run = WrittenRun(root, max_steps=50)
     run.add(2, "Another beginning")
     seen.wait("step 2/50")
     seen.wait("Another beginning")
@@ -243,7 +243,7 @@ def test_a_run_that_vanishes_may_come_back_under_its_name(terminal, tmp_path):
 
 
 def test_patience_has_an_end(tmp_path):
-    run = Run(tmp_path / "run")
+    run = WrittenRun(tmp_path / "run")
     run.add(4)
     process = subprocess.Popen(
         watch(f"run={run.root}", "watch.every_s=0.05", "watch.patience_s=0.2"),
@@ -258,7 +258,7 @@ def test_patience_has_an_end(tmp_path):
 
 
 def test_a_finished_run_is_printed_once_and_can_do_nothing_to_the_terminal(terminal, tmp_path):
-    run = Run(tmp_path / "run", max_steps=4)
+    run = WrittenRun(tmp_path / "run", max_steps=4)
     run.add(4, "wild \x1b]0;title\x07\x1b[2J\x9b31m [bold]text[/bold]\r over")
     running = subprocess.run(
         watch(f"run={run.root}", "watch.once=true"), cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENT
@@ -281,7 +281,7 @@ def test_a_finished_run_is_printed_once_and_can_do_nothing_to_the_terminal(termi
 
 
 def test_a_small_terminal_is_enough(terminal, tmp_path):
-    run = Run(tmp_path / "run")
+    run = WrittenRun(tmp_path / "run")
     run.add(4, "word " * 2000)
     seen = terminal(f"run={run.root}", "watch.every_s=0.05", rows=12)
     seen.wait("step 4/100")
