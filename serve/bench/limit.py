@@ -16,13 +16,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serve.bench.config import BenchOptions
 from serve.bench.tools import find_tool
 from slm.machine.hardware import compute_threads
+
+if TYPE_CHECKING:
+    from slm.llama.model import Model
 
 BATCH, UBATCH = 2048, 512
 """llama.cpp's defaults."""
@@ -56,50 +59,54 @@ def library_bench(model: Path, batches: list[int], *, prompt_tokens: int, new_to
     return [Rates(**each) for each in json.loads(done.stdout)]
 
 
-def measure_here(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
+def measure_here(path: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
     """The rates at each batch size in this process: all prompts, then ``new_tokens`` steps of one token for each."""
-    from slm.llama.context import Batch, Context
     from slm.llama.model import Model
 
     rng = np.random.default_rng(0)
-    rates = []
-    with Model(model) as weights:
-        for n in batches:
-            cells = prompt_tokens + new_tokens + 16
-            with Context(
-                weights,
-                n_ctx=n * cells,
-                n_batch=BATCH,
-                n_ubatch=UBATCH,
-                n_seq_max=n,
-                n_threads=compute_threads(),
-                kv_unified=n == 1,
-            ) as context:
-                batch = Batch(context.n_batch, n)
-                ids = rng.integers(0, weights.n_vocab, (n, prompt_tokens + new_tokens)).tolist()
+    with Model(path) as model:
+        shape = [(n, prompt_tokens + new_tokens) for n in batches]
+        return [_rates(model, rng.integers(0, model.n_vocab, each).tolist(), prompt_tokens) for each in shape]
 
-                def decode(context: Context = context, batch: Batch = batch) -> float:
-                    began = time.perf_counter()
-                    context.decode(batch)
-                    took = time.perf_counter() - began
-                    batch.clear()
-                    return took
 
-                batch.extend(ids[0][:prompt_tokens], 0, 0, True)
-                decode()  # the first one starts threads and touches memory
-                context.clear()
-                prefill_s = decode_s = 0.0
-                for slot in range(n):
-                    if len(batch) + prompt_tokens > batch.capacity:
-                        prefill_s += decode()
-                    batch.extend(ids[slot][:prompt_tokens], 0, slot, True)
+def _rates(model: Model, sequences: list[list[int]], prompt_tokens: int) -> Rates:
+    """``sequences``: the tokens of each, the prompt's first."""
+    from slm.llama.context import Batch, Context
+
+    n, length = len(sequences), len(sequences[0])
+    with Context(
+        model,
+        n_ctx=n * (length + 16),
+        n_batch=BATCH,
+        n_ubatch=UBATCH,
+        n_seq_max=n,
+        n_threads=compute_threads(),
+        kv_unified=n == 1,
+    ) as context:
+        batch = Batch(context.n_batch, n)
+
+        def decode() -> float:
+            began = time.perf_counter()
+            context.decode(batch)
+            took = time.perf_counter() - began
+            batch.clear()
+            return took
+
+        batch.extend(sequences[0][:prompt_tokens], 0, 0, True)
+        decode()  # the first one starts threads and touches memory
+        context.clear()
+        prefill_s = decode_s = 0.0
+        for slot, tokens in enumerate(sequences):
+            if len(batch) + prompt_tokens > batch.capacity:
                 prefill_s += decode()
-                for at in range(prompt_tokens, prompt_tokens + new_tokens):
-                    for slot in range(n):
-                        batch.add(ids[slot][at], at, slot, True)
-                    decode_s += decode()
-                rates.append(Rates(batch=n, prefill=n * prompt_tokens / prefill_s, decode=n * new_tokens / decode_s))
-    return rates
+            batch.extend(tokens[:prompt_tokens], 0, slot, True)
+        prefill_s += decode()
+        for at in range(prompt_tokens, length):
+            for slot, tokens in enumerate(sequences):
+                batch.add(tokens[at], at, slot, True)
+            decode_s += decode()
+    n_new = n * (length - prompt_tokens)
+    return Rates(batch=n, prefill=n * prompt_tokens / prefill_s, decode=n_new / decode_s)
 
 
 def batched_bench(binary: str, model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.storage import cache_home
 from serve.config import TuneMode
@@ -26,6 +26,9 @@ from slm.files import atomic_write_json
 from slm.machine.hardware import compute_threads, n_threads
 from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
+
+if TYPE_CHECKING:
+    from slm.llama.model import Model
 
 MOST_SLOTS = 16
 """More sequences at once would still raise the throughput. But the engine clears their cache when it starts, and that
@@ -121,60 +124,64 @@ def _read(record: Path) -> Tuned | None:
 
 def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
     """Runs the model with each choice in turn and returns the fastest, or the default where none is clearly faster."""
-    from slm.llama.context import Batch, Context
     from slm.llama.model import Model
 
     default = untuned()
     with Model(path, n_gpu_layers=n_gpu_layers) as model:
-
-        def timed(choice: Tuned, n_prompt: int, n_steps: int, width: int) -> tuple[float, float]:
-            """Seconds per prompt token, and per decode step of ``width`` sequences."""
-            n_prompt = min(n_prompt, model.n_ctx_train - 1)
-            with Context(
-                model,
-                n_ctx=width * (n_prompt + n_steps + 8),
-                n_batch=choice.batch,
-                n_ubatch=choice.ubatch,
-                n_seq_max=width,
-                n_threads=choice.threads,
-                kv_unified=width == 1,
-            ) as context:
-                batch = Batch(context.n_batch, width)
-                tokens = [i % model.n_vocab for i in range(n_prompt)]
-                times = []
-                for _ in range(2):  # the first one starts threads and touches memory
-                    context.clear()
-                    batch.clear()
-                    batch.extend(tokens, 0, 0, True)
-                    began = time.perf_counter()
-                    context.decode(batch)
-                    times.append(time.perf_counter() - began)
-                steps = []
-                for at in range(n_steps):
-                    batch.clear()
-                    for slot in range(width):
-                        batch.add(0, at if slot else n_prompt + at, slot, True)
-                    began = time.perf_counter()
-                    context.decode(batch)
-                    steps.append(time.perf_counter() - began)
-                return min(times) / n_prompt, median(steps) if steps else 0.0
-
         # A slow model gets fewer tokens, so that measuring it takes seconds, too.
-        probe, _ = timed(default, 32, 0, 1)
+        probe, _ = _timed(model, default, n_prompt=32)
         n_prompt = int(max(32, min(512, 0.5 / probe)))
         n_steps = int(max(4, min(32, 0.1 / probe)))
 
-        def seconds(choice: Tuned) -> float:
+        def token_s(choice: Tuned) -> float:
             """Per token of a request: prefill, a decode step alone, and its share of a step with three others."""
-            single, many = timed(choice, n_prompt, n_steps, 1), timed(choice, min(n_prompt, 64), n_steps, 4)
-            return single[0] + single[1] + many[1] / 4
+            prefill_s, step_s = _timed(model, choice, n_prompt=n_prompt, n_steps=n_steps)
+            _, shared_step_s = _timed(model, choice, n_prompt=min(n_prompt, 64), n_steps=n_steps, width=4)
+            return prefill_s + step_s + shared_step_s / 4
+
+        def prefill_s(choice: Tuned) -> float:
+            return _timed(model, choice, n_prompt=n_prompt)[0]
 
         others = [replace(default, threads=n) for n in _thread_counts(default.threads)]
-        chosen = _fastest([default, *others], seconds)
+        chosen = _fastest([default, *others], token_s)
         smaller = [replace(chosen, ubatch=n) for n in _UBATCHES if n < chosen.ubatch]
-        chosen = _fastest([chosen, *smaller], lambda choice: timed(choice, n_prompt, 0, 1)[0])
-        per_token = timed(chosen, n_prompt, 0, 1)[0]
-    return replace(chosen, prefill_chunk=_chunk(per_token))
+        chosen = _fastest([chosen, *smaller], prefill_s)
+        return replace(chosen, prefill_chunk=_chunk(prefill_s(chosen)))
+
+
+def _timed(model: Model, choice: Tuned, *, n_prompt: int, n_steps: int = 0, width: int = 1) -> tuple[float, float]:
+    """Seconds per prompt token, and per decode step of ``width`` sequences (0 without steps)."""
+    from slm.llama.context import Batch, Context
+
+    n_prompt = min(n_prompt, model.n_ctx_train - 1)
+    with Context(
+        model,
+        n_ctx=width * (n_prompt + n_steps + 8),
+        n_batch=choice.batch,
+        n_ubatch=choice.ubatch,
+        n_seq_max=width,
+        n_threads=choice.threads,
+        kv_unified=width == 1,
+    ) as context:
+        batch = Batch(context.n_batch, width)
+        tokens = [i % model.n_vocab for i in range(n_prompt)]
+        prefills = []
+        for _ in range(2):  # the first one starts threads and touches memory
+            context.clear()
+            batch.clear()
+            batch.extend(tokens, 0, 0, True)
+            began = time.perf_counter()
+            context.decode(batch)
+            prefills.append(time.perf_counter() - began)
+        steps = []
+        for at in range(n_steps):
+            batch.clear()
+            for slot in range(width):
+                batch.add(0, at if slot else n_prompt + at, slot, True)
+            began = time.perf_counter()
+            context.decode(batch)
+            steps.append(time.perf_counter() - began)
+    return min(prefills) / n_prompt, median(steps) if steps else 0.0
 
 
 def _thread_counts(default: int) -> list[int]:
