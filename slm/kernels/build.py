@@ -9,8 +9,8 @@ from pathlib import Path
 from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler, cpu_flags
 
-SOURCES = ("linear.cpp", "attention.cpp", "norms.cpp", "head.cpp", "sizes.cpp")
-HEADERS = ("simd.h", "gemm.h", "sizes.h", "arena.h")
+SOURCES = ("linear.cpp", "attention.cpp", "attention_backward.cpp", "norms.cpp", "head.cpp", "sizes.cpp")
+HEADERS = ("simd.h", "gemm.h", "attention.h", "sizes.h", "arena.h")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 """Instruction sets, as /proc/cpuinfo spells them."""
