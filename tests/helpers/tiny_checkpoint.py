@@ -1,6 +1,6 @@
 """Makes tiny checkpoints with random weights and a real trained tokenizer, for tests of export and evaluation.
 
-Loaded by path, since test folders are no packages. Seeded: the same weights and vocabulary each time.
+Seeded: the same weights and vocabulary each time.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Writes a tiny llama-architecture GGUF with random weights, for tests that need a real file and no training.
 
 Byte-level BPE (GPT-2's pre-tokenizer) of 256 bytes, some merges and special tokens. Seeded: the same bytes
-each time. Loaded by path, since test folders are no packages.
+each time.
 """
 
 from __future__ import annotations
