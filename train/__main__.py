@@ -1,5 +1,7 @@
 """``python -m train``: one training run, started or resumed."""
 
+from functools import partial
+
 from slm import cli
 from slm.machine.hardware import share_cores
 from train import autobatch
@@ -12,18 +14,12 @@ def main(argv: list[str]) -> int:
     config = resolve(argv, autobatch.choose_micro_batch)
     # What follows takes seconds to import. Wrong options have been reported by now.
     from train.distributed.join import join
-    from train.distributed.rank_process import exit_code, rank_folder
-    from train.memory import resource_errors
+    from train.distributed.rank_process import exit_code
 
-    ranks = join(pin=config.train.pin)
+    ranks = join(pin=config.train.pin)  # before anything starts torch's threads
+    from train.start import start
 
-    def run() -> int:
-        from train.start import start
-
-        with rank_folder(ranks, config.root) as root, resource_errors(config.train, root):
-            return start(config, root, ranks)
-
-    return exit_code(ranks, run)
+    return exit_code(ranks, partial(start, config, ranks))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from train.backend import make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
+from train.distributed.rank_process import rank_folder
 from train.distributed.ranks import Ranks
 from train.distributed.shared_state import (
     broadcast_resume_point,
@@ -27,7 +28,7 @@ from train.distributed.shared_state import (
     restore,
 )
 from train.environment import Environment, prepare
-from train.memory import check_memory
+from train.memory import check_memory, resource_errors
 from train.model_shape import starting_shape
 from train.run import run_dir
 from train.run.checkpointer import Checkpointer
@@ -39,12 +40,9 @@ from train.trainer import Trainer
 from train.validation import Validator
 
 
-def start(config: RunConfig, root: Path, ranks: Ranks) -> int:
-    """Train in ``root``, from the beginning or from a checkpoint. Returns the command's exit code.
-
-    ``root`` is the run's directory on rank 0, and a temporary folder on the others.
-    """
-    with ExitStack() as until_the_end:
+def start(config: RunConfig, ranks: Ranks) -> int:
+    """Train from the beginning or from a checkpoint. Returns the command's exit code."""
+    with rank_folder(ranks, config.root) as root, resource_errors(config.train, root), ExitStack() as until_the_end:
         ranks.broadcast_from_main(lambda: config.train.check_processes(ranks.size))
         resume = ranks.broadcast_from_main(lambda: _open_directory(config, root, until_the_end))
         environment = _environment(config, ranks)
@@ -55,8 +53,7 @@ def start(config: RunConfig, root: Path, ranks: Ranks) -> int:
                 "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
             )
             return 0
-        tokenizer = broadcast_tokenizer(ranks, lambda: run_dir.run_tokenizer(config, root), root / "tokenizer")
-        ranks.broadcast_from_main(lambda: run_dir.write_text_samples(config, root))
+        tokenizer = broadcast_tokenizer(ranks, lambda: run_dir.prepare_text(config, root), root / "tokenizer")
         model, warning = _new_model(config, tokenizer, ranks)
         run_dir.write_config(config, root)
         _print_plan(config, model, tokenizer.vocab_size, environment, warning, ranks)

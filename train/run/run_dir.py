@@ -60,7 +60,14 @@ def write_config(config: RunConfig, root: Path) -> None:
     atomic_write_text(root / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_dict(config))))
 
 
-def run_tokenizer(config: RunConfig, root: Path) -> Tokenizer:
+def prepare_text(config: RunConfig, root: Path) -> Tokenizer:
+    """The run's tokenizer. It and the text samples for export are written the first time."""
+    tokenizer = _tokenizer(config, root)
+    _write_text_samples(config, root)
+    return tokenizer
+
+
+def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
     """The run's tokenizer: kept in ``tokenizer/``, made (or trained on the run's own text) the first time."""
     folder = root / "tokenizer"
     if (folder / "tokenizer.json").is_file():
@@ -81,7 +88,7 @@ def run_tokenizer(config: RunConfig, root: Path) -> Tokenizer:
     return tokenizer
 
 
-def write_text_samples(config: RunConfig, root: Path) -> None:
+def _write_text_samples(config: RunConfig, root: Path) -> None:
     """Write ``validation.txt`` and ``calibration.txt`` once: what export measures with, without the data's source."""
     for name, split in TEXTS.items():
         if not (root / name).exists():
