@@ -28,7 +28,7 @@ def resolve(argv: list[str], choose_micro_batch: ChooseMicroBatch) -> RunConfig:
 
 
 def _with_run_directory(config: RunConfig) -> RunConfig:
-    """``config`` with a name; a checkpoint of a run that is not named itself says which run is meant."""
+    """``config`` with a name. Without one, the path of a checkpoint to resume from gives the run's directory."""
     if config.name is None and config.resume not in ("auto", "never"):
         checkpoint = Path(config.resume)
         if checkpoint.parent.name == "checkpoints":

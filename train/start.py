@@ -1,4 +1,4 @@
-"""The start of a run: opens its directory, makes tokenizer, model and all other parts of the trainer, then trains.
+"""The start of a run: open its directory, make tokenizer, model and the rest of the trainer, then train.
 
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
@@ -154,7 +154,7 @@ def _make_trainer(
     model: LanguageModel,
     point: ResumePoint,
 ) -> Trainer:
-    """The trainer with all its parts, their state that of the checkpoint where the run resumes from one."""
+    """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
     train = config.train
     optimizer = make_shared_optimizer(ranks, model, config.optim, zero1=train.shard_optimizer)
     loader = Loader(

@@ -1,4 +1,4 @@
-"""The loop of a training run, from its first step to its last checkpoint. ``train/start.py`` builds its parts.
+"""The loop of a training run, from its first step to its last checkpoint. ``train/start.py`` builds it.
 
 Tested in tests/train/test_main.py, tests/train/test_resume.py, tests/train/test_reliability.py.
 """
