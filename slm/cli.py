@@ -28,7 +28,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         print("interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe went away (`... | head`): nobody is left to tell.
+        # The reader of a pipe is gone (`... | head`): there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     sys.exit(status or 0)

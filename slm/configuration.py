@@ -253,7 +253,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         raise UserError(f"{where}={value} is not known; {hint_text} (one of: {', '.join(map(str, options))})")
     if origin in (typing.Union, types.UnionType):
         return _convert_union(get_args(hint), value, where)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, value, where)
     if origin in (list, tuple):
         if isinstance(value, str) or not isinstance(value, list | tuple):

@@ -61,7 +61,7 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
 def _software(load: float) -> dict[str, Any]:
     from slm.machine.cpp_build import cache_dir, compiler
 
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
@@ -196,7 +196,7 @@ def _inductor(record: dict[str, Any]) -> str:
 
 
 def choice_rows(record: dict[str, Any]) -> list[list[str]]:
-    """What the stages will do here unless told otherwise (train/environment.py decides the same way)."""
+    """What the stages will do here by default (train/environment.py decides the same way)."""
     threads = record["threads"]
     how = "own kernels" if uses_kernels(record) else "torch.compile" if compiles(record) else "uncompiled"
     cache = record["kernel_cache"] if uses_kernels(record) else record["compile_cache"]

@@ -15,7 +15,7 @@ def atomic_write_text(path: str | Path, text: str) -> None:
 
 
 def atomic_write_bytes(path: str | Path, content: bytes) -> None:
-    """Write ``content`` to a temporary file beside ``path``, flush it to the disk, then rename it into place."""
+    """Write ``content`` to a temporary file next to ``path``, flush it to the disk, then rename it into place."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from slm.kernels.library import Kernels
 from slm.kernels.packed import PackedWeights
 from slm.model.cross_entropy import IGNORED
-from slm.model.transformer import LanguageModel, rope_tables
+from slm.model.transformer import LanguageModel, RMSNorm, rope_tables
 
 HEAD_ROWS = 2048
 """Positions whose logits are held at once."""
@@ -71,7 +71,7 @@ class Fused:
         if reason is not None:
             raise ValueError(f"the training kernels cannot run this model: {reason}")
         self.model, self.kernels, self.recompute = model, kernels, recompute
-        self._layers = list(model.model.layers)
+        self._layers = model.model.layer_list()
 
         def pack(*linears: nn.Linear, **options: bool) -> PackedWeights:
             return PackedWeights(kernels, [each.weight for each in linears], keep=keep_packed, **options)
@@ -90,7 +90,7 @@ class Fused:
         return self._head.rows
 
     def use(self, kernels: Kernels) -> None:
-        """Call these kernels from now on (the same ones, with a clock around them, say)."""
+        """Call these kernels from now on (a benchmark puts a clock around each)."""
         self.kernels = kernels
         for packed in self._all_packed():
             packed.kernels = kernels
@@ -110,7 +110,7 @@ class Fused:
         first one of its sequence that it may see, never falling along a sequence; None: all before it. Hooks that
         wait for a parameter's gradient (``register_post_accumulate_grad_hook``) run as under autograd.
         """
-        self._prepare(ids_BT, starts_BT)
+        self._prepare(ids_BT, targets_BT, starts_BT)
         ids_N, targets_N = ids_BT.flatten().contiguous(), targets_BT.flatten().contiguous()
         self._embed(ids_N, self._activations[0].x_ND)
         top_ND = self._buffer("top", *self._activations[0].x_ND.shape)
@@ -127,7 +127,7 @@ class Fused:
     @torch.no_grad()
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
         """Every position's cross-entropy [B, T], f32 nats, 0 where not scored. Nothing is kept for a backward pass."""
-        self._prepare(ids_BT, starts_BT)
+        self._prepare(ids_BT, targets_BT, starts_BT)
         targets_N = targets_BT.flatten().contiguous()
         saved = self._activations[0] if self._activations[0].whole else self._again
         x_ND = saved.x_ND
@@ -146,20 +146,34 @@ class Fused:
 
     # Preparation.
 
-    def _prepare(self, ids_BT: Tensor, starts_BT: Tensor | None) -> None:
+    def _prepare(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> None:
+        self._check(ids_BT, targets_BT, starts_BT)
         versions = tuple(parameter._version for parameter in self.model.parameters())
         if versions != self._versions:
             self._versions = versions
             for packed in self._all_packed():
                 packed.forget()
         if self._shape != ids_BT.shape:
-            self._shape = B, T = tuple(ids_BT.shape)
+            B, T = ids_BT.shape
+            self._shape = (B, T)
             self._buffers = {}
             self._activations = [Activations(self.model, B, T, self.recompute) for _ in self._layers]
             if self.recompute == "layer":
                 self._again = Activations(self.model, B, T, "none")
             self._cos_TE, self._sin_TE = rope_tables(self.model.config, 0, T)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
+
+    def _check(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> None:
+        """ValueError for what the kernels would read or write outside of their tensors."""
+        for name, tensor in (("ids", ids_BT), ("targets", targets_BT)):
+            if tensor.dtype != torch.int64 or tensor.ndim != 2 or tensor.shape != ids_BT.shape or not tensor.numel():
+                raise ValueError(f"{name} must be int64 [B, T], not {tensor.dtype} {list(tensor.shape)}")
+            if int(tensor.max()) >= self.vocab_size:
+                raise ValueError(f"{name} holds {int(tensor.max())}, which is beyond the vocabulary")
+        if int(ids_BT.min()) < 0:
+            raise ValueError(f"ids holds {int(ids_BT.min())}, which is no token")
+        if starts_BT is not None and (starts_BT.shape != ids_BT.shape or int(starts_BT.min()) < 0):
+            raise ValueError(f"starts must be positions [B, T], not {list(starts_BT.shape)}")
 
     def _buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Memory of this name, kept for this shape of batch; its content is whatever was there."""
@@ -175,7 +189,7 @@ class Fused:
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         self.kernels.slm_embed(self.model.model.embed_tokens.weight, ids_N, *out_ND.shape, out_ND)
 
-    def _norm(self, norm: nn.Module, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
+    def _norm(self, norm: RMSNorm, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
         h_ND = self._buffer("h", *x_ND.shape)
         self.kernels.slm_rmsnorm(x_ND, *x_ND.shape, norm.weight, norm.eps, h_ND, inverse_rms_N)
         return h_ND
@@ -255,7 +269,7 @@ class Fused:
         if not s.whole:
             s = self._again
             self._attention(index, x_ND, s)
-            self._mlp_to_act(index, s, s.gate_up)
+            self._mlp_to_act(index, s, s.gate_up or (None, None))
         self._mlp_backward(index, s, dx_ND)
         self._attention_backward(index, x_ND, s, dx_ND)
 
@@ -324,7 +338,7 @@ class Fused:
         self.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
 
     def _norm_backward(
-        self, norm: nn.Module, dh: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None, dx: Tensor
+        self, norm: RMSNorm, dh: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None, dx: Tensor
     ) -> None:
         grad, add = _grad(norm.weight)
         size = self.kernels.slm_rmsnorm_backward_scratch(x.shape[1])

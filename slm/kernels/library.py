@@ -1,7 +1,7 @@
 """The library of training kernels: built where that has not happened yet, opened, and called with tensors.
 
 The sources are in this folder; a comment above every function there gives its arguments and their shapes. Whether
-the kernels can run here is for ``slm.kernels.build.unavailable`` to say.
+the kernels can run here: ``slm.kernels.build.unavailable``.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What this machine lends a process: cores, memory, instruction sets. Torch is imported only where it is asked."""
+"""What a process gets from this machine: threads, a CPU quota, memory, the speed of bf16. Torch is imported late."""
 
 import ctypes
 import math
@@ -38,9 +38,9 @@ def cpu_quota() -> float | None:
     except (OSError, ValueError):
         pass
     try:
-        limit = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        period = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
-        return limit / period if limit > 0 else None
+        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        period_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+        return quota_us / period_us if quota_us > 0 else None
     except (OSError, ValueError):
         return None
 
@@ -48,8 +48,8 @@ def cpu_quota() -> float | None:
 def share_cores() -> None:
     """Let threads that wait for each other sleep soon, so that work goes on where other programs run too.
 
-    libgomp's threads spin at every barrier until the last one is there. Where anything else runs on the machine
-    that one waits for its turn, and a step takes up to ten times as long; with this they sleep after 1,000 turns.
+    libgomp's threads spin at every barrier until the last one arrives. On a busy machine the last one waits for a core
+    that the others spin on, and a step takes up to ten times as long. With this setting they sleep after 1,000 turns.
     Call before torch or llama.cpp is imported; ``GOMP_SPINCOUNT`` in the environment wins.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -97,8 +97,8 @@ def keep_freed_memory() -> bool:
 def _huge_pages(libc: ctypes.CDLL) -> None:
     """Ask for huge pages where the heap will grow: half of the machine's memory, of which nothing is touched here.
 
-    Where the kernel gives them only to who asks (``madvise``, many distributions' default). What cannot be had is
-    done without.
+    This matters where the kernel gives them only on request (``madvise``, the default of many distributions). Where it
+    refuses, the heap works without them.
     """
     size, page, madv_hugepage = os.sysconf("SC_PHYS_PAGES") // 2, os.sysconf("SC_PAGE_SIZE"), 14
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -109,7 +109,7 @@ def _huge_pages(libc: ctypes.CDLL) -> None:
         return
     first = -(-block // page) * page
     libc.madvise(first, (size - 1) * page, madv_hugepage)
-    libc.free(block)  # the trim threshold keeps it at hand
+    libc.free(block)  # the trim threshold keeps it in the heap
 
 
 def bf16_speedup() -> float:

@@ -14,7 +14,7 @@ VERSIONED = ("torch", "llama-cpp-python", "gguf", "tokenizers", "tiktoken", "dat
 
 
 def cpu_name() -> str:
-    """The processor's own name, as the operating system tells it."""
+    """The processor's name, as the operating system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

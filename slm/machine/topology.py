@@ -47,7 +47,7 @@ class Topology:
 
     @property
     def hybrid(self) -> bool:
-        """Whether there are slow cores beside fast ones."""
+        """Whether there are slow cores next to fast ones."""
         return len({core.fast for core in self.cores}) > 1
 
     @property

@@ -9,10 +9,10 @@ block (G times its positions), S visible keys, E values per head.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 BLOCK = 256
 """Query positions per block."""
@@ -33,7 +33,7 @@ class BlockwiseAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(E)) v for q [P, G, T, E] and k, v [P, T, E]; the result like q."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q_PGTE: Tensor, k_PTE: Tensor, v_PTE: Tensor, starts_PT: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q_PGTE: Tensor, k_PTE: Tensor, v_PTE: Tensor, starts_PT: Tensor | None) -> Tensor:
         P, G, T, E = q_PGTE.shape
         scale = 1 / math.sqrt(E)
         outs, lses = [], []
@@ -50,7 +50,7 @@ class BlockwiseAttention(torch.autograd.Function):
         return out_PGTE
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dout_PGTE: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, dout_PGTE: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q_PGTE, k_PTE, v_PTE, starts_PT, out_PGTE, *lses = ctx.saved_tensors
         P, G, T, E = q_PGTE.shape
         scale = 1 / math.sqrt(E)

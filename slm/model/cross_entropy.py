@@ -9,11 +9,11 @@ chunk.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 IGNORED = -100
 """A target that is not scored (torch's own convention)."""
@@ -47,7 +47,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk_gradients: ChunkGradients
+        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk_gradients: ChunkGradients
     ) -> Tensor:
         n_scored = (targets_N != IGNORED).sum().clamp(min=1)
         scale = n_scored.to(torch.promote_types(x_ND.dtype, torch.float32)).reciprocal()
@@ -66,7 +66,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return loss * scale
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dx_ND, dweight_VD = ctx.saved_tensors
         return dx_ND * dloss.to(dx_ND.dtype), dweight_VD * dloss.to(dweight_VD.dtype), None, None
 

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ class Snapshot:
         return self._all_read.wait(timeout)
 
     def release(self) -> None:
-        """Let go of every tensor; whoever waits for the reading goes on."""
+        """Let go of every tensor, and end every wait for their reading."""
         with self._lock:
             for entry in self._entries():
                 entry.drop()
@@ -134,10 +135,10 @@ class Snapshot:
                         entry.drop()
                         if all(other.read == other.nbytes for other in self._entries()):
                             self._all_read.set()
-                yield memoryview(staging)[: len(piece)]
+                yield staging.data[: len(piece)]
 
 
-def _write(out: object, piece: memoryview | bytes, digest: "hashlib._Hash") -> None:
+def _write(out: FileIO, piece: memoryview | bytes, digest: "hashlib._Hash") -> None:
     digest.update(piece)
     view = memoryview(piece)
     while len(view):  # an unbuffered file may take less than it was given

@@ -8,6 +8,7 @@ heads, K key/value heads, E values per head, F feed-forward width, V vocabulary.
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ class LayerCache:
         self.v_BKSE: Tensor | None = None
 
     def extend(self, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        if self.k_BKSE is not None:
+        if self.k_BKSE is not None and self.v_BKSE is not None:
             k_BKTE = torch.cat([self.k_BKSE, k_BKTE], dim=2)
             v_BKTE = torch.cat([self.v_BKSE, v_BKTE], dim=2)
         self.k_BKSE, self.v_BKSE = k_BKTE, v_BKTE
@@ -152,6 +153,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
 
+    def layer_list(self) -> list[Layer]:
+        """The layers, by their type."""
+        return cast(list[Layer], list(self.layers))
+
 
 class LanguageModel(nn.Module):
     """The whole model. ``state_dict`` names are Hugging Face's; a tied head has no entry of its own.
@@ -218,7 +223,7 @@ class LanguageModel(nn.Module):
 
     def compile_parts(self) -> None:
         """Compile this model's layers and loss with inductor. All layers share one graph, so one layer is compiled."""
-        for layer in self.model.layers:
+        for layer in self.model.layer_list():
             layer.self_attn.blockwise = True
             layer.compile(dynamic=False)
         compiled = torch.compile(chunk_gradients, dynamic=False)

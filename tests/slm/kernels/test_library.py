@@ -113,6 +113,26 @@ def test_every_buffer_follows_the_librarys_sizes(compiled, changed, shape):
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("ids", "targets", "starts", "says"),
+    [
+        ([[1, 320]], [[1, 2]], None, "ids holds 320"),
+        ([[1, -1]], [[1, 2]], None, "ids holds -1"),
+        ([[1, 2]], [[1, 400]], None, "targets holds 400"),
+        ([[1, 2]], [[1, 2, 3]], None, "targets must be int64"),
+        ([1, 2], [1, 2], None, "ids must be int64"),
+        ([[1, 2]], [[1, 2]], [[0]], "starts must be"),
+    ],
+)
+def test_what_would_be_read_beyond_a_tensor_is_refused(compiled, ids, targets, starts, says):
+    fused = Fused(new_model(), StandIn(compiled(FOLDER / "sizes.cpp")))
+    starts_BT = None if starts is None else torch.tensor(starts, dtype=torch.int32)
+    for entry in (fused.loss_and_gradients, fused.losses):
+        with pytest.raises(ValueError, match=says):
+            entry(torch.tensor(ids), torch.tensor(targets), starts_BT=starts_BT)
+
+
+@needs_compiler
 def test_the_sizes_are_enough_for_what_the_kernels_lay_out(compiled):
     kernels = StandIn(compiled(FOLDER / "sizes.cpp"))
     for m in (1, 2, 1023, 1024, 1025, 5000):
