@@ -1,8 +1,8 @@
 """What training survives, with the faults injected for real.
 
-Killed at any moment: tests/soak/test_kill.py, test_resume.py. Damaged checkpoints: tests/slm/test_checkpoint.py and
-test_run.py. Two runs in one directory, changed settings: test_run.py, test_resume.py. Here: signals wherever they
-come, a disk that is full, memory that is short, losses that are not finite or jump, text that is no text.
+Killed at any moment: tests/soak/test_kill.py, test_resume.py. Damaged checkpoints: tests/slm/model/test_checkpoint.py
+and test_main.py. Two runs in one directory, changed settings: test_main.py, test_resume.py. Here: signals at any
+moment, a full disk, too little memory, losses that are not finite or jump, text that is none.
 """
 
 import functools
