@@ -1,4 +1,4 @@
-# One verb per stage. Every target sets up what it needs; `make help` lists them.
+# One target per stage. Every target sets up what it needs; `make help` lists them.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# PyTorch's CPU wheels live on an index of their own; the ordinary one would bring CUDA along on Linux.
+# PyTorch's CPU wheels have an index of their own. The ordinary index would install CUDA on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # llama.cpp is built for this machine's own instruction set.
 CMAKE_ARGS ?= -DGGML_NATIVE=ON
@@ -17,13 +17,13 @@ RUN ?= runs/latest
 MODEL ?= $(RUN)
 QUANT ?= q4_k_m
 PORT ?= 8080
-# Training in several processes (docs/distributed.md): on each machine, how many machines, the one that keeps the run.
+# Training in several processes (docs/distributed.md): processes per machine, machines, and the machine that keeps the run.
 NPROC ?= 1
 NNODES ?= 1
 MAIN ?=
 ARGS ?=
 RUNS ?= $(RUN)
-# Tests run side by side: most wait for processes of their own, so two workers suit two cores.
+# Tests run in parallel. Half of the time they wait for processes of their own, so two workers suit two cores.
 TEST_WORKERS ?= 2
 comma := ,
 space := $(subst ,, )
@@ -36,7 +36,7 @@ endif
 
 .PHONY: help setup demo train plan watch report export eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
 
-help: ## this list
+help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  ARGS=\"key=value ...\" passes Hydra overrides to any stage, e.g. make train ARGS=\"name=mine train.max_steps=2000\""
@@ -52,7 +52,7 @@ $(VENV)/.ready: pyproject.toml
 	@start=$$SECONDS; PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --editable ".[logging,dev]" && echo "Installed in $$((SECONDS - start)) s."
 	@touch $@
 
-demo: setup ## the whole life of a small model in minutes: train, export, evaluate, generate
+demo: setup ## train, export, evaluate and run a small model, in minutes
 	@$(PY) -m train preset=tiny name=demo train.max_minutes=7 $(ARGS)
 	@$(PY) -m export run=runs/demo quant=q4_k_m
 	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt eval.max_tokens=30000
@@ -62,55 +62,55 @@ demo: setup ## the whole life of a small model in minutes: train, export, evalua
 	  "  make chat MODEL=runs/demo                  the model in this terminal" \
 	  "  make train CONFIG=10m ARGS=\"name=mine data=local 'data.files=[my/*.txt]'\"   your own text"
 
-train: setup ## text in, checkpoints out: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
+train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
 	@$(TRAIN) preset=$(CONFIG) $(ARGS)
 
-watch: setup ## a run as it goes on, seen from another terminal: RUN=runs/latest
+watch: setup ## follow a run from another terminal: RUN=runs/latest
 	@$(PY) -m train.report.watch run=$(RUN) $(ARGS)
 
-report: setup ## curves and figures of runs beside each other, as one HTML file: RUNS="runs/a runs/b"
+report: setup ## compare runs in one HTML file: RUNS="runs/a runs/b"
 	@$(PY) -m train.report.html 'runs=[$(subst $(space),$(comma),$(strip $(RUNS)))]' $(ARGS)
 
-export: setup ## checkpoint to GGUF, quantized and proven: QUANT=q4_k_m,q8_0 RUN=runs/latest
+export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0
 	@$(PY) -m export run=$(RUN) quant=$(QUANT) $(ARGS)
 
-eval: setup ## perplexity of the checkpoint and every GGUF of RUN, on WikiText or eval.text=FILE
+eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"
 	@$(PY) -m slm.evaluate run=$(RUN) $(ARGS)
 
-serve: setup ## an OpenAI-compatible server: MODEL=runs/latest PORT=8080
+serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 	@$(PY) -m serve model=$(MODEL) port=$(PORT) $(ARGS)
 
-chat: setup ## talk to a model in the terminal: MODEL=runs/latest
+chat: setup ## chat with a model in the terminal: MODEL=runs/latest
 	@$(PY) -m serve.terminal model=$(MODEL) $(ARGS)
 
-plan: setup ## what a preset costs before it is trained: parameters, FLOPs, memory, time
+plan: setup ## show what a preset costs: parameters, FLOPs, memory, time: CONFIG=125m
 	@$(PY) -m train.tools.plan preset=$(CONFIG) $(ARGS)
 
-data-stats: setup ## what the text is made of: documents, tokens, duplicates, lengths: ARGS="data=local data.files=[...]"
+data-stats: setup ## count documents, tokens and duplicates of a text: ARGS="data=local data.files=[...]"
 	@$(PY) -m train.tools.data_stats preset=$(CONFIG) $(ARGS)
 
-bench-train: setup ## training speed beside the plain loop, Hugging Face's Trainer and the machine's GEMM peak
+bench-train: setup ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
 	@$(PY) -m train.tools.bench preset=$(CONFIG) $(ARGS)
 
-doctor: setup ## what this machine has, what will be used of it, and what to install for more
+doctor: setup ## show what this machine has, what slm uses, and what to install
 	@$(PY) -m slm.doctor $(ARGS)
 
-bench-serve: setup ## the server under load, beside llama.cpp's limit and other servers: MODEL=runs/latest
+bench-serve: setup ## measure the server against llama.cpp's limit and other servers: MODEL=runs/latest
 	@$(PY) -m serve.bench model=$(MODEL) $(ARGS)
 
-bench-quant: setup ## size, quality and speed of every quantization type, with and without imatrix: RUN=runs/latest
+bench-quant: setup ## compare size, quality and speed of quantization types: RUN=runs/latest
 	@$(PY) -m export.bench run=$(RUN) $(ARGS)
 
-test: setup ## every test, TEST_WORKERS=2 at a time; what fails beside others is tried once more alone
+test: setup ## run all tests, TEST_WORKERS=2 at a time; a failed one is run again alone
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
-	    [ $$? -eq 1 ] && echo "what failed, once more, with nothing beside it:" && \
+	    [ $$? -eq 1 ] && echo "the tests that failed, once more, one at a time:" && \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
-lint: setup ## style and import checks
+lint: setup ## check style
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 
-format: setup ## rewrite the code in the project's style
+format: setup ## format the code
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
-clean: ## remove the environment and caches; runs stay
+clean: ## remove the environment and caches, but not runs
 	@rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
