@@ -1,0 +1,70 @@
+"""The files and modules that the documentation names exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import REPOSITORY
+
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+FOLDERS = ("data", "slm", "train", "export", "serve", "configs", "docs", "tests")
+FILES = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix != ".pyc"]
+REMOVED = {"narrow.py"}  # docs/decisions.md says why
+OTHER_PROGRAMS = {"pytest"}
+
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+FENCED = re.compile(r"```.*?```", re.DOTALL)
+CODE = re.compile(r"`([^`]+)`")
+PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*/?")
+MODULE = re.compile(r"python3? -m ([\w.]+\w)")
+
+
+def paths_in(text: str) -> set[str]:
+    """The words in a text's code spans that name Python files or lie in a folder of the repository."""
+    words = {word for span in CODE.findall(FENCED.sub("", text)) for word in span.split() if PATH.fullmatch(word)}
+    return {word for word in words if word.endswith(".py") or word.startswith(tuple(f"{name}/" for name in FOLDERS))}
+
+
+def exists(path: str) -> bool:
+    """Whether a path from the root exists. A table may leave out leading folders that its head names."""
+    return any(REPOSITORY.glob(path.rstrip("/"))) or any(str(file).endswith(f"/{path.rstrip('/')}") for file in FILES)
+
+
+def is_module(name: str) -> bool:
+    base = REPOSITORY / name.replace(".", "/")
+    return base.with_suffix(".py").is_file() or (base / "__main__.py").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
+    assert [path for path in sorted(paths_in(text) - REMOVED) if not exists(path)] == []
+    assert [name for name in MODULE.findall(text) if not is_module(name) and name not in OTHER_PROGRAMS] == []
+
+
+def test_what_is_removed_is_gone() -> None:
+    assert not any(exists(path) for path in REMOVED)
+
+
+def test_names_are_found() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert len(paths_in(text)) >= 100
+    assert len(set(LINK.findall(text))) >= 20
+    assert {"train", "serve.bench", "train.distributed.launch"} <= set(MODULE.findall(text))
+
+    assert paths_in("`serve/web` [a](b) `python -m x tests/x.py` `narrow.py`, `runs/a` and `/v1/models`") == {
+        "serve/web",
+        "tests/x.py",
+        "narrow.py",
+    }
+    for path, there in {
+        "slm/model/config.py": True,
+        "configs/*.yaml": True,
+        "serve/web": False,
+        "slm/fused.py": False,
+    }.items():
+        assert exists(path) == there
+    for name, there in {"slm.doctor": True, "serve.bench": True, "train.plan": False, "serve.api": False}.items():
+        assert is_module(name) == there
