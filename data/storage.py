@@ -65,7 +65,7 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 def read_checked(path: Path) -> bytes | None:
-    """The content that :func:``write_checked`` wrote; None if there is no such file or its hash does not match."""
+    """The content that ``write_checked`` wrote; None if there is no such file or its hash does not match."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -77,7 +77,7 @@ def read_checked(path: Path) -> bytes | None:
 
 
 def digest_of(path: str | Path) -> str:
-    """The hash at the head of a file that :func:``write_checked`` wrote."""
+    """The hash at the head of a file that ``write_checked`` wrote."""
     with open(path, "rb") as file:
         return file.read(DIGEST_BYTES).hex()
 

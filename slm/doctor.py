@@ -259,7 +259,7 @@ def advice(record: dict[str, Any]) -> list[str]:
         )
     if record["hybrid"]:
         found.append(
-            f"slow cores beside {record['fast_cores']} fast ones: training uses the fast ones; "
+            f"slow cores next to {record['fast_cores']} fast ones: training uses the fast ones; "
             f"train.threads={record['cores']} takes them all, which is slower on most machines"
         )
     if record["llama_cpp"] is None:

@@ -39,9 +39,10 @@ def is_module(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
-    assert [path for path in sorted(paths_in(text) - REMOVED) if not exists(path)] == []
-    assert [name for name in MODULE.findall(text) if not is_module(name) and name not in OTHER_PROGRAMS] == []
+    wrong = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    wrong += [path for path in sorted(paths_in(text) - REMOVED) if not exists(path)]
+    wrong += [name for name in MODULE.findall(text) if not is_module(name) and name not in OTHER_PROGRAMS]
+    assert wrong == []
 
 
 def test_what_is_removed_is_gone() -> None:

@@ -114,7 +114,7 @@ class AwakeClock:
         return self._read(self._awake)
 
     def slept(self) -> float:
-        """Seconds of sleep since the last call that returned some; 0 for less than :data:``SUSPEND_SECONDS``."""
+        """Seconds of sleep since the last call that returned some; 0 for less than ``SUSPEND_SECONDS``."""
         asleep = self._read(self._total) - self._read(self._awake)
         gap = asleep - self._asleep
         if gap < SUSPEND_SECONDS:

@@ -15,7 +15,7 @@ TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100
 def model_shape(config: RunConfig) -> ModelConfig:
     """The model of a configuration before its tokenizer exists: the settings give the vocabulary's size.
 
-    A tokenizer that is neither trained (``bpe``) nor listed in :data:``TIKTOKEN_IDS`` is loaded to count its ids.
+    A tokenizer that is neither trained (``bpe``) nor listed in ``TIKTOKEN_IDS`` is loaded to count its ids.
     """
     tokenizer = config.tokenizer
     if tokenizer.kind == "bpe":

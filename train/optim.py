@@ -56,7 +56,7 @@ def state_tensors(model: Parameters, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(model: Parameters, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what :func:``state_tensors`` returned. A parameter without entries has not been updated yet.
+    """Put back what ``state_tensors`` returned. A parameter without entries has not been updated yet.
 
     UserError where only a part of a parameter's state is there: the checkpoint is another optimizer's.
     """

@@ -114,7 +114,7 @@ def extent(path: str) -> int | None:
 
 
 def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
-    """The text of a raw document that :func:``read`` returned with the position ``end``; ``""`` where it has none."""
+    """The text of a raw document that ``read`` returned with the position ``end``; ``""`` where it has none."""
     kind = file_format(path) or "text"
     if kind == "parquet":
         return raw or ""

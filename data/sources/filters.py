@@ -7,13 +7,13 @@ from data.config import SourceConfig
 from data.unicode_scripts import LETTER, OTHER, count_classes, scripts
 
 REASONS = ("min_chars", "max_chars", "min_letters", "script")
-"""The options that can reject a document: what the function from :func:``make_filter`` returns."""
+"""The options that can reject a document: what the function from ``make_filter`` returns."""
 
 
 def make_filter(source: SourceConfig) -> Callable[[str], str | None] | None:
     """A function that returns the option that rejects a text, or None where the text passes; None without filters.
 
-    Letters and scripts are those of :mod:``data.unicode_scripts``. A document without letters has no script.
+    Letters and scripts are those of ``data.unicode_scripts``. A document without letters has no script.
     """
     if not (source.min_chars or source.max_chars or source.min_letters or source.script):
         return None

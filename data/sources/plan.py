@@ -32,7 +32,7 @@ class Plan:
     document_bytes: int = 65536
     hub_split: str = ""
     held_out: float = 0.0
-    """A document whose :func:`unit_hash` is below this is validation text; 0 where validation text is separate."""
+    """A document whose ``unit_hash`` is below this is validation text; 0 where validation text is separate."""
     also_held_out: frozenset[float] = frozenset()
     """Unit hashes of more documents that are not trained on: another source holds them out, or they are in validation
     files."""
@@ -64,7 +64,7 @@ class Plan:
 
 
 def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
-    """A plan for each source, without a list of duplicates (:func:`data.sources.documents.make_plans` has it).
+    """A plan for each source, without a list of duplicates (``data.sources.documents.make_plans`` has it).
 
     Raises UserError for what cannot be read: missing files, no network, no text.
     """

@@ -33,7 +33,7 @@ class Loader:
 
     Training reads its sources again, epoch after epoch, and never ends unless each source has its ``max_epochs``:
     then EndOfTextError follows the last whole batch. The validation split ends; its last batch may have fewer rows
-    (:func:``validation_blocks`` is simpler).
+    (``validation_blocks`` is simpler).
 
     ``workers`` processes tokenize and pack ahead (0: this process does it, without reading ahead). Their blocks are
     taken in turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the

@@ -101,7 +101,7 @@ class Tokenizer:
             return self._backend.encode(well_formed(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, as :meth:``encode`` gives them."""
+        """Ids of each text, as ``encode`` gives them."""
         fast = self._backend.encode_batch_fast
         try:
             return [encoding.ids for encoding in fast(texts, add_special_tokens=False)]

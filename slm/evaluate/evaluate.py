@@ -1,7 +1,7 @@
 """``python -m slm.evaluate run=RUN``: perplexity of a checkpoint and of every GGUF made from it, in one table.
 
 Each model is scored on one text, WikiText-2's raw test set unless another is given, in two definitions that must
-not be mixed up (see :mod:``slm.evaluate.perplexity``). The last line printed is a JSON list of rows.
+not be mixed up (see ``slm.evaluate.perplexity``). The last line printed is a JSON list of rows.
 """
 
 import math

@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 
 class Program:
-    """``python -m MODULE ARGV``, with the parts of :class:``subprocess.Popen`` that tests use.
+    """``python -m MODULE ARGV``, with the parts of ``subprocess.Popen`` that tests use.
 
     ``folder``: where its output goes. ``environment``: its variables, if not this process's. ``prepare``: a function
     of an importable module that it calls first. ``session``: it leads a group of its own, as a shell's foreground job

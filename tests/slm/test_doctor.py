@@ -72,7 +72,7 @@ def test_a_good_machine_needs_nothing():
         ({"huge_pages": "never"}, "echo madvise"),
         ({"numa_nodes": 2}, "make train NPROC=2"),
         ({"cpu_quota": 1.5}, "a CPU quota of 1.5 for 8 cores"),
-        ({"hybrid": True, "fast_cores": 4}, "slow cores beside 4 fast ones"),
+        ({"hybrid": True, "fast_cores": 4}, "slow cores next to 4 fast ones"),
         ({"llama_cpp": ["AVX2"]}, "llama.cpp was built without AVX512-BF16"),
         ({"llama_cpp": None}, "llama-cpp-python cannot be loaded"),
         ({"disk_mb_per_s": 9}, "takes 9 MB/s"),

@@ -90,7 +90,7 @@ def soak(
         run = None
         while run is None or run.returncode != 0:
             run = _life(folder, common, chance, tally, stop=enough(), aim=inside - tally.inside > 0)
-            # Written beside the training, a save in the making may be lost on top of the interval.
+            # A save that is written in the background may be lost on top of the interval.
             assert max(tally.lost, default=0) <= (2 * EVERY if background else EVERY)
         last = run.root / "checkpoints" / f"step-{STEPS:08d}"
         assert differences(last, whole.root / "checkpoints" / last.name) == []

@@ -3,7 +3,7 @@
     python -m tests.soak.save preset=125m folder=/some/disk
 
 Real steps of the preset on random tokens. Each round times some steps alone, then begins a save and times steps
-until it is written; a save with nothing beside it and the copying of the whole state are timed too.
+until it is written. A save without steps and the copying of the whole state are timed, too.
 """
 
 import shutil
@@ -77,10 +77,10 @@ def main(argv: list[str]) -> int:
             alone = statistics.median(step() for _ in range(STEPS))
             began = perf_counter()
             checkpointer.save(number, snapshot(), {"validation": {}})
-            beside = []
+            during = []
             while checkpointer.busy:
-                beside.append(step())
-            length, steps = perf_counter() - began, len(beside)
+                during.append(step())
+            length, steps = perf_counter() - began, len(during)
             checkpointer.wait()
             began = perf_counter()
             write_checkpoint(root / "alone", model.config, snapshot(), lambda folder: None, state={})
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     rows = [
         [name, *(f"{each[name]:,}" if name == "bytes" else f"{each[name]:.3f}" for each in rounds)] for name in names
     ]
-    table(f"{config.preset}: a checkpoint beside the training", ["", *map(str, range(1, ROUNDS + 1))], rows)
+    table(f"{config.preset}: a checkpoint during training", ["", *map(str, range(1, ROUNDS + 1))], rows)
     medians = {name: statistics.median(each[name] for each in rounds) for name in names}
     final_json({"preset": config.preset, **medians, **machine_record()})
     return 0

@@ -2,7 +2,7 @@
 
 Parameters are put into buckets in the order in which the backward pass finishes them. In the last micro-batch the
 all-reduce of a bucket starts as soon as its gradients are complete (gloo, in threads of its own), while autograd goes
-on with the layers below. :meth:``BucketedAllReduce.finish`` waits for the rest after the backward pass, and sums a few
+on with the layers below. ``BucketedAllReduce.finish`` waits for the rest after the backward pass, and sums a few
 numbers on which the ranks must agree.
 
 torch's DistributedDataParallel does the same. It is not used because it wraps ``forward``, while training calls

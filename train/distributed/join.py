@@ -20,7 +20,7 @@ PATIENCE = timedelta(minutes=60)
 
 
 def join(*, pin: bool) -> Ranks:
-    """Meet the other processes that torchrun started; :data:``SINGLE_PROCESS`` where it started none.
+    """Meet the other processes that torchrun started; ``SINGLE_PROCESS`` where it started none.
 
     With ``pin`` this process keeps to cores of its own: the local ranks divide the usable ones. Call it before
     torch has started threads, since these inherit the cores.

@@ -1,6 +1,6 @@
 """Several processes that train one model, as the rest of training sees them: their number and their collectives.
 
-:class:``Ranks`` is the single process, whose collectives do nothing. :class:``GlooRanks`` is several processes that
+``Ranks`` is the single process, whose collectives do nothing. ``GlooRanks`` is several processes that
 talk over gloo; ``train/distributed/join.py`` makes it.
 
 Rank 0 alone reads and writes the run's directory. What the others need of it comes from rank 0, so that machines
@@ -32,7 +32,7 @@ class MainRankError(Exception):
 
 
 class Ranks:
-    """The processes of this run. This class is the single process; :class:``GlooRanks`` is several."""
+    """The processes of this run. This class is the single process; ``GlooRanks`` is several."""
 
     rank, size = 0, 1
     threads = 0

@@ -26,7 +26,7 @@ RNG = "rng.torch"
 
 
 def broadcast_resume_point(ranks: Ranks, find: Callable[[], ResumePoint]) -> ResumePoint:
-    """What ``find`` returned on rank 0. The others get it without the tensors, which :func:``restore`` scatters."""
+    """What ``find`` returned on rank 0. The others get it without the tensors, which ``restore`` scatters."""
     found: list[ResumePoint] = []
 
     def search() -> tuple[Path | None, dict[str, Any]]:

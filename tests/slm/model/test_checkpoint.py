@@ -153,7 +153,7 @@ def test_a_pickle_is_refused_under_any_name_and_not_executed(tmp_path):
 
     folder = tmp_path / "model"
     save(folder)
-    (folder / "training_state.pt").write_bytes(malice)  # beside the real ones: not looked at
+    (folder / "training_state.pt").write_bytes(malice)  # next to the real ones: not looked at
     (folder / "pytorch_model.bin").write_bytes(malice)
     checkpoint.load_model(folder)
     checkpoint.load_trainer_state(folder)
