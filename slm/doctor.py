@@ -55,7 +55,8 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
         record = _software(load) | _processor() | _memory(runs_dir)
         # Both trials would disturb each other: the compiler's comes first.
         record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
-    return record | _rates()
+    record |= _rates()
+    return record | _kernels(record["precision"])
 
 
 def _software(load: float) -> dict[str, Any]:
@@ -72,19 +73,22 @@ def _software(load: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "compiler": compiler(),
-        "kernels": _no_kernels(),
         "kernel_cache": str(cache_dir()),
         "load": round(load, 2),
     }
 
 
-def _no_kernels() -> str | None:
-    """Why training's own kernels are not used here; None where they are."""
-    from slm.kernels.build import has_amx, unavailable
+def _kernels(precision: str) -> dict[str, str | None]:
+    """``kernels``: why training does not use its kernels here, None where it does; ``kernel_variant``: which ones."""
+    from slm.kernels.build import has_amx, variants_for
 
-    if has_amx():
-        return "torch's own products use AMX here, which is faster"
-    return unavailable()
+    if precision == "bf16" and has_amx():
+        return {"kernels": "torch's own products use AMX here, which is faster", "kernel_variant": None}
+    variants = variants_for("bf16" if precision == "bf16" else "f32")
+    for each in variants:
+        if each.unavailable() is None:
+            return {"kernels": None, "kernel_variant": each.name}
+    return {"kernels": variants[-1].unavailable(), "kernel_variant": None}
 
 
 def _processor() -> dict[str, Any]:
@@ -198,7 +202,8 @@ def _inductor(record: dict[str, Any]) -> str:
 def choice_rows(record: dict[str, Any]) -> list[list[str]]:
     """What the stages will do here by default (train/environment.py decides the same way)."""
     threads = record["threads"]
-    how = "own kernels" if uses_kernels(record) else "torch.compile" if compiles(record) else "uncompiled"
+    own = f"own kernels for {record['kernel_variant']}"
+    how = own if uses_kernels(record) else "torch.compile" if compiles(record) else "uncompiled"
     cache = record["kernel_cache"] if uses_kernels(record) else record["compile_cache"]
     rows = [["train", f"{threads['train']} threads, {record['precision']}, {how}"]]
     if how != "uncompiled":
@@ -214,7 +219,7 @@ def choice_rows(record: dict[str, Any]) -> list[list[str]]:
 
 def uses_kernels(record: dict[str, Any]) -> bool:
     """Whether training will use the kernels of slm/kernels here."""
-    return record["kernels"] is None and record["precision"] == "bf16"
+    return record["kernels"] is None
 
 
 def compiles(record: dict[str, Any]) -> bool:

@@ -92,8 +92,9 @@ class TrainConfig:
     seed: int = 1234
     precision: Literal["auto", "bf16", "f32"] = "auto"
     compile: bool = True
-    kernels: bool = True
-    """Train with the hand-written bf16 kernels where the processor and the model allow it."""
+    kernels: Literal["auto", "avx512bf16", "avx512", "avx2", True, False] = "auto"
+    """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
+    set, or none (false). A model whose widths they cannot take trains without them."""
     gradient_checkpointing: bool | Literal["mlp"] = False
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False

@@ -6,8 +6,9 @@ from time import perf_counter
 
 import torch
 
+from data.errors import UserError
 from data.storage import cache_home
-from slm.kernels.build import has_amx, unavailable
+from slm.kernels.build import VARIANTS, Variant, has_amx, variants_for
 from slm.kernels.library import Kernels, load
 from slm.machine import hardware
 from slm.machine.cpp_build import cache_dir, compiler
@@ -44,7 +45,7 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     torch.set_num_threads(threads)
     cache = cache_home() / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    precision = precision or config.precision
+    precision = precision or _named_precision(config)
     if precision == "auto":
         ratio = hardware.bf16_speedup()
         precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"
@@ -68,18 +69,42 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(filter(None, notes)))
 
 
+def _named_precision(config: TrainConfig) -> str:
+    """``config.precision``, or that of the kernels that ``train.kernels`` names. UserError where the two disagree."""
+    named = _named_kernels(config)
+    if named is None:
+        return config.precision
+    if config.precision not in ("auto", named.precision):
+        raise UserError(
+            f"train.kernels={named.name} computes in {named.precision}, but train.precision={config.precision}: "
+            "leave one of the two out"
+        )
+    if reason := named.unavailable():
+        raise UserError(f"train.kernels={named.name}: {reason}; train.kernels=auto takes what there is")
+    return named.precision
+
+
+def _named_kernels(config: TrainConfig) -> Variant | None:
+    """The kernels that ``train.kernels`` names; None for auto, true and false."""
+    return VARIANTS.get(config.kernels) if isinstance(config.kernels, str) else None
+
+
 def _kernels(config: TrainConfig, precision: str) -> tuple[Kernels | None, str]:
     """The kernels where they can be used, and a line on that (empty where nobody asked for them)."""
-    if not config.kernels or precision != "bf16":
+    if not config.kernels:
         return None, ""
-    if reason := unavailable():
-        return None, f"no training kernels: {reason}"
-    if has_amx():
+    named = _named_kernels(config)
+    if named is None and precision == "bf16" and has_amx():
         return None, "no training kernels: torch's own products use AMX here, which is faster"
+    candidates = [named] if named else variants_for("bf16" if precision == "bf16" else "f32")
+    usable = [each for each in candidates if each.unavailable() is None]
+    if not usable:
+        return None, f"no training kernels: {candidates[-1].unavailable()}"
+    chosen = usable[0]
     try:
         began = perf_counter()
-        loaded = load()
+        loaded = load(chosen.name)
     except (RuntimeError, OSError) as error:
         return None, f"no training kernels: {error}"
     built = f", built in {perf_counter() - began:.0f} s" if perf_counter() - began > 1 else ""
-    return loaded, f"training kernels for AVX512-BF16{built} (kept in {cache_dir()})"
+    return loaded, f"training kernels for {chosen.title}{built} (kept in {cache_dir()})"

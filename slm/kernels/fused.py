@@ -1,10 +1,10 @@
 """A language model's loss and gradients by hand-written kernels: forward and backward in one call, without autograd.
 
-Activations are bf16, sums f32, and gradients f32 go straight into ``parameter.grad``. What autograd and a compiler do
-not do here: weights are converted once per optimizer step into the layout that the products read; what follows a
-product (residual, SwiGLU, their gradients) is done while its result is in registers; gradients of weights are added
-where they belong inside the product; the head's logits exist only for some rows at a time; attention does no work
-on masked keys.
+Activations are bf16 or f32, as the kernels are. Sums are f32. Gradients are f32 and go straight into
+``parameter.grad``. What autograd and a compiler do not do here: weights are packed once per optimizer step into the
+layout that the products read; what follows a product (residual, SwiGLU, their gradients) is done while its result is
+in registers; gradients of weights are added where they belong inside the product; the head's logits exist only for
+some rows at a time; attention does no work on masked keys.
 
 Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-forward width, V vocabulary, H query
 heads.
@@ -42,18 +42,22 @@ def unsupported(model: LanguageModel, kernels: Kernels) -> str | None:
 class Activations:
     """What a layer's backward pass needs of its forward pass; ``recompute`` says what is computed again instead."""
 
-    def __init__(self, model: LanguageModel, B: int, T: int, recompute: Recompute) -> None:
+    def __init__(self, model: LanguageModel, B: int, T: int, recompute: Recompute, dtype: torch.dtype) -> None:
         c, N = model.config, B * T
-        self.x_ND = _bf16(N, c.d_model)
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(*shape, dtype=dtype)
+
+        self.x_ND = empty(N, c.d_model)
         self.whole = recompute != "layer"
         if not self.whole:
             return
-        self.qkv = _bf16(N, (c.n_heads + 2 * c.n_kv_heads) * c.head_dim)
-        self.attended = _bf16(N, c.n_heads * c.head_dim)
+        self.qkv = empty(N, (c.n_heads + 2 * c.n_kv_heads) * c.head_dim)
+        self.attended = empty(N, c.n_heads * c.head_dim)
         self.lse_BHT = torch.empty(B, c.n_heads, T)
-        self.mid_ND = _bf16(N, c.d_model)
+        self.mid_ND = empty(N, c.d_model)
         self.inverse_rms_1, self.inverse_rms_2 = torch.empty(N), torch.empty(N)
-        self.gate_up = (_bf16(N, c.ffn_dim), _bf16(N, c.ffn_dim)) if recompute == "none" else None
+        self.gate_up = (empty(N, c.ffn_dim), empty(N, c.ffn_dim)) if recompute == "none" else None
 
 
 class Fused:
@@ -61,7 +65,8 @@ class Fused:
 
     ``recompute``: ``none`` keeps all activations, ``mlp`` makes gate and up again in the backward pass (half the
     activations' memory for an eighth of the layers' work), ``layer`` keeps each layer's input only (a third more work).
-    ``keep_packed``: hold the bf16 weights of both directions (4 bytes a parameter) instead of converting at each use.
+    ``keep_packed``: hold the packed weights of both directions (4 bytes a parameter in bf16, 8 in f32) instead of
+    packing them at each use.
     """
 
     def __init__(
@@ -157,9 +162,10 @@ class Fused:
             B, T = ids_BT.shape
             self._shape = (B, T)
             self._buffers = {}
-            self._activations = [Activations(self.model, B, T, self.recompute) for _ in self._layers]
+            dtype = self.kernels.dtype
+            self._activations = [Activations(self.model, B, T, self.recompute, dtype) for _ in self._layers]
             if self.recompute == "layer":
-                self._again = Activations(self.model, B, T, "none")
+                self._again = Activations(self.model, B, T, "none", dtype)
             self._cos_TE, self._sin_TE = rope_tables(self.model.config, 0, T)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
 
@@ -175,10 +181,11 @@ class Fused:
         if starts_BT is not None and (starts_BT.shape != ids_BT.shape or int(starts_BT.min()) < 0):
             raise ValueError(f"starts must be positions [B, T], not {list(starts_BT.shape)}")
 
-    def _buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Memory of this name, kept for this shape of batch; its content is whatever was there."""
+    def _buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of this name, kept for this shape of batch, of the activations' dtype where none is named; its content
+        is whatever was there."""
         if name not in self._buffers:
-            self._buffers[name] = torch.empty(*shape, dtype=dtype)
+            self._buffers[name] = torch.empty(*shape, dtype=dtype or self.kernels.dtype)
         found = self._buffers[name]
         if found.shape != shape:  # the kernels would write past its end
             raise RuntimeError(f"the buffer {name} is {tuple(found.shape)}, not {shape}")
@@ -231,7 +238,7 @@ class Fused:
     # The head.
 
     def _cross_entropy(self, h_ND: Tensor, targets_N: Tensor, logits: Tensor, scale: float | None) -> Tensor:
-        """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V] bf16."""
+        """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V]."""
         (N, D), V = h_ND.shape, self._head.rows
         losses_N = torch.empty(N)
         weights, keep = self._head.layout("forward"), scale is not None
@@ -333,8 +340,8 @@ class Fused:
         """Add dy^T x to the weight's gradient; dy may be some columns of a wider tensor."""
         (n, k), N = weight.shape, len(x)
         grad, add = _grad(weight)
-        pairs = self.kernels.slm_weight_gradient_scratch(N, n, k)
-        scratch = self._buffer(f"packed_{name}_{pairs}", pairs, dtype=torch.int32)
+        size = self.kernels.slm_weight_gradient_scratch(N, n, k)
+        scratch = self._buffer(f"packed_{name}_{size}", size, dtype=torch.int32)
         self.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
 
     def _norm_backward(
@@ -353,10 +360,6 @@ class Fused:
             grad.zero_()
         self.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
         _run_hooks(table_VD)
-
-
-def _bf16(*shape: int) -> Tensor:
-    return torch.empty(*shape, dtype=torch.bfloat16)
 
 
 def _grad(parameter: Tensor) -> tuple[Tensor, int]:

@@ -1,7 +1,7 @@
 """The library of training kernels: built where that has not happened yet, opened, and called with tensors.
 
-The sources are in this folder; a comment above every function there gives its arguments and their shapes. Whether
-the kernels can run here: ``slm.kernels.build.unavailable``.
+The sources are in this folder (bf16) and in ``f32/``; a comment above every function there gives its arguments and
+their shapes. Both have the same functions. ``slm.kernels.build`` says which of them can run here.
 """
 
 import ctypes
@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from slm.kernels.build import build
+from slm.kernels.build import VARIANTS
 
 P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int  # noqa: E741
 SIZES = {
+    "slm_activation_bytes": [],
     "slm_width_multiple": [],
     "slm_max_head_dim": [],
     "slm_cross_entropy_rows": [],
@@ -53,16 +54,22 @@ class Kernels:
     found no memory.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.name = name
+        """The variant's name in ``slm.kernels.build``."""
         # torch is imported above and has loaded its OpenMP: the library finds that one, and shares its threads.
         library = ctypes.CDLL(str(path))
-        for name, arguments in SIGNATURES.items():
-            function = getattr(library, name)
+        for each, arguments in SIGNATURES.items():
+            function = getattr(library, each)
             function.argtypes = arguments
-            function.restype = L if name in SIZES else I if name in ALLOCATING else None
-            if name in ALLOCATING:
+            function.restype = L if each in SIZES else I if each in ALLOCATING else None
+            if each in ALLOCATING:
                 function.errcheck = _check_memory
-            setattr(self, name, functools.partial(_call, function))
+            setattr(self, each, functools.partial(_call, function))
+        self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
+        """Of activations."""
+        self.values_per_unit = 4 // self.slm_activation_bytes()
+        """Packed operands are units of 32 bits: a pair of bf16, or one f32."""
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
         raise AttributeError(f"the training kernels have no function {name}")
@@ -79,6 +86,9 @@ def _check_memory(failed: int, function: Any, arguments: Any) -> int:
 
 
 @functools.cache
-def load() -> Kernels:
-    """The kernels; built first where this machine has not done so (5 to 10 s). RuntimeError where that fails."""
-    return Kernels(build())
+def load(name: str = "avx512bf16") -> Kernels:
+    """The kernels of the variant ``name``; built first where this machine has not done so (5 to 10 s).
+
+    RuntimeError where that fails.
+    """
+    return Kernels(VARIANTS[name].build(), name)

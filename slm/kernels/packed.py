@@ -14,7 +14,7 @@ Direction = Literal["forward", "backward"]
 
 
 class PackedWeights:
-    """Linear layers stacked along their outputs: bf16 for x W^T (forward) and for dy W (backward).
+    """Linear layers stacked along their outputs: for x W^T (forward) and dy W (backward), in the kernels' precision.
 
     With ``keep`` a layout is made once and stays until ``forget``; otherwise every use makes it again, in memory
     that all such stacks share.
@@ -34,10 +34,12 @@ class PackedWeights:
         self._ready.clear()
 
     def layout(self, direction: Direction) -> Tensor:
-        """The weights as pairs of bf16 in panels of 32 columns: int32 [rows * width / 2]."""
+        """The weights in panels of columns, units of 32 bits (pairs of bf16, or f32): int32 [rows * width / values per
+        unit]."""
         if direction in self._ready:
             return self._memory[direction]
-        size = self.rows * self.width // 2
+        per_unit = self.kernels.values_per_unit
+        size = self.rows * self.width // per_unit
         if not self._keep:
             if len(PackedWeights.shared) < size:
                 PackedWeights.shared = torch.empty(size, dtype=torch.int32)
@@ -55,6 +57,6 @@ class PackedWeights:
             elif self._side_by_side:
                 self.kernels.slm_pack_forward(weight, n, k, out, place + 1)
             else:
-                self.kernels.slm_pack_forward(weight, n, k, out[row * k // 2 :], 0)
+                self.kernels.slm_pack_forward(weight, n, k, out[row * k // per_unit :], 0)
             row += n
         return out

@@ -3,6 +3,9 @@
 
 extern "C" {
 
+// Bytes of one value of an activation: bf16.
+long slm_activation_bytes() { return 2; }
+
 // Widths of layers and heads are multiples of this.
 long slm_width_multiple() { return NR; }
 

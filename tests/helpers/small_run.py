@@ -27,6 +27,7 @@ OPTIONS = (
     "train.log_every=1",
     "train.compile=false",
     "train.precision=f32",
+    "train.kernels=false",
     "train.threads=1",
     "train.workers=0",
     "train.sample_tokens=4",

@@ -30,6 +30,7 @@ GOOD = {
     "load": 0.1,
     "compile_cache": "/home/a/.cache/slm/inductor",
     "kernels": None,
+    "kernel_variant": "avx512bf16",
     "kernel_cache": "/home/a/.cache/slm/kernels",
 }
 
@@ -90,10 +91,11 @@ def test_what_is_missing_is_one_line_that_says_what_to_do(change, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({}, "8 threads, bf16, own kernels"),
+        ({}, "8 threads, bf16, own kernels for avx512bf16"),
         ({"kernels": "no AVX512-BF16"}, "8 threads, bf16, torch.compile"),
         ({"kernels": "no C++ compiler", "compiler": None, "inductor": None}, "8 threads, bf16, uncompiled"),
-        ({"precision": "f32"}, "8 threads, f32, torch.compile"),
+        ({"precision": "f32", "kernel_variant": "avx2"}, "8 threads, f32, own kernels for avx2"),
+        ({"precision": "f32", "kernels": "this processor has no fma"}, "8 threads, f32, torch.compile"),
     ],
 )
 def test_it_says_how_training_will_run(change, says):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from data.errors import UserError
+from slm.kernels.build import VARIANTS, Variant
 from slm.machine import hardware
 from train.config import TrainConfig
 from train.environment import prepare
@@ -35,3 +37,31 @@ def test_a_precision_is_measured_unless_it_is_given(monkeypatch):
     agreed = prepare(config(), precision="f32")
     assert (agreed.precision, agreed.notes) == ("f32", ())
     assert not agreed.autocast()._enabled
+
+
+AVX2 = VARIANTS["avx2"]
+
+
+@pytest.mark.skipif(AVX2.unavailable() is not None, reason=f"kernels: {AVX2.unavailable()}")
+def test_f32_trains_with_the_kernels_of_the_processor_unless_they_are_turned_off():
+    chosen = prepare(config(kernels="auto", precision="f32"))
+    assert chosen.kernels is not None
+    assert VARIANTS[chosen.kernels.name].precision == "f32"
+    assert any(VARIANTS[chosen.kernels.name].title in note for note in chosen.notes)
+    named = prepare(config(kernels="avx2"))
+    assert (named.kernels.name, named.precision) == ("avx2", "f32")
+    assert prepare(config(kernels=False, precision="f32")).kernels is None
+
+
+def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(Variant, "unavailable", lambda self: "this processor has no " + self.needs[-1])
+    with pytest.raises(UserError, match=r"train\.kernels=avx512bf16: this processor has no avx512_bf16"):
+        prepare(config(kernels="avx512bf16"))
+    without = prepare(config(kernels="auto", precision="f32"))
+    assert without.kernels is None
+    assert any("no training kernels: this processor has no fma" in note for note in without.notes)
+
+
+def test_named_kernels_and_a_precision_may_not_disagree():
+    with pytest.raises(UserError, match=r"train\.kernels=avx2 computes in f32, but train\.precision=bf16"):
+        prepare(config(kernels="avx2", precision="bf16"))

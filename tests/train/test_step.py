@@ -9,7 +9,7 @@ import torch
 
 from data.errors import UserError
 from data.tales.story import story
-from slm.kernels.build import unavailable
+from slm.kernels.build import VARIANTS
 from slm.kernels.library import load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
@@ -131,8 +131,9 @@ def test_compiled_and_plain_training_take_the_same_way():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(unavailable() is not None, reason=f"kernels: {unavailable()}")
-def test_two_hundred_steps_with_the_kernels_follow_plain_training(request):
+@pytest.mark.parametrize("variant", [each for each in VARIANTS if VARIANTS[each].unavailable() is None])
+def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, variant):
+    kernels = load(variant)
     shape = replace(SHAPE, vocab_size=256, d_model=128, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=256, seq_len=64)
     text = np.frombuffer(" ".join(story(1, index) for index in range(300)).encode("latin-1", "replace"), dtype=np.uint8)
     chance = np.random.default_rng(1)
@@ -158,7 +159,7 @@ def test_two_hundred_steps_with_the_kernels_follow_plain_training(request):
     request.addfinalizer(lambda: torch.set_num_threads(before))
     plain = curve(PLAIN)
     autocast = curve(replace(PLAIN, precision="bf16"))
-    ours = curve(replace(PLAIN, precision="bf16", kernels=load()))
+    ours = curve(replace(PLAIN, precision=VARIANTS[variant].precision, kernels=kernels))
     assert plain[-20:].mean() < plain[0] - 2.5
     noise = np.abs(autocast - plain)
     assert np.abs(ours - plain).max() < max(0.02, 2 * noise.max())

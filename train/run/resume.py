@@ -125,11 +125,13 @@ def rounding(environment: Environment, config: TrainConfig) -> dict[str, Any]:
     """What decides how sums are rounded: where all of it is the same, a resumed run is the same to the bit."""
     facts: dict[str, Any] = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     facts |= {"threads": environment.threads, "precision": environment.precision, "compile": environment.compile}
-    facts["kernels"] = environment.kernels is not None
+    facts["kernels"] = environment.kernels.name if environment.kernels else False
     return facts | {"micro_batch": config.micro_batch, "gradient_checkpointing": config.gradient_checkpointing}
 
 
 def rounding_changes(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
     """A line on what makes a resumed run differ in its last bits, or None."""
+    if saved.get("kernels") is True:  # saved when there were no other kernels
+        saved = saved | {"kernels": "avx512bf16"}
     changed = [f"{key} was {saved[key]}, is {now}" for key, now in current.items() if saved.get(key, now) != now]
     return f"{', '.join(changed)}: the run goes on, but not bit for bit" if changed else None

@@ -21,8 +21,8 @@ PARTS = {
     "slm_weight_gradient": "projections",
     "slm_cross_entropy": "head and loss",
     "slm_head_backward": "head and loss",
-    "slm_pack_forward": "weights to bf16",
-    "slm_pack_backward": "weights to bf16",
+    "slm_pack_forward": "packing weights",
+    "slm_pack_backward": "packing weights",
     "slm_rmsnorm": "norms and embedding",
     "slm_rmsnorm_backward": "norms and embedding",
     "slm_embed": "norms and embedding",
@@ -53,6 +53,7 @@ class ClockedKernels(Kernels):
     """The functions of ``kernels`` with a clock around each; ``seconds`` gets the time by part."""
 
     def __init__(self, kernels: Kernels, vocab_size: int, seconds: dict[str, float]) -> None:
+        vars(self).update(vars(kernels))
         for name in SIGNATURES:
             setattr(self, name, _clocked(name, getattr(kernels, name), vocab_size, seconds))
 

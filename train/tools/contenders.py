@@ -62,7 +62,7 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
     else:
         threads = config.train.threads or n_threads()
         torch.set_num_threads(threads)
-        precision = "bf16" if config.train.precision == "auto" else config.train.precision
+        precision = _precision(config)
         environment = Environment(threads=threads, precision=precision, compile=False, notes=())
     model, shape = _model(config)
     optimizer = make_optimizer(model, config.optim)
@@ -97,7 +97,7 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
 
 
 def hf_trainer(task: Task) -> dict[str, Any]:
-    """Hugging Face's Trainer: bf16, torch_compile, fused AdamW."""
+    """Hugging Face's Trainer: our step's number format, torch_compile, fused AdamW."""
     try:
         import accelerate  # noqa: F401 - Trainer needs it
         import torch
@@ -132,7 +132,7 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
             use_cpu=True,
-            bf16=True,
+            bf16=_precision(config) == "bf16",
             torch_compile=True,
             optim="adamw_torch_fused",
             per_device_train_batch_size=config.train.micro_batch,
@@ -147,6 +147,19 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         )
         transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Clock()]).train()
     return _result(task, shape, seconds, seconds[0])
+
+
+def _precision(config: RunConfig) -> str:
+    """The number format that training chooses here, so that all contenders compute in the same one."""
+    from slm.kernels.build import VARIANTS
+    from slm.machine.hardware import BF16_WORTH_IT, bf16_speedup
+
+    train = config.train
+    if isinstance(train.kernels, str) and train.kernels in VARIANTS:
+        return VARIANTS[train.kernels].precision
+    if train.precision != "auto":
+        return train.precision
+    return "bf16" if bf16_speedup() > BF16_WORTH_IT else "f32"
 
 
 def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from slm.kernels.build import unavailable
+from slm.kernels.build import VARIANTS
 from slm.kernels.fused import HEAD_ROWS, Fused, unsupported
-from slm.kernels.library import load
+from slm.kernels.library import Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"kernels: {unavailable()}")
+from tests.helpers.kernels import kernels_for_test
 
 SHAPES = {
     "llama": dict(n_heads=4, n_kv_heads=4, head_dim=64, d_model=256),
@@ -17,6 +16,12 @@ SHAPES = {
     "qk-norm": dict(arch="qwen3", n_heads=4, n_kv_heads=1, head_dim=32, d_model=128, tie_embeddings=False),
     "wide heads": dict(arch="qwen3", n_heads=2, n_kv_heads=2, head_dim=128, d_model=256),
 }
+
+
+@pytest.fixture(params=VARIANTS)
+def kernels(request) -> Kernels:
+    """Each instruction set's kernels, or a model of them."""
+    return kernels_for_test(request.param)
 
 
 def new_model(**changes) -> LanguageModel:
@@ -56,8 +61,14 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None:
-    """Every gradient is at most as far from f32 as that of autocast, give or take a third."""
+    """Every gradient is at most as far from f32 as that of autocast, give or take a third; f32 kernels give f32's."""
     exact, reference = plain(model, ids, targets, starts)
+    if fused.kernels.dtype == torch.float32:
+        assert fused.loss_and_gradients(ids, targets, starts_BT=starts) == pytest.approx(exact, rel=1e-5)
+        size = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
+        for name, gradient in gradients(model).items():
+            assert (gradient - reference[name]).norm() < 1e-5 * reference[name].norm() + 5e-7 * size, name
+        return
     rough, autocast = plain(model, ids, targets, starts, bf16=True)
     loss = fused.loss_and_gradients(ids, targets, starts_BT=starts)
     assert loss == pytest.approx(exact, abs=max(0.005, 3 * abs(rough - exact)))
@@ -69,36 +80,36 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("length", [1, 33, 96, 257])
-def test_loss_and_gradients_are_the_models(shape, length):
+def test_loss_and_gradients_are_the_models(shape, length, kernels):
     model = new_model(**SHAPES[shape])
-    check(model, Fused(model, load()), *batch(3, length))
+    check(model, Fused(model, kernels), *batch(3, length))
 
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
 @pytest.mark.parametrize("keep_packed", [True, False])
-def test_recomputing_and_repacking_change_nothing(recompute, keep_packed):
+def test_recomputing_and_repacking_change_nothing(recompute, keep_packed, kernels):
     model = new_model(**SHAPES["qk-norm"])
     ids, targets = batch(2, 65)
-    plain_way, thrifty = Fused(model, load()), None
+    plain_way, thrifty = Fused(model, kernels), None
     first = plain_way.loss_and_gradients(ids, targets)
     expected = gradients(model)
-    thrifty = Fused(model, load(), recompute=recompute, keep_packed=keep_packed)
+    thrifty = Fused(model, kernels, recompute=recompute, keep_packed=keep_packed)
     assert thrifty.loss_and_gradients(ids, targets) == first
     for name, gradient in gradients(model).items():
         assert torch.equal(gradient, expected[name]), name
 
 
-def test_the_head_works_in_chunks_and_skips_what_is_not_scored():
+def test_the_head_works_in_chunks_and_skips_what_is_not_scored(kernels):
     model = new_model(n_layers=1)
-    check(model, Fused(model, load()), *batch(1, HEAD_ROWS + 100, ignored=True))
+    check(model, Fused(model, kernels), *batch(1, HEAD_ROWS + 100, ignored=True))
 
 
-def test_documents_do_not_see_each_other():
+def test_documents_do_not_see_each_other(kernels):
     model = new_model(**SHAPES["grouped"])
     ids, targets = batch(2, 200)
     starts = torch.zeros(2, 200, dtype=torch.int32)
     starts[0, 50:], starts[0, 130:], starts[1, 199:] = 50, 130, 199
-    fused = Fused(model, load())
+    fused = Fused(model, kernels)
     check(model, fused, ids, targets, starts)
     # What comes before a document's start has no influence on it.
     losses = fused.losses(ids, targets, starts_BT=starts)
@@ -108,9 +119,9 @@ def test_documents_do_not_see_each_other():
     assert not torch.equal(fused.losses(other, targets)[0, 50:], fused.losses(ids, targets)[0, 50:])
 
 
-def test_gradients_add_up_and_scale():
+def test_gradients_add_up_and_scale(kernels):
     model = new_model()
-    fused, (ids, targets) = Fused(model, load()), batch(2, 40)
+    fused, (ids, targets) = Fused(model, kernels), batch(2, 40)
     fused.loss_and_gradients(ids, targets)
     once = gradients(model)
     fused.loss_and_gradients(ids, targets, scale=0.25)
@@ -119,7 +130,7 @@ def test_gradients_add_up_and_scale():
         assert distance(gradient, 0.75 * once[name]) < 0.004, name
 
 
-def test_threads_do_not_change_a_bit():
+def test_threads_do_not_change_a_bit(kernels):
     model = new_model(**SHAPES["grouped"])
     ids, targets = batch(3, 100)
     found = []
@@ -127,7 +138,7 @@ def test_threads_do_not_change_a_bit():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append((Fused(model, load()).loss_and_gradients(ids, targets), gradients(model)))
+            found.append((Fused(model, kernels).loss_and_gradients(ids, targets), gradients(model)))
     finally:
         torch.set_num_threads(before)
     for loss, gradient in found[1:]:
@@ -135,9 +146,9 @@ def test_threads_do_not_change_a_bit():
         assert all(torch.equal(gradient[name], found[0][1][name]) for name in gradient)
 
 
-def test_losses_are_those_of_training_and_follow_the_weights():
+def test_losses_are_those_of_training_and_follow_the_weights(kernels):
     model = new_model()
-    fused, (ids, targets) = Fused(model, load()), batch(4, 64, ignored=True)
+    fused, (ids, targets) = Fused(model, kernels), batch(4, 64, ignored=True)
     losses = fused.losses(ids, targets)
     assert losses.shape == (4, 64)
     assert (losses[:, ::3] == 0).all()
@@ -151,21 +162,21 @@ def test_losses_are_those_of_training_and_follow_the_weights():
     assert fused.losses(ids, targets).sum() < 0.9 * losses.sum()
 
 
-def test_hooks_hear_of_every_parameter_once():
+def test_hooks_hear_of_every_parameter_once(kernels):
     model = new_model(**SHAPES["qk-norm"])
     heard = []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: heard.append((name, p.grad is not None)))
-    Fused(model, load()).loss_and_gradients(*batch(2, 32))
+    Fused(model, kernels).loss_and_gradients(*batch(2, 32))
     assert sorted(heard) == sorted((name, True) for name, _ in model.named_parameters())
     order = [name for name, _ in heard]
     assert order.index("model.layers.1.mlp.down_proj.weight") < order.index("model.layers.0.mlp.down_proj.weight")
 
 
-def test_models_that_do_not_fit_are_named():
-    narrow = new_model(n_heads=4, n_kv_heads=4, head_dim=16, d_model=64)
-    assert "head_dim=16" in unsupported(narrow, load())
-    assert unsupported(new_model(), load()) is None
-    assert "f32" in unsupported(new_model().to(torch.bfloat16), load())
-    with pytest.raises(ValueError, match="head_dim=16"):
-        Fused(narrow, load())
+def test_models_that_do_not_fit_are_named(kernels):
+    narrow = new_model(n_heads=8, n_kv_heads=8, head_dim=8, d_model=64)
+    assert "head_dim=8" in unsupported(narrow, kernels)
+    assert unsupported(new_model(), kernels) is None
+    assert "f32" in unsupported(new_model().to(torch.bfloat16), kernels)
+    with pytest.raises(ValueError, match="head_dim=8"):
+        Fused(narrow, kernels)

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from slm.kernels import library
-from slm.kernels.build import HEADERS, SOURCES
+from slm.kernels.build import FOLDER, VARIANTS
 from slm.kernels.fused import Fused
 from slm.kernels.library import ALLOCATING, SIGNATURES, SIZES
 from slm.machine.cpp_build import compiler
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
-FOLDER = Path(library.__file__).parent
+BF16 = VARIANTS["avx512bf16"]
 needs_compiler = pytest.mark.skipif(compiler(gcc_only=True) is None, reason="no g++")
 
 
@@ -35,7 +35,7 @@ def compiled(tmp_path_factory):
     def build(*sources: Path | str, changed: dict[str, str] | None = None) -> ctypes.CDLL:
         place = folder / str(next(numbers))
         place.mkdir()
-        for name in HEADERS:
+        for name in BF16.headers:
             text = (FOLDER / name).read_text()
             for old, new in (changed or {}).items():
                 text = text.replace(old, new)
@@ -64,6 +64,7 @@ class StandIn:
             function = getattr(sizes, name)
             function.argtypes, function.restype = arguments, ctypes.c_long
             setattr(self, name, function)
+        self.dtype, self.values_per_unit = torch.bfloat16, 4 // self.slm_activation_bytes()
 
     def _noting(self, name):
         return lambda *arguments: self.calls.append((name, arguments))
@@ -161,9 +162,11 @@ def test_no_block_size_stands_in_python():
 
 
 def test_every_source_is_built_and_every_function_declared():
-    assert set(SOURCES) | set(HEADERS) == {path.name for path in FOLDER.iterdir() if path.suffix in (".cpp", ".h")}
-    text = "".join((FOLDER / name).read_text() for name in SOURCES)
-    assert set(re.findall(r"^(?:void|long|int) (slm_\w+)\(", text, re.MULTILINE)) == set(SIGNATURES)
+    built = {name for variant in VARIANTS.values() for name in (*variant.sources, *variant.headers)}
+    assert built == {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.suffix in (".cpp", ".h")}
+    for variant in VARIANTS.values():
+        text = "".join((FOLDER / name).read_text() for name in variant.sources)
+        assert set(re.findall(r"^(?:void|long|int) (slm_\w+)\(", text, re.MULTILINE)) == set(SIGNATURES), variant.name
 
 
 @needs_compiler

@@ -1,0 +1,126 @@
+// Linear layers in f32: packing of weights, activations times weights with what follows fused in, weight gradients.
+#include "gemm.h"
+
+extern "C" {
+
+// W [n, k] for x W^T: B[panel][k][NR]. half: 0, or 1 for the left, 2 for the right W columns of each panel (gate and up
+// side by side).
+void slm_pack_forward(const float* weight, long n, long k, float* out, int half) {
+    const long blocks = n / W;
+#pragma omp parallel for schedule(static)
+    for (long b = 0; b < blocks; b++) {
+        const long panel = half ? b : b / 2, column = half ? (half - 1) * W : b % 2 * W;
+        pack_columns(weight + b * W * k, k, W, W, k, out + panel * k * NR + column, NR);
+    }
+}
+
+// W [n, k] for dy W: at rows first_row.. of a stack of total_rows: B[panel of k][total_rows][NR].
+void slm_pack_backward(const float* weight, long n, long k, float* out, long first_row, long total_rows) {
+    const long panels = k / NR;
+#pragma omp parallel for schedule(static)
+    for (long p = 0; p < panels; p++) pack_rows(weight + p * NR, k, n, out + (p * total_rows + first_row) * NR);
+}
+
+// out [m, n] = x [m, k] B, plus residual [m, n] where given.
+void slm_linear(const float* x, long m, long k, const float* B, long n, const float* residual, float* out) {
+#pragma omp parallel
+    gemm_loop(x, k, m, B, k, n / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+        const long at = row * n + panel * NR;
+        if (residual) {
+            a += load(residual + at);
+            b += load(residual + at + W);
+        }
+        store(out + at, a);
+        store(out + at + W, b);
+    }, [&](long row, long panel) ALWAYS {
+        will_write(out + row * n + panel * NR);
+        if (residual) will_read(residual + row * n + panel * NR);
+    });
+}
+
+// SwiGLU: gate and up [m, f] and silu(gate) * up, from panels that hold W gate and W up columns. gate may be null.
+void slm_gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
+#pragma omp parallel
+    gemm_loop(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
+        const long at = row * f + panel * W;
+        if (gate) {
+            store(gate + at, g);
+            store(up + at, u);
+        }
+        store(act + at, g * sigmoid(g) * u);
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * W;
+        if (gate) {
+            will_write(gate + at);
+            will_write(up + at);
+        }
+        will_write(act + at);
+    });
+}
+
+// Backward of down(silu(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
+void slm_gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
+                          float* d_gate_up, float* act) {
+#pragma omp parallel
+    gemm_loop(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const long column = panel * NR + half * W, at = row * f + column;
+            const vec dact = half ? b : a, g = load(gate + at), u = load(up + at), s = sigmoid(g);
+            const vec silu = g * s, slope = s * (g * (1.0f - s) + 1.0f);  // silu'(g) = s (1 + g (1 - s))
+            store(act + at, silu * u);
+            store(d_gate_up + row * 2 * f + column, dact * (u * slope));
+            store(d_gate_up + row * 2 * f + f + column, dact * silu);
+        }
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * NR;
+        will_read(gate + at);
+        will_read(up + at);
+        will_write(act + at);
+        will_write(d_gate_up + row * f + at);
+        will_write(d_gate_up + row * f + at + f);
+    });
+}
+
+// grad [n, k] (+)= dy [m, n]^T x [m, k]; dy has ldy values per row, x ldx. k is a multiple of NR. scratch:
+// slm_weight_gradient_scratch values.
+void slm_weight_gradient(const float* dy, long ldy, const float* x, long ldx, long m, long n, long k, float* grad, int add,
+                         float* scratch) {
+    const long panels = k / NR, strips = ceil_div(n, MR), block = min_of(m, GRADIENT_ROWS);
+    float *packed_x = scratch, *packed_dy = scratch + panels * block * NR;
+    const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * (long)sizeof(float))));
+    const long groups = ceil_div(panels, group), chunks = ceil_div(strips, STRIPS);
+#pragma omp parallel
+    for (long start = 0; start < m; start += block) {
+        const long count = min_of(block, m - start);
+        const bool fresh = start == 0 && !add;
+#pragma omp for schedule(static) nowait
+        for (long p = 0; p < panels; p++) pack_rows(x + start * ldx + p * NR, ldx, count, packed_x + p * block * NR);
+#pragma omp for schedule(static)
+        for (long s = 0; s < strips; s++)
+            pack_strip(dy + start * ldy + s * MR, ldy, count, min_of(MR, n - s * MR), packed_dy + s * block * MR);
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < groups * chunks; task++) {
+            const long first = task / chunks * group, top = task % chunks * STRIPS;
+            for (long s = top; s < min_of(strips, top + STRIPS); s++)
+                for (long p = first; p < min_of(panels, first + group); p++) {
+                    const long row = s * MR;
+                    tile(min_of(MR, n - row), count, packed_dy + s * block * MR, 1, MR, packed_x + p * block * NR,
+                         [&](int r, vec a, vec b) ALWAYS {
+                             float* g = grad + (row + r) * k + p * NR;
+                             if (!fresh) {
+                                 a += load(g);
+                                 b += load(g + W);
+                             }
+                             store(g, a);
+                             store(g + W, b);
+                         },
+                         [&](long part) ALWAYS {
+                             if (part < MR) will_write(grad + (row + part) * k + p * NR);
+                         });
+                }
+        }
+    }
+}
+
+}  // extern "C"

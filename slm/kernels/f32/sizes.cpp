@@ -1,0 +1,30 @@
+// What callers must know of the kernels' sizes.
+#include "sizes.h"
+
+extern "C" {
+
+// Bytes of one value of an activation: f32.
+long slm_activation_bytes() { return sizeof(float); }
+
+// Widths of layers and heads are multiples of this.
+long slm_width_multiple() { return NR; }
+
+// The largest head_dim.
+long slm_max_head_dim() { return MAX_HEAD_DIM; }
+
+// Rows of logits that slm_cross_entropy needs where it does not keep them (keep = 0).
+long slm_cross_entropy_rows() { return LOSS_ROWS; }
+
+// Values of scratch for slm_attention_forward: keys and values.
+long slm_attention_scratch(long B, long T, long K, long E) { return B * K * 2 * padded_length(T) * E; }
+
+// Values of scratch for slm_attention_backward: keys' and values' gradients of every query head.
+long slm_attention_backward_scratch(long B, long T, long H, long E) { return B * H * 2 * padded_length(T) * E; }
+
+// Values of scratch for slm_weight_gradient: strips of dy (the last one filled up) and panels of x.
+long slm_weight_gradient_scratch(long m, long n, long k) { return min_of(m, GRADIENT_ROWS) * (k + round_up(n, MR)); }
+
+// Values of scratch for slm_rmsnorm_backward.
+long slm_rmsnorm_backward_scratch(long d) { return NORM_PARTS * d; }
+
+}  // extern "C"

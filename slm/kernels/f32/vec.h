@@ -1,0 +1,88 @@
+// f32 vectors of W lanes in GCC's and clang's vector extensions: the same source serves AVX2 (8 lanes), AVX-512F (16) and,
+// with 4 lanes, SSE and NEON. Products and sums that stand in one expression become fused multiply-adds
+// (-ffp-contract=fast).
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#ifndef SLM_LANES
+#if defined(__AVX512F__)
+#define SLM_LANES 16
+#elif defined(__AVX__)
+#define SLM_LANES 8
+#else
+#define SLM_LANES 4
+#endif
+#endif
+
+constexpr long W = SLM_LANES;   // lanes of a vector
+constexpr long NR = 2 * W;      // columns of a tile, and the width of a packed panel
+constexpr long MR = W == 16 ? 12 : 6;  // rows of a tile: 2 MR sums, two columns and a broadcast fill the registers
+
+typedef float vec __attribute__((vector_size(4 * SLM_LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * SLM_LANES)));
+typedef float vec_anywhere __attribute__((vector_size(4 * SLM_LANES), aligned(4), may_alias));
+typedef int32_t ivec_anywhere __attribute__((vector_size(4 * SLM_LANES), aligned(4), may_alias));
+
+#define INLINE inline __attribute__((always_inline))
+// For lambdas that only prefetch: GCC drops calls of a function without effects before it inlines them.
+#define ALWAYS __attribute__((always_inline))
+
+INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
+INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
+INLINE long min_of(long a, long b) { return a < b ? a : b; }
+INLINE long max_of(long a, long b) { return a > b ? a : b; }
+
+INLINE vec load(const float* p) { return *(const vec_anywhere*)p; }
+INLINE ivec load(const int32_t* p) { return *(const ivec_anywhere*)p; }
+INLINE void store(float* p, vec x) { *(vec_anywhere*)p = x; }
+INLINE vec all(float x) { return x - vec{}; }
+INLINE ivec all(int32_t x) { return x - ivec{}; }
+INLINE vec choose(ivec mask, vec yes, vec no) { return mask ? yes : no; }
+INLINE vec max_of(vec a, vec b) { return a > b ? a : b; }
+INLINE vec min_of(vec a, vec b) { return a < b ? a : b; }
+
+// Sum and maximum of the lanes, by halves: an order that does not depend on the compiler.
+INLINE float sum_of(vec x) {
+    float lanes[W];
+    store(lanes, x);
+#pragma GCC unroll 4
+    for (long half = W / 2; half > 0; half /= 2)
+        for (long i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+INLINE float max_lane(vec x) {
+    float lanes[W];
+    store(lanes, x);
+    for (long i = 1; i < W; i++) lanes[0] = lanes[0] < lanes[i] ? lanes[i] : lanes[0];
+    return lanes[0];
+}
+
+// 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included (degree-6 polynomial).
+INLINE vec exp2_of(vec x) {
+    const vec magic = all(12582912.0f), kept = max_of(x, all(-126.0f));  // adding 1.5 * 2^23 rounds to a whole number
+    const vec shifted = kept + magic;
+    const vec n = shifted - magic, r = kept - n;
+    vec p = all(1.5403530e-4f);
+    p = p * r + 1.3333558e-3f;
+    p = p * r + 9.6181291e-3f;
+    p = p * r + 5.5504109e-2f;
+    p = p * r + 2.4022651e-1f;
+    p = p * r + 6.9314718e-1f;
+    p = p * r + 1.0f;
+    // The whole number stands in the last bits of `shifted`: moved to the exponent it is the factor 2^n.
+    const ivec bits = (ivec)shifted << 23;
+    return choose(x < -126.0f, vec{}, (vec)((ivec)p + bits));
+}
+constexpr float LOG2_E = 1.44269504f;
+
+// For x below -87 the true value is below 1e-38 and this gives about that.
+INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exp2_of(min_of(x * -LOG2_E, all(126.0f)))); }
+
+// Ask for a cache line: into the second cache, or the first one. No address is wrong here, outside of any memory either.
+INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+INLINE void will_read(const void* p) { __builtin_prefetch(p, 0, 3); }
+INLINE void will_write(void* p) { __builtin_prefetch(p, 1, 3); }

@@ -1,0 +1,34 @@
+"""The training kernels that can be tested on this machine.
+
+Where the processor lacks AVX512-BF16, those kernels are compiled against ``avx512_model/immintrin.h``, a plain C++
+model of their instructions: slow, but with the same results. The f32 kernels for AVX-512 are compiled with the same 16
+lanes for AVX2.
+"""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from slm.kernels.build import COMMON_FLAGS, FOLDER, VARIANTS
+from slm.kernels.library import Kernels, load
+from slm.machine import cpp_build
+
+MODEL = Path(__file__).parent / "avx512_model"
+MODEL_FLAGS = ("-O3", "-mavx2", "-mfma", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
+
+
+@functools.cache
+def kernels_for_test(name: str) -> Kernels:
+    """The kernels of a variant; skips where neither they nor a model of them can run."""
+    variant = VARIANTS[name]
+    if variant.unavailable() is None:
+        return load(name)
+    if VARIANTS["avx2"].unavailable() is not None:
+        pytest.skip(f"kernels for {variant.title}: {variant.unavailable()}")
+    sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
+    if name == "avx512bf16":
+        flags, headers = (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}"), [*headers, MODEL / "immintrin.h"]
+    else:
+        flags = (*COMMON_FLAGS, *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))
+    return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)
