@@ -96,7 +96,9 @@ def test_any_body_is_read_or_refused(cls, body):
 def test_any_bytes_are_refused_in_words(raw):
     """List, 14: bytes that are no JSON object are ``invalid_json``, and nothing else happens."""
     refusal = refused(lambda: parse(TokenizeRequest, raw))
-    assert refusal is not None
+    if refusal is None:
+        assert json.loads(raw) == {}  # the one object that random bytes come upon, and a body without a parameter
+        return
     assert refusal.status == 400
     assert refusal.response().body
 
