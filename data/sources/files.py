@@ -12,18 +12,17 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO
 
 from data.errors import UserError, nearest, one_line
+from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 
 SEPARATOR = b"<|endoftext|>"
 CHUNK = 1 << 20
 LONGEST_DOCUMENT = 16 << 20  # bytes; a longer stretch without a separator is cut at a blank line
 TEXT_SUFFIXES = (".txt", ".md", ".text", ".markdown", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-COMPRESSED_SUFFIXES = (".gz", ".zst")
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -85,14 +84,14 @@ class Reading:
 def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
     """Raw documents of ``path`` from position ``start``, each with the position after it.
 
-    Raises UserError, naming the file, for damaged files and for missing columns.
+    Raises UserError, naming the file, for damaged and incomplete files and for missing columns.
     """
     kind = file_format(path) or "text"
     if kind == "parquet":
         yield from _read_parquet(path, start, reading.text_field)
         return
     try:
-        with _open(path) as stream:
+        with open_binary(path) as stream:
             yield from (_read_lines if kind == "jsonl" else _read_text)(stream, path, start, reading)
     except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): is the file complete?") from error
@@ -126,19 +125,7 @@ def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
         raise _not_utf8(path, end, raw, error) from error
 
 
-def _open(path: str) -> BufferedIOBase:
-    if path.lower().endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.lower().endswith(".zst"):
-        import zstandard
-
-        raw = open(path, "rb")  # noqa: SIM115 (the reader closes it)
-        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=True)
-        return cast(BufferedIOBase, reader)  # a binary file in all but its base class
-    return open(path, "rb")
-
-
-def _skip(stream: BufferedIOBase, count: int, path: str) -> None:
+def _skip(stream: BinaryIO, count: int, path: str) -> None:
     """Move to ``count`` bytes from the start: by seeking, or in a compressed file by reading."""
     if path.lower().endswith(COMPRESSED_SUFFIXES):
         while count:
@@ -150,7 +137,7 @@ def _skip(stream: BufferedIOBase, count: int, path: str) -> None:
         stream.seek(count)
 
 
-def _read_lines(stream: BufferedIOBase, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
+def _read_lines(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
     _skip(stream, start, path)
     position, rest = start, b""
     while True:
@@ -194,7 +181,7 @@ def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
 def _where(path: str, end: int, line: bytes) -> str:
     """``path:line`` of the line that ends at ``end``, for an error: the lines before it are counted only now."""
     start, number = max(0, end - len(line) - 1), 1
-    with _open(path) as stream:
+    with open_binary(path) as stream:
         while start > 0:
             chunk = stream.read(min(CHUNK, start))
             if not chunk:
@@ -204,7 +191,7 @@ def _where(path: str, end: int, line: bytes) -> str:
     return f"{path}:{number}"
 
 
-def _read_text(stream: BufferedIOBase, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
+def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
     """Documents between separators; if the file's first chunk has no separator, pieces cut at blank lines.
 
     A document's end depends only on the bytes from its start on, so reading may begin at any document.
@@ -274,7 +261,7 @@ def _not_utf8(path: str, end: int, raw: bytes, error: UnicodeDecodeError) -> Use
 
     ``raw`` may be stripped, so the file is read up to the document's end to find the byte.
     """
-    with _open(path) as stream:
+    with open_binary(path) as stream:
         text = stream.read(end) or b""
     bad = text.rfind(raw) + error.start
     line = text.count(b"\n", 0, bad) + 1
