@@ -106,11 +106,11 @@ test: setup ## run all tests, TEST_WORKERS=2 at a time; a failed one is run agai
 	    [ $$? -eq 1 ] && echo "the tests that failed, once more, one at a time:" && \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
-lint: setup ## check style
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+lint: setup ## check style and types
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
 format: setup ## format the code
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
 clean: ## remove the environment and caches, but not runs
-	@rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
+	@rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info
