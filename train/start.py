@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from data.errors import UserError
 from data.stream.loader import Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
+from slm.configuration import to_yaml
+from slm.files import atomic_write_text
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from train.backend import make_backend
@@ -54,10 +57,11 @@ def start(config: RunConfig, ranks: Ranks) -> int:
             )
             return 0
         tokenizer = broadcast_tokenizer(ranks, lambda: run_dir.prepare_text(config, root), root / "tokenizer")
+        loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
         model, warning = _new_model(config, tokenizer, ranks)
-        run_dir.write_config(config, root)
+        atomic_write_text(root / "config.yaml", to_yaml(config))
         _print_plan(config, model, tokenizer.vocab_size, environment, warning, ranks)
-        trainer = _make_trainer(config, root, ranks, environment, tokenizer, model, point)
+        trainer = _make_trainer(config, root, ranks, environment, tokenizer, loader, blocks_NT1, model, point)
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
         if code == 0:
@@ -106,22 +110,46 @@ def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     return by_time or state["step"] >= config.train.max_steps
 
 
+def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint) -> tuple[Loader, np.ndarray]:
+    """The training batches, from where the run resumes, and the validation blocks [N, seq_len + 1]."""
+    train = config.train
+    loader = Loader(
+        config.data,
+        tokenizer,
+        seq_len=train.seq_len,
+        micro_batch=train.micro_batch,
+        split="train",
+        seed=train.seed,
+        workers=train.workers,
+        rank=ranks.rank,
+        world_size=ranks.size,
+    )
+    position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
+    if position is not None:
+        loader.load_state_dict(position)
+    blocks_NT1 = ranks.broadcast_from_main(
+        lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
+    )
+    if len(blocks_NT1) == 0:
+        raise UserError(
+            f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
+            "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
+        )
+    return loader, blocks_NT1
+
+
 def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[LanguageModel, str | None]:
     """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
-    train = config.train
-    torch.manual_seed(train.seed)
-    if config.init_from:
-        directory = config.init_from
+    train, directory = config.train, config.init_from
+    if directory:
         shape = ranks.broadcast_from_main(lambda: starting_shape(directory, train.seq_len))
-        warning = check_memory(shape, train)
-        model = checkpoint.load_model(directory) if ranks.main else LanguageModel(shape)
     else:
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
-        warning = check_memory(shape, train)
-        model = LanguageModel(shape)
-    model.train()
+    warning = check_memory(shape, train)
+    torch.manual_seed(train.seed)
+    model = (checkpoint.load_model(directory) if directory and ranks.main else LanguageModel(shape)).train()
     ranks.broadcast(list(model.parameters()))
     return model, warning
 
@@ -151,39 +179,20 @@ def _make_trainer(
     ranks: Ranks,
     environment: Environment,
     tokenizer: Tokenizer,
+    loader: Loader,
+    blocks_NT1: np.ndarray,
     model: LanguageModel,
     point: ResumePoint,
 ) -> Trainer:
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
     train = config.train
     optimizer = make_shared_optimizer(ranks, model, config.optim, zero1=train.shard_optimizer)
-    loader = Loader(
-        config.data,
-        tokenizer,
-        seq_len=train.seq_len,
-        micro_batch=train.micro_batch,
-        split="train",
-        seed=train.seed,
-        workers=train.workers,
-        rank=ranks.rank,
-        world_size=ranks.size,
-    )
     state = RunState(train)
     if point.checkpoint:
         restore(ranks, point, model, optimizer)
         state.resume(point.state)
-        if (position := own_loader_state(ranks, point.state, reshard=train.reshard)) is not None:
-            loader.load_state_dict(position)
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
-    blocks_NT1 = ranks.broadcast_from_main(
-        lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
-    )
-    if len(blocks_NT1) == 0:
-        raise UserError(
-            f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
-            "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
-        )
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
     log = RunLog(config, root, state.step, main=ranks.main)
     interrupt, sync = make_gradient_sync(

@@ -8,10 +8,9 @@ from data.sources.documents import sample_documents
 from data.sources.plan import Split
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from slm.configuration import to_dict
 from slm.files import atomic_write_text, fsync
 from slm.model import checkpoint
-from slm.runs import BEST, checkpoint_step, list_checkpoints
+from slm.runs import BEST, list_checkpoints
 from train.config import RunConfig
 
 TEXT_BYTES = 1_000_000
@@ -36,7 +35,7 @@ def back_up_later_checkpoints(root: Path, start: Path) -> list[str]:
     """Rename checkpoints newer than ``start``, since the run continues from there. Returns their former names."""
     renamed = []
     for path in list_checkpoints(root):
-        if start.parent == path.parent and checkpoint_step(path) > checkpoint_step(start):
+        if start.parent == path.parent and path.name > start.name:  # names have their steps in eight digits
             back_up(path)
             renamed.append(path.name)
     return renamed
@@ -51,13 +50,6 @@ def remove_partial_files(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-
-
-def write_config(config: RunConfig, root: Path) -> None:
-    """The configuration as ``config.yaml``, every default included."""
-    from omegaconf import OmegaConf
-
-    atomic_write_text(root / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_dict(config))))
 
 
 def prepare_text(config: RunConfig, root: Path) -> Tokenizer:

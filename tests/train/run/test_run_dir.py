@@ -5,17 +5,16 @@ Tokenizer, texts and whole runs: tests/train/test_main.py.
 
 from omegaconf import OmegaConf
 
-from slm.configuration import build, load_config
+from slm.configuration import build, load_config, to_yaml
 from train import autobatch
 from train.config import RunConfig
 from train.resolve import resolve
-from train.run.run_dir import back_up, back_up_later_checkpoints, write_config
+from train.run.run_dir import back_up, back_up_later_checkpoints
 
 
 def test_a_config_that_was_saved_is_read_again(tmp_path):
     config = resolve(["preset=tiny", "data=local", "data.files=[a.txt]"], autobatch.choose_micro_batch)
-    write_config(config, tmp_path)
-    saved = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml"))
+    saved = OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
     assert build(RunConfig, saved) == config
     composed = load_config("train", ["preset=tiny", "data=local", "data.files=[a.txt]"])
     assert saved | {"name": None} == {
