@@ -16,6 +16,7 @@ from serve.config import ServeConfig, load
 from serve.pool.engine_process import preload
 from serve.pool.model_files import named_models
 from slm.cli import run
+from slm.exported import stale_lines
 from slm.machine.hardware import share_cores
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
         preload()
     config = load(ServeConfig, "serve", argv, literal=("model", "serve.models", "serve.draft_model"))
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
-    for note in notes:
+    for note in [*notes, *stale_lines(paths.values())]:
         print(note, flush=True)
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):

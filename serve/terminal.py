@@ -21,6 +21,7 @@ from serve.engine.config import EngineConfig
 from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone, SamplingParams
 from serve.pool.model_files import resolve_model
 from slm.cli import run
+from slm.exported import stale_lines
 from slm.report import plain
 
 _HELP = """/help   this text
@@ -54,7 +55,8 @@ class Conversation:
         from serve.engine.engine import Engine
         from slm.llama.errors import LlamaError
 
-        path, self.note = resolve_model(config.model)
+        path, note = resolve_model(config.model)
+        self.notes = [*([note] if note else []), *stale_lines([path])]
         engine = EngineConfig(
             model_path=path,
             slots=1,
@@ -185,8 +187,8 @@ def _once(conversation: Conversation, prompt: str) -> None:
 def _converse(conversation: Conversation) -> None:
     info = conversation.info
     print(f"{conversation.name}: {info.n_params / 1e6:.1f}M parameters, context {info.context}, {info.threads} threads")
-    if conversation.note:
-        print(conversation.note)
+    for note in conversation.notes:
+        print(note)
     if conversation.chat.problem:
         print(conversation.chat.problem)
     if conversation.chat.own:
@@ -238,8 +240,8 @@ def main(argv: list[str]) -> int:
         if config.prompt is None:
             _converse(conversation)
         else:
-            if conversation.note:
-                print(conversation.note, file=sys.stderr)
+            for note in conversation.notes:
+                print(note, file=sys.stderr)
             _once(conversation, config.prompt)
     finally:
         conversation.close()

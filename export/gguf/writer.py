@@ -12,13 +12,12 @@ from data.errors import UserError
 from export.config import Naming
 from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
+from slm.exported import CONFIG_KEY
 from slm.model.config import ModelConfig
 from slm.runs import Run
 
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
 """general.file_type (llama.cpp's LLAMA_FTYPE) of the types written here."""
-CONFIG_KEY = "slm.config"
-"""The resolved configuration of the run, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

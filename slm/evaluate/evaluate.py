@@ -24,6 +24,7 @@ from slm.evaluate.perplexity import (
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
 from slm.evaluate.text import Text, read_text, shorten
+from slm.exported import stale_lines
 from slm.llama.gguf_check import read_header
 from slm.machine.hardware import compute_threads, share_cores
 
@@ -49,6 +50,8 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
         check_is_model(path)
     if not files and not config.checkpoint:
         raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")
+    for line in stale_lines(files):
+        print(line, flush=True)
     text = read_text(config.text)
     rows: list[dict[str, Any]] = []
     threads = config.threads or compute_threads()

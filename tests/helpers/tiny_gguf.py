@@ -6,12 +6,16 @@ each time.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import gguf
 import numpy as np
+
+from slm.exported import CONFIG_KEY
 
 EOT = "<|endoftext|>"
 CHAT_TEMPLATE = (
@@ -52,8 +56,10 @@ def _merges(n: int) -> list[tuple[str, str]]:
     return merges
 
 
-def write(path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_layers: int = 2) -> Path:
-    """Writes the file and returns its path."""
+def write(
+    path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_layers: int = 2, checkpoint: str = ""
+) -> Path:
+    """Writes the file and returns its path. ``checkpoint``: what the record of an export in it names."""
     rng = np.random.default_rng(7)
     merges = _merges(60)
     alphabet = _byte_alphabet()
@@ -86,6 +92,8 @@ def write(path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_l
     writer.add_add_bos_token(False)
     if chat_template:
         writer.add_chat_template(chat_template)
+    if checkpoint:
+        writer.add_string(CONFIG_KEY, json.dumps({"run": path.parent.parent.name, "checkpoint": checkpoint}))
 
     def matrix(name: str, rows: int, columns: int, scale: float) -> None:
         writer.add_tensor(name, rng.normal(0, scale, (rows, columns)).astype(np.float32))
@@ -109,3 +117,17 @@ def write(path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_l
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def exported_run(root: Path, *, exported_at: int, trained_to: int) -> Path:
+    """A run's directory with checkpoints (by name only) and one file in ``gguf/`` that was exported at a step."""
+    for step in {exported_at, trained_to}:
+        checkpoint = root / "checkpoints" / f"step-{step:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "config.json").write_text("{}")
+    (root / "gguf").mkdir()
+    name = f"{root.name}-1M-v1.0-Q4_K_M.gguf"
+    path = write(root / "gguf" / name, checkpoint=f"step-{exported_at:08d}")
+    record = {"sha256": {name: hashlib.sha256(path.read_bytes()).hexdigest()}}
+    (root / "gguf" / "export.json").write_text(json.dumps(record))
+    return root

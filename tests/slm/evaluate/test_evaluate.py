@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def test_less_text_and_other_windows(run, capsys):
     for row in rows[1::2]:
         assert 300 < row["tokens"] <= 440
         assert 1 < row["bits_per_byte"] < 10
+
+
+def test_a_file_older_than_the_newest_checkpoint_is_named(run, capsys):
+    newer = run / "checkpoints" / "step-00000020"
+    shutil.copytree(run / "checkpoints" / "step-00000010", newer)
+    try:
+        rows, said = evaluate(run, capsys, "eval.max_tokens=400")
+    finally:
+        shutil.rmtree(newer)
+    assert rows[0]["file"] == "step-00000020"
+    lines = [line for line in said.splitlines() if "step 10" in line]
+    assert len(lines) == 1
+    assert "run-1.4M-v1.0-F32.gguf, run-1.4M-v1.0-Q4_K_M.gguf are from step 10" in lines[0]
+    assert "trained to step 20" in lines[0]
+    assert lines[0].endswith("QUANT=f32,q4_k_m")
 
 
 def test_files_only(run, capsys):
