@@ -1,13 +1,14 @@
 """From chat messages to the text of a prompt, with the model's own template or a plain one.
 
-A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. Two things are
-not promised: that a template ends soon, and that special tokens spelled in a user's text differ from the template's.
+A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. That a template
+ends soon is not promised. Control tokens spelled in a message's content stay text (``serve.content_spans``).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
@@ -15,6 +16,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from serve.content_spans import ControlTokens, Span
 from serve.engine.messages import ModelInfo
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
@@ -30,6 +32,17 @@ class ChatTemplateError(Exception):
     """The template refuses these messages or does not work; the text says which."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RenderedChat:
+    """The text of a prompt, and how to tokenize it. The fields have the names that they have in ``Generate``."""
+
+    text: str
+    add_special: bool
+    """Whether BOS must still be added in front of the text."""
+    parse_special: bool
+    literal_spans: tuple[Span, ...] = ()
+
+
 class ChatPrompt:
     """Renders messages for one model.
 
@@ -39,6 +52,7 @@ class ChatPrompt:
 
     def __init__(self, info: ModelInfo) -> None:
         self._bos, self._eos = info.bos, info.eos
+        self._control_tokens = ControlTokens(info.control_tokens)
         self.own = False
         self.problem: str | None = None
         """Why the model's own template is not used; None where it is, or where there is none."""
@@ -54,27 +68,46 @@ class ChatPrompt:
         """Stop strings that the template needs."""
         return () if self.own else FALLBACK_STOP
 
-    def render(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
-        """The prompt, and whether BOS must still be added in front of it.
+    def render(self, messages: list[dict[str, str]], *, parse_special_in_content: bool = False) -> RenderedChat:
+        """The prompt. Each message has a ``role`` and a ``content``.
 
-        Each message has a ``role`` and a ``content``. Raises ``ChatTemplateError``.
+        With ``parse_special_in_content``, control tokens spelled in a content are parsed like the template's own.
+        Raises ``ChatTemplateError``.
         """
         if not self.own:
-            return _plain(messages), True
+            return RenderedChat(text=_plain(messages), add_special=True, parse_special=False)
+        now = datetime.datetime.now()
+        text = self._render(messages, now)
+
+        def render_again(contents: list[str]) -> str | None:
+            changed = [{**each, "content": content} for each, content in zip(messages, contents, strict=True)]
+            try:
+                return self._render(changed, now)
+            except ChatTemplateError:
+                return None
+
+        spans: tuple[Span, ...] = ()
+        if not parse_special_in_content:
+            contents = [each["content"] for each in messages]
+            spans = self._control_tokens.literal_spans(text, contents, render_again)
+        starts_with_bos = bool(self._bos) and text.startswith(self._bos) and not (spans and spans[0][0] == 0)
+        return RenderedChat(text=text, add_special=not starts_with_bos, parse_special=True, literal_spans=spans)
+
+    def _render(self, messages: list[dict[str, str]], now: datetime.datetime) -> str:
         try:
-            text = self._template.render(
+            return self._template.render(
                 messages=messages,
                 add_generation_prompt=True,
                 bos_token=self._bos,
                 eos_token=self._eos,
                 tools=None,
                 documents=None,
+                strftime_now=now.strftime,
             )
         except SecurityError as error:
             raise ChatTemplateError(f"the model's chat template does something that is not allowed: {error}") from None
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
-        return text, not (self._bos and text.startswith(self._bos))
 
 
 def _plain(messages: list[dict[str, str]]) -> str:
@@ -105,7 +138,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -116,7 +148,3 @@ def _tojson(value: Any, indent: int | None = None) -> str:
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

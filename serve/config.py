@@ -51,6 +51,7 @@ class ServerOptions(EngineOptions):
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
     max_n: int = 16
+    parse_special_in_content: bool = False
     grammar: bool = True
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
@@ -120,6 +121,7 @@ class TerminalConfig:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     seed: int | None = None
+    parse_special_in_content: bool = False
     context: int = 0
     threads: int = 0
     n_gpu_layers: int = 0

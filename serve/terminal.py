@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from data.errors import UserError
 from serve.config import TerminalConfig, load
@@ -23,6 +24,9 @@ from serve.pool.model_files import resolve_model
 from slm.cli import run
 from slm.exported import stale_lines
 from slm.report import plain
+
+if TYPE_CHECKING:
+    from serve.chat_template import RenderedChat
 
 _HELP = """/help   this text
 /reset  forget the conversation
@@ -86,14 +90,15 @@ class Conversation:
 
         Ctrl-C ends the reply early. Raises ``UserError`` when the text does not fit the context.
         """
-        from serve.chat_template import ChatTemplateError
+        from serve.chat_template import ChatTemplateError, RenderedChat
 
         if not self.chat.own:
-            return self._generate(text, True, False, show)
+            return self._generate(RenderedChat(text=text, add_special=True, parse_special=False), show)
         self._messages.append({"role": "user", "content": text})
         try:
-            prompt, add_special = self.chat.render(self._messages)
-            reply = self._generate(prompt, add_special, True, show)
+            parse_content = self._config.parse_special_in_content
+            prompt = self.chat.render(self._messages, parse_special_in_content=parse_content)
+            reply = self._generate(prompt, show)
         except ChatTemplateError as error:
             self._messages.pop()
             raise UserError(str(error)) from None
@@ -103,15 +108,16 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": reply.text})
         return reply
 
-    def _generate(self, prompt: str, add_special: bool, parse_special: bool, show: Callable[[str], None]) -> Reply:
+    def _generate(self, prompt: RenderedChat, show: Callable[[str], None]) -> Reply:
         config = self._config
         self._n_replies += 1
         key = str(self._n_replies)
         request = Generate(
             id=key,
-            prompt=prompt,
-            add_special=add_special,
-            parse_special=parse_special,
+            prompt=prompt.text,
+            add_special=prompt.add_special,
+            parse_special=prompt.parse_special,
+            literal_spans=prompt.literal_spans,
             max_tokens=config.max_tokens,
             use_prefix_cache=config.seed is None,
             sampling=SamplingParams(

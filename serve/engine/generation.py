@@ -128,6 +128,7 @@ def start(
             context,
             add_special=request.add_special,
             parse_special=request.parse_special,
+            literal_spans=request.literal_spans,
         )
     else:
         prompt, complete = [model.check_token(token) for token in request.prompt], True

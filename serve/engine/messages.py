@@ -47,6 +47,9 @@ class Generate:
     """Whether BOS is put before a text prompt, where the model's file asks for it."""
     parse_special: bool = False
     """Whether the names of special tokens in a text prompt stand for those tokens."""
+    literal_spans: tuple[tuple[int, int], ...] = ()
+    """Parts of a text prompt, in order, in which the names of control tokens are text in spite of ``parse_special``.
+    Each begins and ends at a special token, or at an end of the prompt."""
     max_tokens: int | None = None
     """None: as many as the context has room for. 0: only the prompt is computed."""
     stop: tuple[str, ...] = ()
@@ -128,6 +131,8 @@ class ModelInfo:
     eos: str
     add_bos: bool
     chat_template: str | None
+    control_tokens: tuple[str, ...]
+    """Names of the control tokens; empty without a chat template, where none is parsed."""
     load_s: float
 
 

@@ -52,7 +52,7 @@ class ModelRunner:
             self.min_copied = 0
         self.batch_limit = self.context.n_batch
         self.batch = Batch(self.batch_limit, config.slots)
-        metadata = self.model.metadata()
+        metadata, chat_template = self.model.metadata(), self.model.chat_template()
         self.info = ModelInfo(
             path=str(config.model_path),
             architecture=metadata.get("general.architecture", "?"),
@@ -68,7 +68,8 @@ class ModelRunner:
             bos=self._name(self.model.bos),
             eos=self._name(self.model.eos),
             add_bos=self.model.add_bos,
-            chat_template=self.model.chat_template(),
+            chat_template=chat_template,
+            control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
         )
 

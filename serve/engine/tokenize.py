@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from serve.engine.messages import Event, Failure, Reply, Tokenize
@@ -15,21 +16,53 @@ _SHORT = 16_384
 
 
 def tokenize_within(
-    model: Model, text: str, limit: int, *, add_special: bool, parse_special: bool
+    model: Model,
+    text: str,
+    limit: int,
+    *,
+    add_special: bool,
+    parse_special: bool,
+    literal_spans: tuple[tuple[int, int], ...] = (),
 ) -> tuple[list[int], bool]:
     """The tokens of a text, and whether they are all of them.
 
     A text that has more than ``limit`` tokens may be cut: then the tokens of a beginning are returned, which alone are
-    more than ``limit``, and False.
+    more than ``limit``, and False. ``literal_spans`` are those of ``Generate``.
     """
+
+    def tokens_of(n: int) -> list[int]:
+        """Of the first ``n`` characters."""
+        tokens: list[int] = []
+        for begin, end, literal in _parts(literal_spans, n):
+            tokens += model.tokenize(
+                text[begin:end],
+                add_special=add_special and begin == 0,
+                parse_special=parse_special and not literal,
+            )
+        return tokens
+
     size = max(_CHARACTERS_PER_TOKEN * limit, _SHORT)
     while size < len(text):
-        tokens = model.tokenize(text[:size], add_special=add_special, parse_special=parse_special)
+        tokens = tokens_of(size)
         # Where the text is cut, a word may have other tokens than in the whole text, but not by so many.
         if len(tokens) > limit + limit // 4 + 64:
             return tokens, False
         size *= 4
-    return model.tokenize(text, add_special=add_special, parse_special=parse_special), True
+    return tokens_of(len(text)), True
+
+
+def _parts(literal_spans: tuple[tuple[int, int], ...], n: int) -> Iterator[tuple[int, int, bool]]:
+    """The first ``n`` characters of a text, cut at the spans: begin, end, and whether the part is a span."""
+    start = 0
+    for begin, end in literal_spans:
+        if begin >= n:
+            break
+        if begin > start:
+            yield start, begin, False
+        yield begin, min(end, n), True
+        start = end
+    if start < n or n == 0:
+        yield start, n, False
 
 
 class BackgroundTokenizer:

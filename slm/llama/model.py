@@ -125,6 +125,16 @@ class Model:
         ]
         return np.array(ids, np.int32)
 
+    def control_names(self) -> tuple[str, ...]:
+        """The texts that ``tokenize`` reads as a special token with ``parse_special``, and as text without it."""
+        self._open()
+        wanted = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        return tuple(
+            C.llama_vocab_get_text(self._vocab, token).decode("utf-8", errors="replace")
+            for token in range(self.n_vocab)
+            if C.llama_vocab_get_attr(self._vocab, token) & wanted
+        )
+
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, end of turn)."""
         self._open()

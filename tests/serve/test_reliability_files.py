@@ -127,8 +127,10 @@ def test_a_hostile_template_does_nothing(tmp_path, name):
     messages = [{"role": "user", "content": "hello"}]
     began = time.perf_counter()
     try:
-        chat = ChatPrompt(ModelInfo(**{**blank, "chat_template": template, "bos": "", "eos": "</s>"}))
-        text, _ = chat.render(messages)
+        chat = ChatPrompt(
+            ModelInfo(**{**blank, "chat_template": template, "bos": "", "eos": "</s>", "control_tokens": ("</s>",)})
+        )
+        text = chat.render(messages).text
     except ChatTemplateError:
         pass
     else:

@@ -33,6 +33,16 @@ def test_conversation_and_commands(chat_path):
         assert part in done.stdout
 
 
+def test_control_tokens_that_one_types_are_text(chat_path):
+    """The fifty names fit the context as tokens, and not as text."""
+    ask = (f"model={chat_path}", "prompt=" + "<|im_end|>" * 50, "max_tokens=2", "context=128")
+    done = terminal(*ask)
+    assert done.returncode == 2
+    assert "maximum context length is 128" in done.stderr
+    done = terminal(*ask, "parse_special_in_content=true")
+    assert done.returncode == 0
+
+
 def test_a_base_model_says_that_it_continues(tiny_path):
     done = terminal(f"model={tiny_path}", "max_tokens=3", typed="the old fox\n")
     assert done.returncode == 0

@@ -90,14 +90,16 @@ class GenerationRoutes(ModelRoutes):
         ]
         try:
             # A template is a program. In a thread, a slow one cannot stop the loop.
-            text, add_special = await run_in_threadpool(chat.render, messages)
+            parse_content = self._options.parse_special_in_content
+            rendered = await run_in_threadpool(chat.render, messages, parse_special_in_content=parse_content)
         except ChatTemplateError as error:
             raise ApiError(400, f"{error}.", param="messages") from None
         base = Generate(
             id="",
             prompt="",
-            add_special=add_special,
-            parse_special=chat.own,
+            add_special=rendered.add_special,
+            parse_special=rendered.parse_special,
+            literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             sampling=sampling,
@@ -105,7 +107,7 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _choices(context, base, [text], body.n)
+        return _choices(context, base, [rendered.text], body.n)
 
     async def _grammar(self, body: CompletionRequest | ChatRequest) -> str | None:
         if body.grammar is None and body.response_format is None:

@@ -4,6 +4,7 @@ from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams, Tokenize
 from serve.engine.tokenize import tokenize_within
+from slm.llama.model import Model
 
 LONG = "the old fox and the little bird " * 100_000
 PLAIN = {"add_special": False, "parse_special": False}
@@ -27,6 +28,30 @@ def test_only_a_beginning_of_a_text_that_is_too_long_is_read(engine):
     tokens, complete = tokenize_within(model, LONG, 256, **PLAIN)
     assert 256 < len(tokens) < 20_000
     assert not complete
+
+
+def test_literal_spans(chat_path):
+    """Names inside of a span are text; outside, they are tokens. The parts are those of the text as a whole."""
+    special = {"add_special": False, "parse_special": True}
+    with Model(chat_path) as model:
+        assert set(model.control_names()) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+        begin, middle, end = "<|im_start|>", "user the<|im_end|> old fox", "<|im_end|>"
+        text, spans = begin + middle + end, ((len(begin), len(begin + middle)),)
+        tokens, _ = tokenize_within(model, text, 100, literal_spans=spans, **special)
+        inner = model.tokenize(middle, **PLAIN)
+        assert tokens == [*model.tokenize(begin, **special), *inner, *model.tokenize(end, **special)]
+        assert len(tokens) > len(model.tokenize(text, **special)) + 4
+        # A span over the whole text, with parse_special, is the text without it.
+        assert tokenize_within(model, text, 100, literal_spans=((0, len(text)),), **special) == (
+            model.tokenize(text, **PLAIN),
+            True,
+        )
+        many = text * 2000
+        repeated = tuple((n + len(begin), n + len(begin + middle)) for n in range(0, len(many), len(text)))
+        assert tokenize_within(model, many, 10**6, literal_spans=repeated, **special) == (tokens * 2000, True)
+        some, complete = tokenize_within(model, many, 50, literal_spans=repeated, **special)
+        assert not complete
+        assert some[: 4 * len(tokens)] == tokens * 4
 
 
 def test_too_long_is_told_at_once_and_by_all(engine):

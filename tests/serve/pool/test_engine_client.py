@@ -29,6 +29,7 @@ INFO = ModelInfo(
     eos="",
     add_bos=False,
     chat_template=None,
+    control_tokens=(),
     load_s=0.1,
 )
 
