@@ -8,8 +8,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # PyTorch's CPU wheels have an index of their own. The ordinary index would install CUDA on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# llama.cpp is built for this machine's own instruction set.
-CMAKE_ARGS ?= -DGGML_NATIVE=ON
+# llama.cpp is built for this machine's own instruction set. With AMX, GCC drops stores that build AMX's tile configuration
+# (llama.cpp issue 20824), and the build would die: these flags keep them.
+CPUINFO ?= /proc/cpuinfo
+AMX_FLAGS := $(shell grep -qsw amx_tile $(CPUINFO) && echo '-DCMAKE_CXX_FLAGS="-fno-tree-dse -fno-dse"')
+CMAKE_ARGS ?= -DGGML_NATIVE=ON $(AMX_FLAGS)
 export CMAKE_ARGS
 
 CONFIG ?= tiny
@@ -50,6 +53,7 @@ $(VENV)/.ready: pyproject.toml
 	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(PY) -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 30 --extra-index-url $(TORCH_INDEX) "torch>=2.13,<2.14" 2> >(grep -v "^WARNING: Retrying" >&2)
 	@start=$$SECONDS; PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --editable ".[logging,dev]" && echo "Installed in $$((SECONDS - start)) s."
+	@$(PY) -m slm.llama.rebuild
 	@touch $@
 
 demo: setup ## train, export, evaluate and run a small model, in minutes

@@ -7,6 +7,7 @@ from export.config import ExportConfig
 from export.staging import exit_on_sigterm
 from slm import cli, report
 from slm.configuration import load
+from slm.llama.verdict import require_working_build
 from slm.machine.hardware import share_cores
 
 EXIT_NOT_PROVEN = 3
@@ -17,6 +18,7 @@ def main(argv: list[str]) -> int:
     """Parse, export, report. Returns the exit status."""
     config = load(ExportConfig, "export", argv)
     share_cores()
+    require_working_build()
     from export.pipeline import export  # loads torch: mistakes in the options are reported before
 
     with exit_on_sigterm():

@@ -17,6 +17,7 @@ from serve.pool.engine_process import preload
 from serve.pool.model_files import named_models
 from slm.cli import run
 from slm.exported import stale_lines
+from slm.llama.verdict import require_working_build
 from slm.machine.hardware import share_cores
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
         print(note, flush=True)
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):
+        require_working_build()
         return asyncio.run(_serve(config, paths, listener))
 
 

@@ -23,6 +23,7 @@ from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, P
 from serve.pool.model_files import resolve_model
 from slm.cli import run
 from slm.exported import stale_lines
+from slm.llama.verdict import require_working_build
 from slm.report import plain
 
 if TYPE_CHECKING:
@@ -237,6 +238,7 @@ def _converse(conversation: Conversation) -> None:
 def main(argv: list[str]) -> int:
     """Runs until the person leaves. Raises ``UserError`` for what they can mend."""
     config = load(TerminalConfig, "terminal", argv, literal=("model", "prompt", "system"))
+    require_working_build()
     for stream in (sys.stdin, sys.stdout):
         # A pipe in a C locale is ASCII; a model's text is not.
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding or "ascii").name != "utf-8":

@@ -13,6 +13,7 @@ from typing import Any
 from data.errors import UserError
 from data.storage import cache_home
 from slm import cli
+from slm.llama import verdict
 from slm.machine import hardware, memory, probes, topology
 from slm.machine.record import VERSIONED, cpu_name
 from slm.report import final_json, table
@@ -55,7 +56,7 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
         record = _software(load) | _processor() | _memory(runs_dir)
         # Both trials would disturb each other: the compiler's comes first.
         record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
-    record |= _rates()
+    record |= _rates() | _llama()
     return record | _kernels(record["precision"])
 
 
@@ -139,17 +140,17 @@ def _rates() -> dict[str, Any]:
         "gemm_gflops": rates,
         "memory_gb_per_s": round(probes.memory_gb_per_s(threads), 1),
         "precision": "bf16" if ratio > hardware.BF16_WORTH_IT else "f32",
-        "llama_cpp": _llama_features(),
     }
 
 
-def _llama_features() -> list[str] | None:
-    """What llama.cpp was built with; None where it cannot be loaded."""
-    try:
-        from slm.llama.log import build_features
-    except (ImportError, OSError, RuntimeError):
-        return None
-    return build_features()
+def _llama() -> dict[str, Any]:
+    """What llama.cpp was built with, None where it cannot be loaded; which types compute right; what is wrong with
+    the build. llama.cpp is loaded in another process only, because a wrong build would end this one."""
+    found = verdict.examine()
+    return {
+        "llama_cpp": found.features,
+        "llama_cpp_check": {"works": found.works, "fault": found.fault, "unknown": found.unknown},
+    }
 
 
 # What is printed.
@@ -184,10 +185,17 @@ def machine_rows(record: dict[str, Any]) -> list[list[str]]:
         ["C++ compiler", record["compiler"] or "none"],
         ["torch.compile", _inductor(record)],
         ["llama.cpp built with", " ".join(record["llama_cpp"]) if record["llama_cpp"] else "cannot be loaded"],
+        ["llama.cpp self-check", _llama_check(record["llama_cpp_check"])],
         ["Python, system", f"{record['python']}, {record['system']}"],
         ["packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version)],
     ]
     return rows
+
+
+def _llama_check(check: dict[str, Any]) -> str:
+    if check["unknown"]:
+        return f"unknown: {check['unknown']}"
+    return check["fault"] or f"computes right in {', '.join(check['works'])}"
 
 
 def _inductor(record: dict[str, Any]) -> str:
@@ -267,7 +275,10 @@ def advice(record: dict[str, Any]) -> list[str]:
             f"slow cores next to {record['fast_cores']} fast ones: training uses the fast ones; "
             f"train.threads={record['cores']} takes them all, which is slower on most machines"
         )
-    if record["llama_cpp"] is None:
+    if record["llama_cpp_check"]["fault"]:
+        fault = record["llama_cpp_check"]["fault"]
+        found.append(f"llama.cpp {fault}: {verdict.REBUILD} builds it again for this processor")
+    elif record["llama_cpp"] is None:
         found.append("llama-cpp-python cannot be loaded: rm .venv/.ready && make setup builds it again")
     else:
         missing = _not_built_in(record["isa"], record["llama_cpp"])

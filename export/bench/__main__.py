@@ -13,6 +13,7 @@ from export.config import UNQUANTIZED
 from export.staging import exit_on_sigterm
 from slm import cli, report
 from slm.configuration import load
+from slm.llama.verdict import require_working_build
 from slm.machine.hardware import share_cores
 
 
@@ -20,6 +21,7 @@ def main(argv: list[str]) -> int:
     """Measure every type, print the table and the JSON line. Returns the exit status."""
     config = load(SweepConfig, "bench_quant", argv)
     share_cores()
+    require_working_build()
     from export.bench.sweep import sweep  # loads torch: mistakes in the options are reported before
 
     with exit_on_sigterm():

@@ -16,6 +16,7 @@ from serve.bench.workloads import Case, Prompts, cases, mean_tokens
 from serve.config import load
 from serve.pool.model_files import resolve_model
 from slm import cli
+from slm.llama.verdict import require_working_build
 from slm.report import final_json
 
 
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
     path, note = resolve_model(config.model)
     if note:
         print(note, file=sys.stderr)
+    require_working_build()
     prompts = Prompts(options)
     prompt_tokens = mean_tokens(path, [prompts.take() for _ in range(32)])
     servers, notes = contenders(options)

@@ -26,6 +26,7 @@ from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
 from slm.evaluate.text import Text, read_text, shorten
 from slm.exported import stale_lines
 from slm.llama.gguf_check import read_header
+from slm.llama.verdict import require_working_build
 from slm.machine.hardware import compute_threads, share_cores
 
 
@@ -52,6 +53,8 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
         raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")
     for line in stale_lines(files):
         print(line, flush=True)
+    if files:
+        require_working_build()
     text = read_text(config.text)
     rows: list[dict[str, Any]] = []
     threads = config.threads or compute_threads()

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import gguf
-import numpy as np
 
 from slm.exported import CONFIG_KEY
+from slm.llama import random_model
 
 EOT = "<|endoftext|>"
 CHAT_TEMPLATE = (
@@ -60,7 +60,6 @@ def write(
     path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_layers: int = 2, checkpoint: str = ""
 ) -> Path:
     """Writes the file and returns its path. ``checkpoint``: what the record of an export in it names."""
-    rng = np.random.default_rng(7)
     merges = _merges(60)
     alphabet = _byte_alphabet()
     tokens = [alphabet[b] for b in range(256)] + ["".join(pair) for pair in merges]
@@ -68,20 +67,10 @@ def write(
     specials = [EOT] + (["<|im_start|>", "<|im_end|>"] if chat_template else [])
     tokens += specials
     types += [gguf.TokenType.CONTROL] * len(specials)
-    d, ffn, heads, kv_heads, head_dim, vocab = 256, 512, 4, 2, 64, len(tokens)
 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny test model")
-    writer.add_context_length(n_ctx)
-    writer.add_embedding_length(d)
-    writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(ffn)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocab)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    random_model.add_shape(writer, n_vocab=len(tokens), n_ctx=n_ctx, n_layers=n_layers)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -94,28 +83,8 @@ def write(
         writer.add_chat_template(chat_template)
     if checkpoint:
         writer.add_string(CONFIG_KEY, json.dumps({"run": path.parent.parent.name, "checkpoint": checkpoint}))
-
-    def matrix(name: str, rows: int, columns: int, scale: float) -> None:
-        writer.add_tensor(name, rng.normal(0, scale, (rows, columns)).astype(np.float32))
-
-    matrix("token_embd.weight", vocab, d, 1.0)
-    for i in range(n_layers):
-        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(d, np.float32))
-        matrix(f"blk.{i}.attn_q.weight", heads * head_dim, d, d**-0.5)
-        matrix(f"blk.{i}.attn_k.weight", kv_heads * head_dim, d, d**-0.5)
-        matrix(f"blk.{i}.attn_v.weight", kv_heads * head_dim, d, d**-0.5)
-        matrix(f"blk.{i}.attn_output.weight", d, heads * head_dim, d**-0.5)
-        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(d, np.float32))
-        matrix(f"blk.{i}.ffn_gate.weight", ffn, d, d**-0.5)
-        matrix(f"blk.{i}.ffn_up.weight", ffn, d, d**-0.5)
-        matrix(f"blk.{i}.ffn_down.weight", d, ffn, ffn**-0.5)
-    writer.add_tensor("output_norm.weight", np.ones(d, np.float32))
-    # Logits of a standard deviation near 3: sampling varies, and one token never takes all.
-    matrix("output.weight", vocab, d, 3 * d**-0.5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    random_model.add_weights(writer, n_vocab=len(tokens), n_layers=n_layers)
+    random_model.finish(writer)
     return path
 
 

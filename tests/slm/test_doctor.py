@@ -19,6 +19,7 @@ GOOD = {
     "cpu_quota": None,
     "isa": ["AVX2", "AVX-512", "AVX512-BF16"],
     "llama_cpp": ["AVX2", "AVX512", "AVX512_BF16"],
+    "llama_cpp_check": {"works": ["f32", "f16"], "fault": None, "unknown": None},
     "threads": {"train": 8, "export": 8, "serve": 8},
     "compiler": "/usr/bin/g++",
     "inductor": {"works": True, "seconds": 3.0},
@@ -53,6 +54,9 @@ def test_it_examines_this_machine(repository, tmp_path):
         assert set(rates) == {str(n) for n in {1, record["threads"]["train"]}} | set(rates)
         assert all(rate > 0 for rate in rates.values())
     assert record["disk_mb_per_s"] > 0
+    assert record["llama_cpp"]
+    assert record["llama_cpp_check"]["fault"] is None
+    assert {"f16", "q8_0", "q4_0"} <= set(record["llama_cpp_check"]["works"])
     assert record["versions"]["torch"]
     assert record["inductor"] is None or record["inductor"]["works"] in (True, False, None)
     for word in ("memory bandwidth", "matrix products, bf16", "threads, " + record["precision"], record["cpu"]):
@@ -76,6 +80,10 @@ def test_a_good_machine_needs_nothing():
         ({"hybrid": True, "fast_cores": 4}, "slow cores next to 4 fast ones"),
         ({"llama_cpp": ["AVX2"]}, "llama.cpp was built without AVX512-BF16"),
         ({"llama_cpp": None}, "llama-cpp-python cannot be loaded"),
+        (
+            {"llama_cpp_check": {"works": ["f32"], "fault": "dies with SIGSEGV when it computes f16", "unknown": None}},
+            "llama.cpp dies with SIGSEGV when it computes f16: ",
+        ),
         ({"disk_mb_per_s": 9}, "takes 9 MB/s"),
         ({"disk_mb_per_s": None}, "runs_dir=DIR"),
         ({"memory_available_gib": 0.9}, "less than 2 GiB"),

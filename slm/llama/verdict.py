@@ -1,0 +1,165 @@
+"""Whether the installed build of llama.cpp works on this processor, asked before a command depends on it.
+
+A build can be wrong for a processor: then llama.cpp dies in native code (a "Segmentation fault" and nothing else) or
+computes garbage. ``slm.llama.self_check`` tries it in a process of its own. The answer is kept in the cache folder, so
+that one build is tried once on one machine. Nothing here loads llama.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError, one_line
+from data.storage import cache_home
+from slm.files import atomic_write_json
+from slm.machine.cpp_build import cpu_flags
+from slm.machine.record import cpu_name
+
+PACKAGE = "llama-cpp-python"
+REBUILD = f"{sys.executable} -m slm.llama.rebuild"
+_FORMAT = 1
+"""Of the kept answers, and of what is tried: a higher number tries again."""
+_TRIAL_S = 120
+"""A second is usual. A machine that takes longer than this is busy with other work."""
+_CRASHES = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")
+"""Signals that native code dies of by its own doing. Others come from outside and say nothing about the build."""
+_SUSPECTS = (("AMX_INT8", "amx_tile", "AMX"), ("AVX512", "avx512f", "AVX-512"), ("AVX2", "avx2", "AVX2"))
+"""Instruction sets, the likeliest culprit first: llama.cpp's name, the kernel's, the usual one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the trial found."""
+
+    works: list[str]
+    """Types that compute right, such as ``q8_0``."""
+    features: list[str] | None
+    """What llama.cpp was built with; None where it cannot be loaded."""
+    failed: str | None = None
+    """The type that was being tried when the process died, or that computes garbage; "loading" where it came to none;
+    None where all is well."""
+    signal: str | None = None
+    """What the process died of, such as ``SIGSEGV``."""
+    error: float | None = None
+    """Of a type that computes garbage: its distance from f32's logits as a share of their norm. None: not finite."""
+    unknown: str | None = None
+    """Why there is no answer, where there is none. The build is then taken to work."""
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong, in some words; None where nothing is."""
+        if self.failed is None:
+            return None
+        if self.signal:
+            when = "it is loaded" if self.failed == "loading" else f"it computes {self.failed}"
+            fault = f"dies with {self.signal} when {when}"
+        else:
+            fault = f"computes garbage in {self.failed}"
+        suspect = self.suspect
+        return f"{fault} ({suspect} is suspected)" if suspect else fault
+
+    @property
+    def suspect(self) -> str | None:
+        """The instruction set that is the likeliest culprit."""
+        present = cpu_flags()
+        for feature, flag, name in _SUSPECTS:
+            if feature in self.features if self.features is not None else flag in present:
+                return name
+        return None
+
+
+def require_working_build() -> None:
+    """``UserError`` where llama.cpp would die or compute garbage here. Takes a file's reading, or a second if this
+    build has not been tried on this machine."""
+    if fault := examine().fault:
+        raise UserError(f"llama.cpp, as it is installed here, {fault}: {REBUILD} builds it again for this processor")
+
+
+def examine() -> Verdict:
+    """The kept verdict about this build and machine, or else a new one."""
+    kept = _cache_file()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Verdict(**json.loads(kept.read_text()))
+    verdict = _try_it()
+    if verdict.unknown is None:
+        with contextlib.suppress(OSError):  # it is tried again the next time
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_json(kept, asdict(verdict))
+    return verdict
+
+
+def libraries() -> list[Path]:
+    """The shared libraries of llama-cpp-python, found without loading them."""
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH")  # llama-cpp-python's own variable
+    if folder is None:
+        found = importlib.util.find_spec("llama_cpp")
+        if found is None or found.origin is None:
+            return []
+        folder = str(Path(found.origin).parent / "lib")
+    return sorted(path for path in Path(folder).glob("lib*") if path.is_file())
+
+
+def _cache_file() -> Path:
+    try:
+        version = metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        version = "none"
+    stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in libraries()]
+    key = [_FORMAT, version, stamps, cpu_name(), sorted(cpu_flags())]
+    return cache_home() / "llama" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+
+
+def _try_it() -> Verdict:
+    # When llama.cpp aborts, it starts a debugger where there is one.
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    try:
+        with tempfile.TemporaryDirectory(prefix="slm-llama-", ignore_cleanup_errors=True) as folder:
+            done = subprocess.run(
+                [sys.executable, "-m", "slm.llama.self_check", folder],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TRIAL_S,
+                cwd=Path(__file__).resolve().parents[2],
+            )
+    except (subprocess.SubprocessError, OSError) as error:
+        return Verdict(works=[], features=None, unknown=one_line(error))
+    return read_trial(done.stdout.decode(errors="replace"), done.returncode, done.stderr.decode(errors="replace"))
+
+
+def read_trial(output: str, status: int, errors: str) -> Verdict:
+    """The verdict from what the trial's process printed, its exit status and its messages."""
+    works: list[str] = []
+    features: list[str] | None = None
+    begun = "loading"
+    for line in output.splitlines():
+        try:
+            step: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        features = step.get("features", features)
+        begun = step.get("begins", begun)
+        if "type" in step and not step["right"]:
+            return Verdict(works=works, features=features, failed=step["type"], error=step.get("error"))
+        if "type" in step:
+            works.append(step["type"])
+    if status == 0:
+        return Verdict(works=works, features=features)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+        if name in _CRASHES:
+            return Verdict(works=works, features=features, failed=begun, signal=name)
+        return Verdict(works=works, features=features, unknown=f"the trial was ended by {name}")
+    return Verdict(works=works, features=features, unknown=one_line((errors.strip().splitlines() or ["?"])[-1]))
