@@ -15,6 +15,7 @@ from data.storage import cache_home
 from slm.files import atomic_write_text
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record
+from slm.runs import list_checkpoints
 from train.config import RunConfig
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
@@ -53,7 +54,8 @@ def _kept(config: RunConfig) -> RunConfig | None:
     from omegaconf import OmegaConf
 
     path = config.root / "config.yaml"
-    if config.resume == "never" or not path.is_file():
+    # Without a checkpoint there is nothing to go on from, and the file may be that of a start with other settings.
+    if config.resume == "never" or not path.is_file() or not list_checkpoints(config.root):
         return None
     saved = OmegaConf.load(path).train
     return replace(config, train=replace(config.train, micro_batch=saved.micro_batch, grad_accum=saved.grad_accum))

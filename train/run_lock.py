@@ -4,27 +4,56 @@ import fcntl
 import os
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from data.errors import UserError
 
 LOCK = ".lock"
 """The lock's file in the run's directory. It stays when the run ends."""
 
 
-def take_lock(root: Path) -> FileLock:
-    """The lock of the run in ``root``, held until it is released or this process ends, however it ends.
+class RunLock:
+    """A lock that this process holds until ``release``, or until it ends, however it ends."""
 
-    UserError at once where another process holds it.
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+
+    def release(self) -> None:
+        """Give the lock back. Later calls do nothing."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def take_lock(root: Path) -> RunLock:
+    """Make the directory ``root`` where it does not exist, and take its lock.
+
+    UserError at once where another process holds it; OSError where the directory cannot be made or written.
     """
-    lock = FileLock(root / LOCK)
+    while True:
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:  # the directory was renamed after mkdir
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise UserError(
+                f"another process is training in {root}: wait for it, stop it, or give this run a name= of its own"
+            ) from None
+        except OSError:
+            os.close(handle)
+            raise
+        if _is_file_at(handle, root / LOCK):
+            return RunLock(handle)
+        os.close(handle)  # its holder renamed the directory before it released the lock: this is the lock of a backup
+
+
+def _is_file_at(handle: int, path: Path) -> bool:
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise UserError(
-            f"another process is training in {root}: wait for it, stop it, or give this run a name= of its own"
-        ) from None
-    return lock
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(path: Path) -> bool:

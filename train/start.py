@@ -3,7 +3,6 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
 from train.distributed.rank_process import rank_folder
-from train.distributed.ranks import Ranks
+from train.distributed.ranks import LostPeerError, Ranks
 from train.distributed.shared_state import (
     broadcast_resume_point,
     broadcast_tokenizer,
@@ -36,18 +35,22 @@ from train.model_shape import starting_shape
 from train.run import run_dir
 from train.run.checkpointer import Checkpointer
 from train.run.resume import ResumePoint, check_unchanged, find_resume_point, rounding, rounding_changes
+from train.run.run_directory import RunDirectory
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
-from train.run_lock import take_lock
 from train.trainer import Trainer
 from train.validation import Validator
 
 
 def start(config: RunConfig, ranks: Ranks) -> int:
     """Train from the beginning or from a checkpoint. Returns the command's exit code."""
-    with rank_folder(ranks, config.root) as root, resource_errors(config.train, root), ExitStack() as until_the_end:
+    with (
+        rank_folder(ranks, config.root) as root,
+        RunDirectory(root, keep_after=LostPeerError) as directory,
+        resource_errors(config.train, root),
+    ):
         ranks.broadcast_from_main(lambda: config.train.check_processes(ranks.size))
-        resume = ranks.broadcast_from_main(lambda: _open_directory(config, root, until_the_end))
+        resume = ranks.broadcast_from_main(lambda: _open_directory(config, directory))
         environment = _environment(config, ranks)
         point = broadcast_resume_point(ranks, lambda: _resume_point(config, resume, root))
         if point.checkpoint and _finished(config, point.state):
@@ -56,12 +59,14 @@ def start(config: RunConfig, ranks: Ranks) -> int:
                 "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
             )
             return 0
-        tokenizer = broadcast_tokenizer(ranks, lambda: run_dir.prepare_text(config, root), root / "tokenizer")
+        tokenizer = broadcast_tokenizer(
+            ranks, lambda: run_dir.prepare_text(config, root, new=point.checkpoint is None), root / "tokenizer"
+        )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
         model, warning = _new_model(config, tokenizer, ranks)
-        atomic_write_text(root / "config.yaml", to_yaml(config))
         _print_plan(config, model, tokenizer.vocab_size, environment, warning, ranks)
         trainer = _make_trainer(config, root, ranks, environment, tokenizer, loader, blocks_NT1, model, point)
+        directory.accept()
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
         if code == 0:
@@ -69,18 +74,13 @@ def start(config: RunConfig, ranks: Ranks) -> int:
         return code
 
 
-def _open_directory(config: RunConfig, root: Path, until_the_end: ExitStack) -> str:
+def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
     """Make the run's directory and lock it for this process. Returns ``config.resume``, or ``auto`` after a restart."""
     resume = config.resume
     if count := restarts():  # not a new start: resume from what this run has saved
         print(f"restart {count}: a process of this run had ended")
         resume = "auto"
-    if resume == "never" and (root / "config.yaml").exists():
-        print(f"{root} is kept as {run_dir.back_up(root)}")
-    root.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(root)
-    until_the_end.callback(lock.release)
-    run_dir.remove_partial_files(root)
+    directory.open(anew=resume == "never")
     return resume
 
 
@@ -194,6 +194,7 @@ def _make_trainer(
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
+    atomic_write_text(root / "config.yaml", to_yaml(config))
     log = RunLog(config, root, state.step, main=ranks.main)
     interrupt, sync = make_gradient_sync(
         ranks, model, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce

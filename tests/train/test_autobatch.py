@@ -43,6 +43,9 @@ def test_it_is_measured_once_and_the_step_keeps_its_size(tmp_path, monkeypatch, 
 
 def test_a_run_that_exists_keeps_its_numbers(tmp_path):
     (tmp_path / "mine").mkdir()
+    checkpoint = tmp_path / "mine" / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
     (tmp_path / "mine" / "config.yaml").write_text("train:\n  micro_batch: 3\n  grad_accum: 5\n")
     train = numbers([*SMALL, f"runs_dir={tmp_path}", "name=mine"])
     assert (train.micro_batch, train.grad_accum) == (3, 5)

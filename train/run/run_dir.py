@@ -13,6 +13,8 @@ from slm.model import checkpoint
 from slm.runs import BEST, list_checkpoints
 from train.config import RunConfig
 
+TOKENIZER = "tokenizer"
+"""The folder of the run's tokenizer."""
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
 
@@ -44,7 +46,7 @@ def back_up_later_checkpoints(root: Path, start: Path) -> list[str]:
 def remove_partial_files(root: Path) -> None:
     """Delete what killed processes left half-written. Only for the process that holds the run's lock."""
     checkpoint.sweep(root / "checkpoints")
-    for pattern in (".tokenizer.*", ".*.tmp", f".{BEST}.*"):
+    for pattern in (f".{TOKENIZER}.*", ".*.tmp", f".{BEST}.*"):
         for path in root.glob(pattern):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -52,16 +54,32 @@ def remove_partial_files(root: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def prepare_text(config: RunConfig, root: Path) -> Tokenizer:
-    """The run's tokenizer. It and the text samples for export are written the first time."""
+def prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
+    """The run's tokenizer. It and the text samples for export are in ``root`` afterwards.
+
+    A run that resumes uses what is there. A ``new`` one makes everything from its own settings: what lies there was
+    left by a start that ended before its first checkpoint, perhaps with other settings.
+    """
+    if new:
+        _remove_text(root)
     tokenizer = _tokenizer(config, root)
     _write_text_samples(config, root)
     return tokenizer
 
 
+def _remove_text(root: Path) -> None:
+    for name in TEXTS:
+        (root / name).unlink(missing_ok=True)
+    if (root / TOKENIZER).exists():
+        # Renamed first: a tokenizer is there as a whole or not at all.
+        removed = root / f".{TOKENIZER}.old.{os.getpid()}"
+        os.rename(root / TOKENIZER, removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
 def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
     """The run's tokenizer: kept in ``tokenizer/``, made (or trained on the run's own text) the first time."""
-    folder = root / "tokenizer"
+    folder = root / TOKENIZER
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     if config.init_from:
@@ -71,7 +89,7 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
             config.tokenizer,
             lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
         )
-    temporary = root / f".tokenizer.{os.getpid()}"
+    temporary = root / f".{TOKENIZER}.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     tokenizer.save(temporary)
     for path in (*temporary.iterdir(), temporary):

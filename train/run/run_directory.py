@@ -1,0 +1,86 @@
+"""A run's directory from the start of a run to its end: locked, and left as it was where the start is refused."""
+
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+from data.errors import UserError
+from slm.runs import list_checkpoints
+from train.run.run_dir import back_up, remove_partial_files
+from train.run_lock import RunLock, take_lock
+
+
+class RunDirectory:
+    """The directory ``root``. Leaving the context releases its lock.
+
+    A UserError or Ctrl-C between ``open`` and ``accept`` undoes what ``open`` did: a directory that this start made
+    is removed, and an earlier run that it renamed gets its name back. ``keep_after`` names the errors after which the
+    same run is started again: it must find what it began.
+    """
+
+    def __init__(self, root: Path, *, keep_after: type[UserError]) -> None:
+        self.root, self._keep_after = root, keep_after
+        self._locks: list[RunLock] = []
+        self._made: list[Path] = []
+        """The directories that did not exist before, the run's own first."""
+        self._backup: Path | None = None
+        self._accepted = False
+
+    def open(self, *, anew: bool) -> None:
+        """Make and lock the directory. With ``anew`` an earlier run of that name is renamed to ``<name>.<n>``.
+
+        UserError where another process trains there, or where the directory cannot be made or written.
+        """
+        root = self.root
+        try:
+            missing = [path for path in (root, *root.parents) if not os.path.lexists(path)]
+            self._locks.append(take_lock(root))
+            self._made = missing
+            if not os.access(root, os.W_OK | os.X_OK):
+                raise PermissionError(0, "Permission denied", str(root))
+            while anew and ((root / "config.yaml").exists() or list_checkpoints(root)):
+                # The lock moves along. It is held until the end: nobody trains in a directory that may be renamed back.
+                # Again where another process was faster: what it left under this name is a run, too.
+                self._backup = back_up(root)
+                self._locks.append(take_lock(root))
+                self._made = [root]
+        except OSError as error:
+            where = error.filename or root
+            raise UserError(
+                f"the run's directory {root} cannot be used ({where}: {error.strerror or error}): give "
+                "runs_dir=DIR a folder that you may write to"
+            ) from error
+        remove_partial_files(root)
+
+    def accept(self) -> None:
+        """Training begins: from now on everything stays."""
+        self._accepted = True
+        if self._backup is not None:
+            print(f"the earlier run {self.root} is kept as {self._backup}")
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        refused = isinstance(error, UserError | KeyboardInterrupt) and not isinstance(error, self._keep_after)
+        if refused and not self._accepted:
+            self._undo()
+        for lock in self._locks:
+            lock.release()
+
+    def _undo(self) -> None:
+        if self._made:
+            # Renamed first: a process that waits for this lock must not find a directory that is half removed.
+            refused = self.root.with_name(f".{self.root.name}.refused.{os.getpid()}")
+            os.rename(self.root, refused)
+            shutil.rmtree(refused, ignore_errors=True)
+            for parent in self._made[1:]:
+                try:
+                    parent.rmdir()
+                except OSError:  # another run has begun in it
+                    break
+        if self._backup is not None and not self.root.exists():
+            os.rename(self._backup, self.root)
