@@ -37,7 +37,7 @@ else
 TRAIN = $(PY) -m train.distributed.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
 endif
 
-.PHONY: help setup demo train plan watch report export eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo train plan watch report export verify eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -77,6 +77,9 @@ report: setup ## compare runs in one HTML file: RUNS="runs/a runs/b"
 
 export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0
 	@$(PY) -m export run=$(RUN) quant=$(QUANT) $(ARGS)
+
+verify: setup ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
+	@$(PY) -m export.verify run=$(RUN) $(ARGS)
 
 eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"
 	@$(PY) -m slm.evaluate run=$(RUN) $(ARGS)

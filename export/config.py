@@ -98,6 +98,14 @@ class ExportConfig:
         return Naming(name=self.name, version=self.version, license=self.license)
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """``python -m export.verify``; configs/verify.yaml holds the same defaults."""
+
+    run: Path
+    """A run, or the folder of an export."""
+
+
 def check_quant_and_threads(quant: Sequence[str], threads: int | None) -> None:
     """``UserError`` where no type is named or the threads are less than one."""
     if not quant:

@@ -1,6 +1,7 @@
 """The order of an export: read, check, write, prove, measure, quantize, prove, publish."""
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from export.source import Source, imatrix_record, make_quantized, measure_import
 from export.staging import Staging, check_room
 from export.texts import Text, calibration_text, validation_text
 from slm import runs
+from slm.exported import RECORD_FILE, recorded_sums, sha256
 from slm.files import atomic_write_json
 from slm.llama.quantize import quant_types
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 
 IMATRIX_FILE = "imatrix.gguf"
-RECORD_FILE = "export.json"
 
 
 def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -73,12 +74,27 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
                 compared[kind] = proof.compare(path, kind)
                 finished.append(path)
         published = all_passed(compared.values())
+        sums = {path.name: sha256(path) for path in finished} if published else {}
         shown = [compared[kind] for kind in compared if kind in types or compared[kind].failures]
         record = make_record(config, source, proof, shown, imatrix, proof_text, out, published)
+        record["sha256"] = forget_sums(out, sums) | sums
         if published:
             staging.publish(finished)
             atomic_write_json(out / RECORD_FILE, record)
     return record
+
+
+def forget_sums(out: Path, names: Collection[str]) -> dict[str, str]:
+    """Drop what the folder's record says about files that are replaced now; returns the sums of the other files.
+
+    So an export that is killed between its files and its record leaves no sum that a whole file does not have.
+    """
+    before = recorded_sums(out)
+    kept = {name: value for name, value in before.items() if name not in names and (out / name).is_file()}
+    if not before.keys().isdisjoint(names):
+        record = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
+        atomic_write_json(out / RECORD_FILE, record | {"sha256": kept})
+    return kept
 
 
 def choose_texts(config: ExportConfig, run: runs.Run, quantizes: bool, log: Callable[[str], None]) -> tuple[Text, Text]:

@@ -73,6 +73,14 @@ def export_command(root: Path, files: Iterable[Path]) -> str:
     )
 
 
+def renewal(folder: Path, files: Iterable[Path]) -> str:
+    """What to do about files of the folder that are not as they were exported."""
+    root = folder.resolve().parent
+    if folder.resolve() == runs.Run(root=root).gguf_dir and runs.list_checkpoints(root):
+        return f"make it again with: {export_command(root, files)}"
+    return "export or copy it again"
+
+
 def shown(root: Path) -> str:
     """A path as a person would type it: relative inside the current folder."""
     relative = os.path.relpath(root)
@@ -99,7 +107,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 def damage(path: Path, expected: str) -> str | None:
     """One line about a file that does not hold the bytes of its record; None for a good one."""
-    renew = f"make it again with: {export_command(path.resolve().parent.parent, [path])}"
+    renew = renewal(path.parent, [path])
     try:
         found = sha256(path)
     except FileNotFoundError:

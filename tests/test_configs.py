@@ -15,7 +15,7 @@ import yaml
 
 from data.config import DataConfig, TokenizerConfig
 from export.bench.config import SweepConfig
-from export.config import ExportConfig
+from export.config import ExportConfig, VerifyConfig
 from serve.bench.config import BenchConfig as BenchServeConfig
 from serve.config import ServeConfig, TerminalConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
@@ -35,6 +35,7 @@ STAGES: dict[str, type] = {
     "report": ReportConfig,
     "watch": WatchConfig,
     "export": ExportConfig,
+    "verify": VerifyConfig,
     "bench_quant": SweepConfig,
     "evaluate": EvaluateConfig,
     "serve": ServeConfig,

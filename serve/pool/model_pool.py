@@ -21,6 +21,7 @@ from serve.engine.config import EngineConfig
 from serve.engine.messages import ModelInfo
 from serve.pool.counters import Counters
 from serve.pool.engine_client import EngineClient
+from serve.pool.file_check import FileCheck
 from serve.pool.memory_plan import ModelFacts, check_fits, needed_bytes, read_facts
 from serve.pool.request_stream import QueueFullError
 
@@ -61,6 +62,7 @@ class Served:
         self.n_waiting = 0
         self.last_used = 0.0
         self.failed: tuple[float, str] | None = None
+        self.file_check = FileCheck()
         self._facts: tuple[tuple[int, int], ModelFacts] | None = None
 
     @property
@@ -210,6 +212,7 @@ class Pool:
 
         served.loaded = Loaded(engine=engine, info=info, chat=ChatPrompt(info), n_bytes=n_bytes)
         served.last_used = time.monotonic()
+        served.file_check.start(served.path)
 
     async def _make_room(self, wanted: Served) -> bool:
         """Unloads other models until there is room. False when no request waits for this one any more."""

@@ -67,6 +67,8 @@ def test_damage(run):
     assert line.startswith(f"{path} is damaged: its SHA-256 is ")
     assert line.endswith("QUANT=q4_k_m")
     assert "is missing" in damage(path.with_name("gone.gguf"), good)
+    copy = shutil.copy(path, run.parent / path.name)
+    assert damage(copy, good).endswith("; export or copy it again")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"files": []}', '{"sha256": 3}'])

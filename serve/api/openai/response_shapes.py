@@ -300,6 +300,9 @@ class Models(TypedDict):
 @_closed
 class Health(TypedDict):
     status: Literal["ok", "starting"]
+    warning: NotRequired[
+        Annotated[str, Field(description="there where a model's file does not hold the bytes that were exported")]
+    ]
     models: NotRequired[
         Annotated[dict[str, str] | None, Field(default=None, description="the state of each of several models")]
     ]

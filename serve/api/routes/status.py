@@ -34,6 +34,9 @@ class StatusRoutes(ModelRoutes):
         # A model that nobody has asked for yet is not loaded; the server is well all the same.
         ok = "ready" in states.values() or all(state != "restarting" for state in states.values())
         body = Health(status="ok" if ok else "starting")
+        n_damaged = sum(each.file_check.damage is not None for each in pool.models.values())
+        if n_damaged:
+            body["warning"] = f"{n_damaged} model file(s) differ from what was exported; the server's log names them"
         # The route is open to everybody; the models' names are only for callers with a key.
         if pool.several and (not self._keyed or record_of(request.scope).key):
             body["models"] = dict(states)

@@ -1,0 +1,54 @@
+"""``python -m export.verify run=RUN``: whether exported files still hold the bytes that the export wrote.
+
+Exit status 1 with a line for each file that does not.
+"""
+
+import sys
+from pathlib import Path
+
+from data.errors import UserError
+from export.config import VerifyConfig
+from slm import cli, runs
+from slm.configuration import load
+from slm.exported import RECORD_FILE, damage, recorded_sums, renewal, shown
+
+EXIT_DAMAGED = 1
+
+
+def main(argv: list[str]) -> int:
+    """Check, report. Returns the exit status."""
+    return verify(export_folder(load(VerifyConfig, "verify", argv).run))
+
+
+def export_folder(path: Path) -> Path:
+    """The folder of an export: the one named, or that of the run named. UserError where there is no such thing."""
+    return path if (path / RECORD_FILE).is_file() else runs.resolve(path).gguf_dir
+
+
+def verify(folder: Path) -> int:
+    """Print a line for every file of the folder; returns the exit status."""
+    sums = recorded_sums(folder)
+    if not sums:
+        renew = renewal(folder, folder.glob("*.gguf"))
+        raise UserError(f"{folder / RECORD_FILE} is missing or holds no SHA-256 to check files against; {renew}")
+    n_damaged = 0
+    for name, expected in sorted(sums.items()):
+        line = damage(folder / name, expected)
+        if line is None:
+            print(f"{name}: as exported", flush=True)
+        else:
+            n_damaged += 1
+            sys.stdout.flush()
+            print(line, file=sys.stderr, flush=True)
+    for path in sorted(folder.glob("*.gguf")):
+        if path.name not in sums:
+            print(f"{path.name}: not checked, {RECORD_FILE} holds no SHA-256 of it")
+    if n_damaged:
+        print(f"{n_damaged} of {len(sums)} files in {shown(folder)} are damaged or missing")
+    else:
+        print(f"{len(sums)} file(s) in {shown(folder)} checked")
+    return EXIT_DAMAGED if n_damaged else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)
