@@ -82,8 +82,12 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
         info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))
-        _banner(pool, info, config.host, listener.getsockname()[1], keyed=bool(keys))
-        await http.serve_http(pool, options, keys, listener)
+        port = listener.getsockname()[1]
+
+        def show() -> None:
+            _banner(pool, info, config.host, port, keyed=bool(keys))
+
+        await http.serve_http(pool, options, keys, listener, show)
     finally:
         await pool.close()
     return 0

@@ -5,8 +5,7 @@ Tested in tests/serve/test_server.py, tests/serve/api/test_api_keys.py, tests/se
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,15 +27,10 @@ from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFa
 
 
 def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
-    """The application over a started pool of models; it closes the pool when it ends.
+    """The application over a started pool of models.
 
     Raises ``UserError`` when the access log cannot be opened.
     """
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        await pool.close()
 
     middleware = []
     if options.cors_origins:
@@ -55,7 +49,6 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
         routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
         middleware=middleware,
         exception_handlers=_ERRORS,
-        lifespan=lifespan,
     )
     form = options.access_form
     writer = None if form == "off" else Writer(form, options.access_log_file)

@@ -152,6 +152,23 @@ def test_a_signal_lets_running_requests_finish(slow_server, number):
         os.kill(engine, 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1, 0.2, 0.3, 0.4])
+def test_two_signals_to_an_idle_server(tmp_path, tiny_path, start_server, number, pause_s):
+    """Whenever the second comes: status 0 and no traceback. A terminal's Ctrl-C goes to the engine, too."""
+    send = os.killpg if number == signal.SIGINT else os.kill
+    with start_server(tmp_path / "log", tiny_path) as server:
+        send(server.process.pid, number)
+        time.sleep(pause_s)
+        with contextlib.suppress(ProcessLookupError):
+            send(server.process.pid, number)
+        assert server.process.wait(10) == 0
+        log = server.log.read_text()
+    assert "Traceback" not in log
+    assert "Error" not in log
+    assert "interrupted" not in log
+
+
 def test_the_engine_does_not_outlive_a_killed_server(slow_server):
     server = slow_server
     engine = server.engine_pid()
