@@ -6,13 +6,14 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from data.storage import cache_home
 from slm import cli
+from slm.configuration import load
 from slm.llama import verdict
 from slm.machine import hardware, memory, probes, topology
 from slm.machine.record import VERSIONED, cpu_name
@@ -26,11 +27,19 @@ BUSY = 0.5
 """Share of the cores in use by others above which the figures below are too low."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """configs/doctor.yaml."""
+
+    runs_dir: Path = Path("runs")
+    compile: bool = True
+
+
 def main(argv: list[str]) -> int:
     """Measure, print the tables and the JSON line. ``runs_dir=DIR``; ``compile=false`` leaves that trial out."""
-    options = _options(argv)
+    options = load(DoctorOptions, "doctor", argv)
     hardware.share_cores()
-    record = examine(Path(options["runs_dir"]), try_compile=options["compile"])
+    record = examine(options.runs_dir, try_compile=options.compile)
     table("This machine", ["what", "found"], machine_rows(record))
     table("What will be used", ["stage", "choice"], choice_rows(record))
     hints = advice(record)
@@ -39,28 +48,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _options(argv: list[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {"runs_dir": "runs", "compile": True}
-    for word in argv:
-        key, sign, value = word.partition("=")
-        if not sign or key not in options:
-            raise UserError(f"there is no option {word!r}: make doctor knows runs_dir=DIR and compile=false")
-        options[key] = value if key == "runs_dir" else value.lower() in ("true", "1", "yes")
-    return options
-
-
 def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
     """Everything the doctor finds out, as plain values. Takes about ten seconds, most of it importing and compiling."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     with probes.InductorTrial() if try_compile else contextlib.nullcontext() as trial:
-        record = _software(load) | _processor() | _memory(runs_dir)
+        record = _software(busy) | _processor() | _memory(runs_dir)
         # Both trials would disturb each other: the compiler's comes first.
         record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
     record |= _rates() | _llama()
     return record | _kernels(record["precision"])
 
 
-def _software(load: float) -> dict[str, Any]:
+def _software(busy: float) -> dict[str, Any]:
     from slm.machine.cpp_build import cache_dir, compiler
 
     versions: dict[str, str | None] = {}
@@ -75,7 +74,7 @@ def _software(load: float) -> dict[str, Any]:
         "versions": versions,
         "compiler": compiler(),
         "kernel_cache": str(cache_dir()),
-        "load": round(load, 2),
+        "load": round(busy, 2),
     }
 
 

@@ -19,6 +19,7 @@ from export.config import ExportConfig, VerifyConfig
 from serve.bench.config import BenchConfig as BenchServeConfig
 from serve.config import ServeConfig, TerminalConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
+from slm.doctor import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
 from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
 from train.report.html import ReportConfig
@@ -38,6 +39,7 @@ STAGES: dict[str, type] = {
     "verify": VerifyConfig,
     "bench_quant": SweepConfig,
     "evaluate": EvaluateConfig,
+    "doctor": DoctorOptions,
     "serve": ServeConfig,
     "bench_serve": BenchServeConfig,
     "terminal": TerminalConfig,

@@ -117,3 +117,11 @@ def test_an_unknown_option_is_one_line(words, repository):
     )
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_it_lists_its_options(repository):
+    command = [sys.executable, "-m", "slm.doctor", "--help"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "runs_dir: runs" in done.stdout
+    assert "compile: true" in done.stdout
