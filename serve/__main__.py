@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import importlib
+import ipaddress
 import os
 import socket
 from pathlib import Path
@@ -106,11 +107,23 @@ def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -
         others = [f"{each.name} ({each.needed() / 2**30:.2f} GiB)" for each in list(pool.models.values())[1:]]
         print(f"others   {', '.join(others)}: loaded when asked for, {budget:.2f} GiB for all")
     print(f"context  {info.context} tokens per request, {info.slots} at a time, {info.kv_tokens} cached in all")
+    if info.context > info.n_ctx_train:
+        print(f"warning  the model was trained for {info.n_ctx_train} tokens, and serve.context={info.context} allows")
+        print("         more: what lies beyond them is likely to be nonsense")
+    if not keyed and not _is_loopback(host):
+        print(f"warning  host={host} lets other machines in, and no key is needed; set serve.api_keys or SLM_API_KEY")
     print(f"threads  {info.threads}")
     template = "the model's own template" if chat.own else "the plain form (the file has no template)"
     print(f"chat     {chat.problem or template}")
     print(f"url      {url}/v1 (schema at {url}/docs)")
     print("try\n  " + _example(url, keyed), flush=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _example(url: str, keyed: bool) -> str:

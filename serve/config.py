@@ -35,6 +35,7 @@ class ServerOptions(EngineOptions):
     name: str | None = None
     models: list[str] = field(default_factory=list)
     """More models, each a path or ``NAME=PATH``, loaded when a request asks for them."""
+    any_model: bool = False
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""
     slots: int = 0

@@ -71,6 +71,12 @@ class Served:
         return self.config.model_path
 
     @property
+    def run_name(self) -> str | None:
+        """The name of the run that the file was exported from, which is the same for every quantization."""
+        folder = self.path.resolve().parent
+        return folder.parent.name if folder.name == "gguf" else None
+
+    @property
     def state(self) -> State:
         """As /v1/models reports it."""
         if self.loaded is None:
@@ -135,6 +141,12 @@ class Pool:
     def several(self) -> bool:
         """Whether there is more than one model."""
         return len(self.models) > 1
+
+    def find(self, name: str) -> Served | None:
+        """The model with this name, or else the first one whose run has it."""
+        if name in self.models:
+            return self.models[name]
+        return next((each for each in self.models.values() if each.run_name == name), None)
 
     @property
     def used_bytes(self) -> int:

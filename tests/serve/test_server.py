@@ -36,6 +36,43 @@ def test_models(client):
     assert caught.value.code == "model_not_found"
 
 
+def test_other_names_of_a_model(tmp_path, tiny_path, start_server):
+    """A run's name, whatever its file is called; and any name, where the server says so."""
+    (tmp_path / "mine" / "gguf").mkdir(parents=True)
+    path = tmp_path / "mine" / "gguf" / "mine-q8_0.gguf"
+    path.write_bytes(tiny_path.read_bytes())
+
+    def ask(server, model):
+        return httpx.post(server.url + "/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 1})
+
+    with start_server(tmp_path / "log", tmp_path / "mine", "host=0.0.0.0", "serve.context=100000") as server:
+        assert ask(server, "mine").json()["model"] == "mine-q8_0"
+        assert httpx.get(server.url + "/v1/models/mine").json()["id"] == "mine-q8_0"
+        refused = ask(server, "gpt-4o")
+        assert refused.status_code == 404
+        assert "serve.any_model=true" in refused.json()["error"]["message"]
+        log = server.log.read_text()
+        assert "warning  the model was trained for 512 tokens, and serve.context=100000" in log
+        assert "warning  host=0.0.0.0 lets other machines in, and no key is needed" in log
+    home = {"HOME": "/proc/nobody", "XDG_CACHE_HOME": ""}
+    with start_server(tmp_path / "log", path, "serve.any_model=true", "serve.tune=force", env=home) as server:
+        assert ask(server, "gpt-4o").json()["model"] == "mine-q8_0"
+        log = server.log.read_text()
+        assert "warning" not in log
+        assert "Traceback" not in log
+
+
+def test_names_that_other_servers_have_for_fields(client):
+    base = complete(client, PROMPT, extra_body={"repeat_penalty": 5}).choices[0].text
+    assert complete(client, PROMPT, extra_body={"repetition_penalty": 5}).choices[0].text == base
+    assert complete(client, PROMPT, extra_body={"repetition_penalty": 1.0}).choices[0].text != base
+    complete(client, PROMPT * 4, extra_body={"cache_prompt": True})
+    usage = complete(client, PROMPT * 4, extra_body={"cache_prompt": True}).usage
+    assert usage.prompt_tokens_details.cached_tokens > 0
+    usage = complete(client, PROMPT * 4, extra_body={"cache_prompt": False}).usage
+    assert usage.prompt_tokens_details.cached_tokens == 0
+
+
 def test_completion_and_usage(client):
     answer = complete(client)
     assert answer.object == "text_completion"

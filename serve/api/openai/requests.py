@@ -111,6 +111,10 @@ class _GenerationRequest(ModelRequest):
     )
     typical_p: Number = Field(default=1.0, ge=0, le=1, description="locally typical sampling; 1: off")
     repeat_penalty: Number = Field(default=1.0, ge=0.01, le=10, description="for tokens that have occurred; 1: off")
+    repetition_penalty: Number | None = Field(
+        default=None, ge=0.01, le=10, description="vLLM's name of repeat_penalty; give one of them"
+    )
+    cache_prompt: bool = Field(default=True, description="false: compute the whole prompt, without cached tokens")
     repeat_last_n: int = Field(default=64, ge=0, le=65536, description="how many tokens the penalties look back")
     frequency_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for each time that a token has occurred")
     presence_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for tokens that have occurred")
@@ -182,7 +186,7 @@ class _GenerationRequest(ModelRequest):
             top_p=self.top_p,
             min_p=self.min_p,
             typical_p=self.typical_p,
-            repeat_penalty=self.repeat_penalty,
+            repeat_penalty=self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty,
             repeat_last_n=self.repeat_last_n,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
@@ -195,7 +199,7 @@ class _GenerationRequest(ModelRequest):
     @property
     def may_use_prefix_cache(self) -> bool:
         """False with a seed: its caller wants the same text again, and the cache's other rounding could change it."""
-        return self.seed is None
+        return self.seed is None and self.cache_prompt
 
     @property
     def may_speculate(self) -> bool:

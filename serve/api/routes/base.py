@@ -55,9 +55,12 @@ class ModelRoutes:
         """The name of a served model. Raises ``ApiError`` 404 when there is none of that name."""
         if given is None or given == "default":
             return self._pool.default.name
-        if given not in self._pool.models:
-            raise no_such_model(given, list(self._pool.models))
-        return given
+        found = self._pool.find(given)
+        if found is not None:
+            return found.name
+        if self._options.any_model:
+            return self._pool.default.name
+        raise no_such_model(given, list(self._pool.models))
 
     @asynccontextmanager
     async def _model(
