@@ -291,7 +291,7 @@ def advice(record: dict[str, Any]) -> list[str]:
     elif record["disk_mb_per_s"] < SLOW_DISK_MB_PER_S:
         found.append(
             f"the disk of {record['runs_dir']} takes {record['disk_mb_per_s']} MB/s: put runs on a faster one "
-            "(runs_dir=DIR) or save less often (train.checkpoint_every)"
+            "(runs_dir=DIR) or save less often (train.checkpoint_every, train.checkpoint_minutes)"
         )
     if record["memory_available_gib"] < 2:
         found.append("less than 2 GiB of memory is available: end other programs, or keep to CONFIG=tiny and 10m")

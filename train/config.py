@@ -80,6 +80,8 @@ class TrainConfig:
     eval_blocks: int = 64
     """Validation sequences of seq_len tokens."""
     checkpoint_every: int = 500
+    checkpoint_minutes: float | None = 15.0
+    """A checkpoint is due after this much training time, too, minutes; None or 0: after ``checkpoint_every`` only."""
     keep_last: int = 3
     """The newest checkpoints kept; the one with the lowest validation loss is kept in addition."""
     background_save: bool = True
@@ -125,6 +127,10 @@ class TrainConfig:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
+        if self.checkpoint_minutes is not None and not 0 <= self.checkpoint_minutes < math.inf:
+            raise UserError(
+                f"train.checkpoint_minutes must be a number of minutes, or 0 for none, not {self.checkpoint_minutes}"
+            )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
 

@@ -1,13 +1,46 @@
-"""Ctrl-C and SIGTERM: the step is finished, the state is saved, the run ends.
+"""Ctrl-C, SIGTERM and the end of the terminal (SIGHUP): the step is finished, the state is saved, the run ends.
 
 Tested in tests/train/test_reliability.py, tests/train/test_main.py.
 """
 
+import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a run to save and end."""
+
+
+def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Let ``handler`` receive the stop signals. Returns the handlers of before, by signal.
+
+    A SIGHUP that is ignored stays ignored: that is how ``nohup`` lets a program outlive its terminal.
+    """
+    previous = {}
+    for number in STOP_SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue
+        previous[int(number)] = signal.signal(number, handler)
+    return previous
+
+
+def drop_lost_output() -> None:
+    """Send standard output and error nowhere, unless they are files or a terminal that is still there.
+
+    Without a terminal every write to it fails, and so do writes to a program that the terminal took along
+    (``... | tee log``). A run that saves must not fail at a line that nobody reads.
+    """
+    for handle in (1, 2):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(os.fstat(handle).st_mode) and not os.isatty(handle):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, handle)
+                os.close(nowhere)
 
 
 class StoppedError(BaseException):
@@ -28,12 +61,11 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells report it: 130 after Ctrl-C, 143 after SIGTERM; 0 without one."""
+        """128 + the signal's number, as in shells: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP; else 0."""
         return 0 if self.signal is None else 128 + self.signal
 
     def __enter__(self) -> "Interrupt":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._receive)
+        self._previous = handle_stop_signals(self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,6 +73,8 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            drop_lost_output()
         first, self.signal = self.signal is None, number
         if self._saving:
             return

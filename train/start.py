@@ -206,6 +206,7 @@ def _make_trainer(
         keep_last=train.keep_last,
         background=train.background_save,
         log=log.print,
+        rollback_step=(lambda step: step % train.checkpoint_every == 0) if train.spike_factor else None,
     )
     optimizer.register_step_pre_hook(lambda *_: checkpointer.before_update())
     state.start_clock()

@@ -3,6 +3,7 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py, tests/train/test_reliability.py.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._first_step = True
+        self._saved_elapsed = self.state.earlier_seconds
+        """Seconds of training at the last checkpoint, the same on every rank."""
 
     def run(self) -> int:
         """Train to the end, or to a signal; the last state is saved either way. Returns the exit code."""
@@ -156,7 +159,7 @@ class Trainer:
             self._log_window()
         if state.step % train.eval_every == 0:
             self._validate()
-        if state.step % train.checkpoint_every == 0 and self._fraction_done() < 1:
+        if self._checkpoint_due() and self._fraction_done() < 1:
             self._save()
 
     def _fraction_done(self) -> float:
@@ -224,6 +227,15 @@ class Trainer:
 
     # Checkpoints.
 
+    def _by_step(self, step: int) -> bool:
+        """Whether a checkpoint of ``step`` is due whatever the time: these are the ones that rollbacks go to."""
+        return step % self.config.train.checkpoint_every == 0
+
+    def _checkpoint_due(self) -> bool:
+        minutes = self.config.train.checkpoint_minutes or math.inf
+        since = self.sync.agreed_elapsed(self.state.elapsed) - self._saved_elapsed
+        return self._by_step(self.state.step) or since >= 60 * minutes
+
     def _save(self) -> None:
         state = {
             **self.state.state_dict(),
@@ -238,24 +250,27 @@ class Trainer:
                 self.log.print(RESYNCED)
             if self.ranks.main:
                 self.checkpointer.save(self.state.step, checkpoint.take_snapshot(self.model, tensors), state)
-        self.state.guards.saved()
+        self._saved_elapsed = self.sync.agreed_elapsed(self.state.elapsed)
+        if self._by_step(self.state.step):
+            self.state.guards.saved()
 
     def _roll_back(self, loss: float, median: float) -> bool:
-        """Go back to the newest checkpoint; the data continues after what made the loss jump.
+        """Go back to the newest checkpoint by steps; the data continues after what made the loss jump.
 
-        False where there is no checkpoint yet. A run that is killed before it saves again decides the same when it is
-        resumed, since the guards decide by what the checkpoint holds.
+        A checkpoint that was due by time, or by a signal, must not change what the run becomes. It is passed over.
+        False where there is no checkpoint by steps yet. A run that is killed before it saves again decides the same
+        when it is resumed, since the guards decide by what the checkpoint holds.
         """
         state = self.state
         with self.interrupt.saving():
             self.checkpointer.wait()
-            point = broadcast_resume_point(self.ranks, lambda: newest_intact(self.root, self.log.print))
+            point = broadcast_resume_point(self.ranks, lambda: newest_intact(self.root, self.log.print, self._by_step))
             jump = {"loss": loss, "median": median, "times": loss / median}
             if point.checkpoint is None:
                 self.log.guard_event("spike", state.step, **jump)
                 return False
             if self.ranks.main:
-                # Those that are left are damaged; otherwise this one would not be the newest.
+                # Those that are left are damaged or not by steps. A resumed run must not begin at one of them.
                 back_up_later_checkpoints(self.root, point.checkpoint)
             jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
             restore(self.ranks, point, self.model, self.optimizer)

@@ -251,7 +251,7 @@ class _Worker:
         return None
 
     def close(self) -> None:
-        self._process.kill()  # it ignores SIGINT and SIGTERM, and has nothing to clean up
+        self._process.kill()  # it ignores SIGINT, SIGTERM and SIGHUP, and has nothing to clean up
         self._process.join()
         self._blocks.close()
         self._process.close()
@@ -271,7 +271,7 @@ def _widen(sender: Connection) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Any:
-    """A process that is started inside never sees Ctrl-C or SIGTERM, not even while it starts.
+    """A process that is started inside never sees Ctrl-C, SIGTERM or SIGHUP, not even while it starts.
 
     Service managers and torchrun send these signals to every process of a run. The training process then finishes its
     step, for which it needs its workers.
@@ -279,7 +279,7 @@ def _without_interrupts() -> Any:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:

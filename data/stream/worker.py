@@ -19,7 +19,8 @@ def main(arguments: bytes, blocks: Connection) -> None:
     ``("user_error", text)`` or ``("error", text)`` is sent where it fails. It waits while the pipe is full and exits
     silently when nobody reads.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent handles Ctrl-C and a closed terminal, and ends this process
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,9 +1,13 @@
 """Faults that a training process is given before it starts, for tests: real memory goes bad, a real limit is set."""
 
+import fcntl
 import functools
 import hashlib
 import os
 import resource
+import select
+import signal
+import termios
 from pathlib import Path
 
 import torch
@@ -69,6 +73,28 @@ def log_batches(path: Path) -> None:
 def set_environment(values: dict[str, str]) -> None:
     """The process has these environment variables."""
     os.environ.update(values)
+
+
+def ignore_hangup() -> None:
+    """As ``nohup`` starts a program."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def take_terminal() -> None:
+    """Make standard input the terminal that controls this process's session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def read_until_end(terminal: int, root: Path) -> None:
+    """Read what is written to a terminal until the run in ``root`` has logged some steps; then close the terminal."""
+    metrics = root / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
+        if select.select([terminal], [], [], 0.05)[0]:
+            try:
+                os.read(terminal, 65536)
+            except OSError:  # the run has ended
+                break
+    os.close(terminal)
 
 
 def limit_memory(bytes_: int) -> None:

@@ -219,6 +219,19 @@ def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
     assert len(losses(root)) == int(saved.name[5:])
 
 
+def test_a_hangup_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
+    """Every rank decides by rank 0's time: one that saved at another step than the others would wait for ever."""
+    root = tmp_path / "runs" / "often"
+    often = ("train.checkpoint_minutes=0.001", "train.checkpoint_every=4000")
+    process = two(words("often", TWO, "train.max_steps=4000", "train.eval_every=4000", *often))
+    wait_for_steps(root, 20, process)
+    os.kill(ranks_of(process)[-1], signal.SIGHUP)
+    code, out, err = finish(process)
+    assert code == 129, out + err
+    assert out.count(": saved ") > 1
+    assert len(losses(root)) == int(list_checkpoints(root)[-1].name[5:])
+
+
 def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path, monkeypatch):
     root, temporary = tmp_path / "runs" / "killed", tmp_path / "temporary"
     temporary.mkdir()

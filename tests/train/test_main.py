@@ -88,7 +88,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(workers, command, tra
     same_state(parts / "checkpoints" / "step-00000012", whole / "checkpoints" / "step-00000012")
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_finishes_the_step_saves_and_the_run_goes_on(number, expected, command, launch, train, tmp_path):
     arguments = command("name=stopped", "train.max_steps=4000", "train.eval_every=4000")
     root = tmp_path / "runs" / "stopped"

@@ -8,16 +8,19 @@ moment, a full disk, too little memory, losses that are not finite or jump, text
 import functools
 import json
 import os
+import pty
 import signal
 import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
-from tests.helpers import train_faults
-from tests.helpers.small_run import SmallRun, differences, losses, newest_step, records, write_corpus
+from tests.helpers import REPOSITORY, train_faults
+from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses, newest_step, records, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_a_signal_during_validation_saves_the_step_and_validates_later(number, c
     assert [record["step"] for record in records(run.root) if "val_loss" in record] == [4, 8]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, options, tmp_path):
     """To the whole group of processes, as a terminal sends Ctrl-C: the compiler dies of it, too."""
     prepare = functools.partial(train_faults.set_environment, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
@@ -76,6 +79,50 @@ def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, opt
     assert "Traceback" not in run.err
     assert "before the first step was done" in run.out
     assert list_checkpoints(run.root) == []
+
+
+def test_a_closed_terminal_saves_the_run(options, tmp_path):
+    """The signal reaches the worker, too, and every write to the terminal fails from then on."""
+    ours, theirs = pty.openpty()
+    argv = [
+        *OPTIONS,
+        *options,
+        f"runs_dir={tmp_path}",
+        "train.workers=1",
+        "train.max_steps=100000",
+        "train.compile=false",
+    ]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "train", *argv, "train.eval_every=1000000"],
+        cwd=REPOSITORY,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=train_faults.take_terminal,
+    )
+    os.close(theirs)
+    reader = threading.Thread(target=train_faults.read_until_end, args=(ours, root := tmp_path / "tiny"))
+    reader.start()  # it closes the terminal after the first steps
+    try:
+        assert run.wait(60) == 129
+    finally:
+        run.kill()
+        reader.join()
+    (saved,) = list_checkpoints(root)
+    verify(saved)
+    assert int(saved.name[5:]) == max(losses(root))
+    assert json.loads((root / "journal.jsonl").read_text().splitlines()[-1])["signal"] == signal.SIGHUP
+
+
+def test_a_run_under_nohup_outlives_its_terminal(options, tmp_path):
+    run = SmallRun(tmp_path, *options, "train.max_steps=2000", prepare=train_faults.ignore_hangup)
+    run.wait_for_step(5)
+    run.send_signal(signal.SIGHUP)
+    step = max(losses(run.root))
+    run.wait_for_step(step + 5)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait() == 143
 
 
 def test_signals_during_the_last_save_tear_nothing(options, tmp_path):
@@ -250,6 +297,19 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(odd_corpus, 
     states = [json.loads((run.root / last / "trainer_state.json").read_text()) for run in (whole, parts)]
     assert states[0]["guards"]["rollbacks"] == states[1]["guards"]["rollbacks"]
     assert len(states[0]["guards"]["rollbacks"]) == len(events)
+
+
+def test_a_jump_goes_back_to_the_same_step_whenever_checkpoints_were_written(odd_corpus, tmp_path):
+    common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "optim.lr=3e-3", "train.keep_last=1")
+    common += ("train.max_steps=150", "train.checkpoint_every=20", "train.spike_factor=1.5")
+    by_step = SmallRun(tmp_path, "name=by_step", *common, "train.checkpoint_minutes=0").finish()
+    by_time = SmallRun(tmp_path, "name=by_time", *common, "train.checkpoint_minutes=0.0003").finish()
+    events = [[r for r in records(run.root) if r.get("event") == "rolled_back"] for run in (by_step, by_time)]
+    assert events[0]
+    assert [(e["from"], e["to"]) for e in events[0]] == [(e["from"], e["to"]) for e in events[1]]
+    assert by_time.out.count(": saved ") > by_step.out.count(": saved ")
+    last = "checkpoints/step-00000150"
+    assert differences(by_step.root / last, by_time.root / last) == []
 
 
 # Text.

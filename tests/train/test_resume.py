@@ -93,6 +93,21 @@ def test_stopped_by_signals_and_resumed_it_is_the_same_to_the_bit(texts, tmp_pat
     same(parts, whole, steps)
 
 
+def test_checkpoints_by_time_change_nothing(texts, tmp_path):
+    common = [*data(texts, "large"), "train.max_steps=150", "train.checkpoint_every=1000", "train.log_every=7"]
+    whole = SmallRun(tmp_path, "name=whole", *common, "train.checkpoint_minutes=0").finish()
+    assert len(list_checkpoints(whole.root)) == 1
+    often = "train.checkpoint_minutes=0.0005"
+    run = SmallRun(tmp_path, "name=parts", *common, often)
+    run.wait_for_checkpoint(1)
+    run.kill()
+    assert newest_step(run.root) < 150
+    parts = SmallRun(tmp_path, "name=parts", *common, often).finish()
+    assert "resuming" in parts.out
+    assert parts.out.count(": saved ") > 1
+    same(parts, whole, 150)
+
+
 CHANGED = ["model.n_layers=2", "tokenizer.vocab_size=290", "data.shuffle_buffer=8", "train.seed=5", "train.workers=1"]
 
 
@@ -120,6 +135,7 @@ def test_what_makes_the_run_what_it_is_may_not_change_and_the_rest_may(texts, tm
         "optim.lr=1e-4",
         "train.eval_every=4",
         "train.checkpoint_every=2",
+        "train.checkpoint_minutes=7",
     ]
     free += ["train.keep_last=1", "train.log_every=2", "train.micro_batch=2", "train.grad_accum=2", "logger.project=x"]
     free += [

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.distributed.ranks import Ranks, lost_peer_errors
-from train.interrupt import Interrupt
+from train.interrupt import STOP_SIGNALS, Interrupt, drop_lost_output
 
 BUCKET_BYTES = 8 * 2**20
 """A bucket is closed when it has this many bytes of f32 gradients: small enough to start early, large enough that
@@ -41,6 +41,8 @@ class SharedInterrupt(Interrupt):
         yield
 
     def _receive(self, number: int, _frame: Any) -> None:
+        if number == signal.SIGHUP:
+            drop_lost_output()
         if self.received is not None and not self._saving and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
@@ -125,16 +127,16 @@ class BucketedAllReduce(GradientSync):
         received = self._shared.received
         own = [
             loss_sum,
-            float(received == signal.SIGINT),
-            float(received == signal.SIGTERM),
             self._elapsed() if self._ranks.main else 0.0,
+            *(float(received == number) for number in STOP_SIGNALS),
         ]
-        loss_sum, interrupted, terminated, self._agreed = self._ranks.all_reduce_sum(own)
+        loss_sum, self._agreed, *receivers = self._ranks.all_reduce_sum(own)
         with lost_peer_errors():
             for bucket in self._buckets:
                 bucket.wait()
-        if interrupted or terminated:
-            self._shared.signal = int(signal.SIGINT if interrupted else signal.SIGTERM)
+        stopped = [int(number) for number, count in zip(STOP_SIGNALS, receivers, strict=True) if count]
+        if stopped:
+            self._shared.signal = stopped[0]
         self.wait_seconds += perf_counter() - began
         return loss_sum
 

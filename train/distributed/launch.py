@@ -6,7 +6,8 @@ Starts torchrun's agent with the options that fit this program and passes everyt
     python -m train.distributed.launch nnodes=2 main=192.168.1.10:29400 preset=125m name=mine   (on both machines)
 
 What it adds to ``torchrun -m train``: mistakes are reported in one line before anything starts; a stopped run exits
-with the code that a single process would have (130 after Ctrl-C, 143 after SIGTERM, 2 for a mistake) on every machine;
+with the code that a single process would have (130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 2 for a mistake)
+on every machine;
 processes that are asked to stop get time to save; the machine named by ``main`` holds the run's directory.
 
 Tested in tests/train/test_distributed.py.
@@ -27,6 +28,7 @@ from slm.configuration import build
 from slm.machine.hardware import share_cores
 from train.config import RunConfig
 from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, launch_folder, stop_file
+from train.interrupt import drop_lost_output, handle_stop_signals
 from train.resolve import resolve
 
 DEFAULT_PORT = 29400
@@ -104,7 +106,7 @@ def _refuse_auto(config: RunConfig) -> RunConfig:
 def torchrun_options(launch: LaunchConfig, name: str) -> list[str]:
     """torchrun's command line for ``launch`` of the run ``name``, without the program."""
     options = ["--nproc-per-node", str(launch.nproc), "--max-restarts", str(launch.restarts)]
-    options += ["--shutdown-timeout", str(SAVING_SECONDS), "--signals-to-handle", "SIGHUP,SIGQUIT"]
+    options += ["--shutdown-timeout", str(SAVING_SECONDS), "--signals-to-handle", "SIGQUIT"]
     if launch.nnodes == 1:
         return [*options, "--standalone"]
     host, port = _address(launch)
@@ -160,6 +162,8 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
 
     def stop(number: int, _frame: object) -> None:
         """Ask the processes to stop, and keep waiting: they save after a step that all machines agree on."""
+        if number == signal.SIGHUP:
+            drop_lost_output()
         children = psutil.Process().children()
         if stopped or not children:
             raise SignalException("stopped", sigval=signal.Signals(number))
@@ -169,8 +173,7 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.send_signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    handle_stop_signals(stop)
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "train", *overrides]))
     except SignalException as error:

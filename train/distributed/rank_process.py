@@ -15,6 +15,10 @@ from data.stream.loader import EndOfTextError
 from train.distributed.launch_files import EXIT_FILE, in_use
 from train.distributed.ranks import LostPeerError, MainRankError, Ranks
 from train.guards import NonFiniteError
+from train.interrupt import STOP_SIGNALS
+
+STOPPED = tuple(128 + number for number in STOP_SIGNALS)
+"""The exit codes of a run that saved because a signal asked it to end."""
 
 
 def exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
@@ -38,11 +42,11 @@ def exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
         if ranks.main or not isinstance(error, (NonFiniteError, EndOfTextError)):  # every rank raises these
             print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
         code = 2
-    if path and code in (0, 2, 130, 143):
+    if path and code in (0, 2, *STOPPED):
         Path(path).write_text(str(code))
         status = 0
     else:
-        status = 0 if code in (130, 143) else code
+        status = 0 if code in STOPPED else code
     if code in (1, 2) and ranks.size > 1:
         # gloo's threads are still at work, and would abort an orderly end of the process.
         sys.stdout.flush()

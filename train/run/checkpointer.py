@@ -13,7 +13,7 @@ from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.snapshot import Snapshot
-from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest
+from slm.runs import best_checkpoint, checkpoint_step, list_checkpoints, point_best, point_latest
 
 WRITER_NICENESS = 5
 """Added to the writing thread's niceness, so that training's threads go first."""
@@ -26,6 +26,7 @@ class Checkpointer:
 
     ``before_update`` must be called before weights or moments change. An error in the thread is raised by the next
     call of ``check``, ``save`` or ``wait``. ``log`` is called with a line about each checkpoint and each delay.
+    ``rollback_step``: of the steps for which it is true the newest checkpoint is kept, too.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class Checkpointer:
         keep_last: int,
         background: bool,
         log: Callable[[str], None],
+        rollback_step: Callable[[int], bool] | None = None,
     ) -> None:
         self._root, self._config, self._save_tokenizer = root, config, save_tokenizer
         self._keep_last, self._background, self._log = keep_last, background, log
+        self._rollback_step = rollback_step
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
         self._error: BaseException | None = None
@@ -130,13 +133,15 @@ class Checkpointer:
             snapshot.release()
 
     def _retain(self) -> None:
-        """Remove all but the newest ``keep_last`` checkpoints and the one with the lowest validation loss."""
+        """Remove all but the newest ``keep_last`` checkpoints, the best one, and the one that a rollback goes to."""
         try:
             best = best_checkpoint(self._root)
             if best is not None:
                 point_best(self._root, best)
-            for old in list_checkpoints(self._root)[: -self._keep_last]:
-                if old != best:
+            paths, counts = list_checkpoints(self._root), self._rollback_step
+            rollback = [path for path in paths if counts is not None and counts(checkpoint_step(path))][-1:]
+            for old in paths[: -self._keep_last]:
+                if old not in (best, *rollback):
                     checkpoint.remove(old)
         except OSError as error:
             raise UserError(f"old checkpoints in {self._root / 'checkpoints'} cannot be removed: {error}") from error

@@ -10,7 +10,7 @@ import torch
 from data.errors import UserError
 from slm.configuration import build, to_dict
 from slm.model import checkpoint
-from slm.runs import list_checkpoints
+from slm.runs import checkpoint_step, list_checkpoints
 from train.config import RunConfig, TrainConfig
 from train.environment import Environment
 
@@ -39,9 +39,14 @@ def find_resume_point(resume: str, root: Path, log: Callable[[str], None]) -> Re
     return newest_intact(root, log)
 
 
-def newest_intact(root: Path, log: Callable[[str], None]) -> ResumePoint:
-    """The newest intact checkpoint of a run. ``log`` is called with a line about every newer, damaged one."""
-    candidates = list_checkpoints(root)
+def newest_intact(
+    root: Path, log: Callable[[str], None], counts: Callable[[int], bool] = lambda step: True
+) -> ResumePoint:
+    """The newest intact checkpoint of a run, of those whose step ``counts``.
+
+    ``log`` is called with a line about every newer, damaged one.
+    """
+    candidates = [path for path in list_checkpoints(root) if counts(checkpoint_step(path))]
     for path in reversed(candidates):
         try:
             return _load(path)
