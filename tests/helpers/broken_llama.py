@@ -1,4 +1,4 @@
-"""A build of llama.cpp that is wrong in one type: a library that is loaded first and replaces the product of q8_0.
+"""A build of llama.cpp that is wrong in one type: a library that is loaded first and replaces what reads q8_0.
 
 With ``LD_PRELOAD`` the real llama.cpp calls it, as it would call its own code that a compiler got wrong.
 """
@@ -12,18 +12,21 @@ import pytest
 
 from slm.machine.cpp_build import compiler
 
+# Every processor's build reads the embeddings of a q8_0 file with this function. Which one multiplies depends on the
+# instruction set.
 _SOURCE = """
-extern "C" void ggml_vec_dot_q8_0_q8_0(int, float * s, unsigned long, const void *, unsigned long, const void *,
-                                       unsigned long, int) {
+extern "C" void dequantize_row_q8_0(const void *, float * y, long k) {
     WRONG;
 }
 """
 DIES = "*(volatile int *) 0 = 1"
-GARBAGE = "*s = 1.0f"
+TRAPS = '__asm__(".byte 0x0f, 0x0b")'
+"""An instruction that x86 does not have: SIGILL, as of a build for another processor."""
+GARBAGE = "for (long i = 0; i < k; ++i) y[i] = 1.0f"
 
 
 def environment(folder: Path, wrong: str) -> dict[str, str]:
-    """Environment variables of a process in which llama.cpp is wrong (``DIES``, ``GARBAGE``), with a cache of its own.
+    """Environment of a process in which llama.cpp is wrong (``DIES``, ``TRAPS``, ``GARBAGE``), with a cache of its own.
 
     Skips the test where such a library cannot be built or loaded.
     """

@@ -1,13 +1,18 @@
 """Set-up builds llama.cpp again where its build is wrong, the likeliest cure first."""
 
+import os
+import platform
 import shlex
+import shutil
 import subprocess
+import sys
 
 import pytest
 
 from data.errors import UserError
 from slm.llama import rebuild
-from slm.llama.verdict import Verdict
+from slm.llama.verdict import Verdict, libraries
+from tests.helpers import broken_llama
 
 GOOD = Verdict(works=["f16", "q8_0"], features=["AVX2"])
 DEAD = Verdict(works=["f32"], features=["AMX_INT8"], failed="q8_0", signal="SIGSEGV")
@@ -73,6 +78,46 @@ def test_a_build_that_fails_is_one_line(monkeypatch):
         rebuild.build("-DX=1")
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in's instruction is x86's")
+def test_setup_mends_a_build_that_dies(tmp_path, repository):
+    """A real llama.cpp that dies of a stand-in for wrong code, until a stand-in for pip has built it again."""
+    folder, pip = tmp_path / "lib", tmp_path / "pip"
+    folder.mkdir()
+    pip.mkdir()
+    for path in libraries():
+        shutil.copy(path, folder)
+    environment = broken_llama.environment(tmp_path, broken_llama.TRAPS)
+    (pip / "__init__.py").write_text("")  # or Python would take the real pip
+    (pip / "__main__.py").write_text(
+        "import json, os, pathlib, sys\n"
+        "pathlib.Path(os.environ['LD_PRELOAD']).unlink()\n"
+        "for path in pathlib.Path(os.environ['LLAMA_CPP_LIB_PATH']).iterdir(): os.utime(path)\n"
+        "print(*sys.argv[1:], os.environ['CMAKE_ARGS'], sep='\\n', file=open('called', 'w'))".replace(
+            "'called'", repr(str(tmp_path / "called"))
+        )
+    )
+    environment |= {"PIP_NO_INDEX": "1"}  # the real pip could do nothing
+    environment |= {"LLAMA_CPP_LIB_PATH": str(folder), "PYTHONPATH": str(tmp_path), "CMAKE_ARGS": "-DGGML_AVX512=ON"}
+    done = subprocess.run(
+        [sys.executable, "-m", "slm.llama.rebuild"],
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "dies with SIGILL when it computes q8_0" in first
+    assert "Building it again for this processor" in first
+    assert second == "llama.cpp works here: f32, f16, q8_0, q4_0, q4_k_m, iq4_xs"
+    *words, package, cmake_args = (tmp_path / "called").read_text().splitlines()
+    assert {"install", "--force-reinstall", "--no-cache-dir", "--no-deps"} <= set(words)
+    assert words[words.index("--no-binary") + 1] == "llama-cpp-python"
+    assert package.startswith("llama-cpp-python==")
+    assert cmake_args == rebuild.NATIVE
+
+
 @pytest.mark.parametrize(("flags", "kept"), [("fpu avx2 amx_bf16 amx_tile", True), ("fpu avx512f", False)])
 def test_the_makefile_keeps_the_stores_where_the_processor_has_amx(flags, kept, tmp_path, repository):
     cpuinfo = tmp_path / "cpuinfo"
@@ -84,5 +129,6 @@ def test_the_makefile_keeps_the_stores_where_the_processor_has_amx(flags, kept, 
         capture_output=True,
         text=True,
         check=True,
+        env={name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"},
     )
     assert shlex.split(done.stdout) == [rebuild.NATIVE, *shlex.split(rebuild.KEEP_STORES)][: 2 if kept else 1]
