@@ -87,10 +87,23 @@ def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:
             lists = _list_keys(OmegaConf.to_container(base, resolve=False))
             overrides = [_bracket(word, lists) for word in overrides]
             config = compose(config_name, overrides=overrides)
-            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            return typing.cast(dict[str, Any], values)
+            values = typing.cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, config_name, overrides)) from error
+    _check_groups(OmegaConf.to_container(base, resolve=False), values)
+    return values
+
+
+def _check_groups(base: Any, values: dict[str, Any], prefix: str = "") -> None:
+    """Refuse a value in the place of a group of options (``train=5``)."""
+    for key, options in base.items():
+        if not isinstance(options, dict) or not options or key not in values:
+            continue
+        name, value = f"{prefix}{key}", values[key]
+        if not isinstance(value, dict):
+            first = next(iter(options))
+            raise UserError(f"{name} is a group of options, not {value!r}: give one of them, as in {name}.{first}=...")
+        _check_groups(options, value, f"{name}.")
 
 
 def print_help(config_name: str) -> None:

@@ -152,3 +152,9 @@ def test_plain_values_and_back():
     assert values["path"] == "a/b"
     assert values["many"] == [{"size": 3, "kind": "red"}]
     assert build(Outer, values) == config
+
+
+@pytest.mark.parametrize("value", ["5", "null", "text"])
+def test_a_value_in_the_place_of_a_group_is_one_line(value):
+    with pytest.raises(UserError, match=r"train is a group of options, not .*: .* as in train\.max_steps="):
+        load_config("train", [f"train={value}"])
