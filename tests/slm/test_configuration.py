@@ -123,6 +123,7 @@ class Sampling:
     context: int
     threads: int
     n_gpu_layers: int
+    parse_special_in_content: bool
 
 
 def test_one_call_goes_from_the_words_to_the_checked_object():
