@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Request
+from playwright.sync_api import Browser, ConsoleMessage, Error, Request
 
 FLAGS = [
     "--no-sandbox",
@@ -65,9 +65,17 @@ class Page:
         Playwright's own ``wait_for_function`` evaluates strings in the page, which the content policies forbid.
         """
         deadline = time.monotonic() + TIMEOUT_S
-        while not self.run(f"Boolean({condition})"):
+        while not self._holds(condition):
             assert time.monotonic() < deadline, (condition, self.run("document.body.innerText"), self.errors)
             self.tab.wait_for_timeout(50)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return self.run(f"Boolean({condition})")
+        except Error as error:
+            if "Execution context was destroyed" in str(error):  # the page is being left for another one
+                return False
+            raise
 
     def size(self, width: int, height: int) -> None:
         self.tab.set_viewport_size({"width": width, "height": height})

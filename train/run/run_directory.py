@@ -8,7 +8,7 @@ from types import TracebackType
 from data.errors import UserError
 from slm.runs import list_checkpoints
 from train.run.run_dir import back_up, remove_partial_files
-from train.run_lock import RunLock, take_lock
+from train.run_lock import LOCK, RunLock, take_lock
 
 
 class RunDirectory:
@@ -36,15 +36,15 @@ class RunDirectory:
         try:
             missing = [path for path in (root, *root.parents) if not os.path.lexists(path)]
             self._locks.append(take_lock(root))
-            self._made = missing
+            self._made = missing if self._is_new() else []
             if not os.access(root, os.W_OK | os.X_OK):
                 raise PermissionError(0, "Permission denied", str(root))
             while anew and ((root / "config.yaml").exists() or list_checkpoints(root)):
                 # The lock moves along. It is held until the end: nobody trains in a directory that may be renamed back.
                 # Again where another process was faster: what it left under this name is a run, too.
-                self._backup = back_up(root)
+                self._backup, self._made = back_up(root), []  # until the lock is ours, the new directory is not
                 self._locks.append(take_lock(root))
-                self._made = [root]
+                self._made = [root] if self._is_new() else []
         except OSError as error:
             where = error.filename or root
             raise UserError(
@@ -52,6 +52,10 @@ class RunDirectory:
                 "runs_dir=DIR a folder that you may write to"
             ) from error
         remove_partial_files(root)
+
+    def _is_new(self) -> bool:
+        """Whether the locked directory is empty: meanwhile another start may have made it, and trained in it."""
+        return os.listdir(self.root) == [LOCK]
 
     def accept(self) -> None:
         """Training begins: from now on everything stays."""

@@ -14,8 +14,9 @@ from slm.runs import list_checkpoints
 from tests.helpers import REPOSITORY
 from tests.helpers.small_run import SmallRun, newest_step, write_corpus
 from train.distributed.ranks import LostPeerError
+from train.run import run_directory
 from train.run.run_directory import RunDirectory
-from train.run_lock import LOCK, is_locked
+from train.run_lock import LOCK, is_locked, take_lock
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +187,25 @@ def _fail(root: Path, error: Exception, *, anew: bool) -> None:
         directory.open(anew=anew)
         assert is_locked(root / LOCK)
         raise error
+
+
+def test_a_refused_start_does_not_remove_what_another_start_has_made_meanwhile(tmp_path, monkeypatch):
+    root, locks = tmp_path / "run", []
+
+    def take(path):
+        locks.append(path)
+        if len(locks) == 2:  # a third start was faster
+            path.mkdir()
+            (path / "theirs").write_text("live")
+            raise UserError("another process is training there")
+        lock = take_lock(path)
+        (path / "config.yaml").write_text("of a start that came and went since this one looked")
+        return lock
+
+    monkeypatch.setattr(run_directory, "take_lock", take)
+    with (
+        pytest.raises(UserError, match="another process"),
+        RunDirectory(root, keep_after=LookupError) as directory,
+    ):
+        directory.open(anew=True)
+    assert (root / "theirs").read_text() == "live"
