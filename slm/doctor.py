@@ -80,15 +80,10 @@ def _software(busy: float) -> dict[str, Any]:
 
 def _kernels(precision: str) -> dict[str, str | None]:
     """``kernels``: why training does not use its kernels here, None where it does; ``kernel_variant``: which ones."""
-    from slm.kernels.build import has_amx, variants_for
+    from slm.kernels.build import choose
 
-    if precision == "bf16" and has_amx():
-        return {"kernels": "torch's own products use AMX here, which is faster", "kernel_variant": None}
-    variants = variants_for("bf16" if precision == "bf16" else "f32")
-    for each in variants:
-        if each.unavailable() is None:
-            return {"kernels": None, "kernel_variant": each.name}
-    return {"kernels": variants[-1].unavailable(), "kernel_variant": None}
+    chosen, reason = choose("bf16" if precision == "bf16" else "f32")
+    return {"kernels": reason, "kernel_variant": chosen.name if chosen else None}
 
 
 def _processor() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from data.errors import UserError
 from data.storage import cache_home
-from slm.kernels.build import VARIANTS, Variant, has_amx, variants_for
+from slm.kernels.build import VARIANTS, Variant, choose
 from slm.kernels.library import Kernels, load
 from slm.machine import hardware
 from slm.machine.cpp_build import cache_dir, compiler
@@ -45,18 +45,16 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     torch.set_num_threads(threads)
     cache = cache_home() / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    precision = precision or _named_precision(config)
-    if precision == "auto":
-        ratio = hardware.bf16_speedup()
-        precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"
-        notes.append(f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32")
+    if precision is None:
+        precision, measured = number_format(config)
+        notes.append(measured)
     loaded, note = _kernels(config, precision)
     if loaded is not None:
         return Environment(
             threads=threads,
             precision=precision,
             compile=config.compile and compiler() is not None,
-            notes=(*notes, note),
+            notes=tuple(filter(None, (*notes, note))),
             kernels=loaded,
         )
     notes.append(note)
@@ -67,6 +65,16 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     elif use_compile:
         notes.append(f"torch.compile: the first steps wait for the compiler; kept in {cache} for the next run")
     return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(filter(None, notes)))
+
+
+def number_format(config: TrainConfig) -> tuple[str, str]:
+    """``bf16`` or ``f32``, as configured or as this machine multiplies faster, and a line where that was measured."""
+    precision = _named_precision(config)
+    if precision != "auto":
+        return precision, ""
+    ratio = hardware.bf16_speedup()
+    precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"
+    return precision, f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32"
 
 
 def _named_precision(config: TrainConfig) -> str:
@@ -94,13 +102,13 @@ def _kernels(config: TrainConfig, precision: str) -> tuple[Kernels | None, str]:
     if not config.kernels:
         return None, ""
     named = _named_kernels(config)
-    if named is None and precision == "bf16" and has_amx():
-        return None, "no training kernels: torch's own products use AMX here, which is faster"
-    candidates = [named] if named else variants_for("bf16" if precision == "bf16" else "f32")
-    usable = [each for each in candidates if each.unavailable() is None]
-    if not usable:
-        return None, f"no training kernels: {candidates[-1].unavailable()}"
-    chosen = usable[0]
+    if named is None:
+        chosen, reason = choose("bf16" if precision == "bf16" else "f32")
+    else:
+        reason = named.unavailable()
+        chosen = None if reason else named
+    if chosen is None:
+        return None, f"no training kernels: {reason}"
     try:
         began = perf_counter()
         loaded = load(chosen.name)

@@ -88,6 +88,15 @@ def variants_for(precision: Precision) -> list[Variant]:
     return [each for each in VARIANTS.values() if each.precision == precision]
 
 
+def choose(precision: Precision) -> tuple[Variant | None, str | None]:
+    """The fastest kernels for ``precision`` here, or None and why there are none."""
+    if precision == "bf16" and has_amx():
+        return None, "torch's own products use AMX here, which is faster"
+    candidates = variants_for(precision)
+    usable = next((each for each in candidates if each.unavailable() is None), None)
+    return usable, None if usable else candidates[-1].unavailable()
+
+
 def has_amx() -> bool:
     """Whether the processor has matrix tiles for bf16, several times the rate of AVX-512."""
     return "amx_bf16" in cpu_flags()

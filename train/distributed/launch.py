@@ -22,7 +22,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from slm import cli
 from slm.configuration import build
 from slm.machine.hardware import share_cores
@@ -191,7 +191,7 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
         )
         return 1
     except (RendezvousError, dist.DistError) as error:
-        print(f"error: the machines did not meet ({' '.join(str(error).split())[:300]})", file=sys.stderr)
+        print(f"error: the machines did not meet ({one_line(error, 300)})", file=sys.stderr)
         return 1
     return _left_code(exit_file)
 

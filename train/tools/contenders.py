@@ -51,7 +51,7 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
     import torch
 
     from train.backend import make_backend
-    from train.environment import Environment, prepare
+    from train.environment import Environment, number_format, prepare
     from train.optim import make_optimizer
     from train.step import StepResult, train_step
     from train.tools.breakdown import breakdown
@@ -62,7 +62,7 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
     else:
         threads = config.train.threads or n_threads()
         torch.set_num_threads(threads)
-        precision = _precision(config)
+        precision, _ = number_format(config.train)
         environment = Environment(threads=threads, precision=precision, compile=False, notes=())
     model, shape = _model(config)
     optimizer = make_optimizer(model, config.optim)
@@ -106,6 +106,8 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         return {"skipped": f"{error}; install it with pip install 'slm[dev]'"}
     import tempfile
 
+    from train.environment import number_format
+
     config = task.config
     torch.set_num_threads(config.train.threads or n_threads())
     _, shape = _model(config, meta=True)
@@ -132,7 +134,7 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
             use_cpu=True,
-            bf16=_precision(config) == "bf16",
+            bf16=number_format(config.train)[0] == "bf16",
             torch_compile=True,
             optim="adamw_torch_fused",
             per_device_train_batch_size=config.train.micro_batch,
@@ -147,19 +149,6 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         )
         transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Clock()]).train()
     return _result(task, shape, seconds, seconds[0])
-
-
-def _precision(config: RunConfig) -> str:
-    """The number format that training chooses here, so that all contenders compute in the same one."""
-    from slm.kernels.build import VARIANTS
-    from slm.machine.hardware import BF16_WORTH_IT, bf16_speedup
-
-    train = config.train
-    if isinstance(train.kernels, str) and train.kernels in VARIANTS:
-        return VARIANTS[train.kernels].precision
-    if train.precision != "auto":
-        return train.precision
-    return "bf16" if bf16_speedup() > BF16_WORTH_IT else "f32"
 
 
 def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
