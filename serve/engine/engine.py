@@ -29,11 +29,10 @@ from serve.engine.messages import (
     Tokenize,
 )
 from serve.engine.model_runner import ModelRunner
-from serve.engine.sampling import log_probabilities
 from serve.engine.scheduler import Scheduler
 from serve.engine.spec_decode.proposer import make_proposer
 from serve.engine.tokenize import BackgroundTokenizer
-from serve.engine.vocabulary import Vocabulary
+from serve.engine.vocabulary import Vocabulary, log_probabilities
 from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
 
 

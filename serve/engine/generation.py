@@ -1,6 +1,6 @@
 """The state of one request while the engine works on it: its sequence, its sampler, its text and its log-probabilities.
 
-Tested in tests/serve/engine/test_engine.py.
+Tested in tests/serve/engine/test_engine.py, tests/serve/engine/test_sampling.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import numpy as np
 
 from serve.engine.batch_plan import Chunk
 from serve.engine.detokenizer import Detokenizer
-from serve.engine.messages import Delta, Failure, FinishReason, Generate, PrefillDone, TokenLogprob
-from serve.engine.sampling import log_probabilities, make_sampler
+from serve.engine.messages import Delta, Failure, FinishReason, Generate, PrefillDone, SamplingParams, TokenLogprob
 from serve.engine.sequence import Sequence
 from serve.engine.tokenize import tokenize_within
-from serve.engine.vocabulary import Vocabulary
+from serve.engine.vocabulary import Vocabulary, log_probabilities
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 
@@ -145,7 +144,8 @@ def start(
             f"{'' if complete else 'more than '}{len(prompt)}. Shorten it."
         )
         return Failure(id=request.id, code="context_length_exceeded", message=message)
-    generation = Generation(
+    prompt_text, prompt_offsets = _prompt_text(prompt, vocabulary) if request.echo else ("", [])
+    return Generation(
         request=request,
         sequence=Sequence(
             id=request.id,
@@ -155,14 +155,63 @@ def start(
             use_prefix_cache=request.use_prefix_cache or batch_invariant,
             scores_prompt=request.echo and request.top_logprobs is not None,
         ),
-        sampler=make_sampler(model, request.sampling, prompt, context=context),
         detokenizer=Detokenizer(request.stop),
         max_generated=room if request.max_tokens is None else min(room, request.max_tokens),
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
+        prompt_text=prompt_text,
+        prompt_offsets=prompt_offsets,
+        # Last: it holds memory of llama.cpp's, which an error after it would leave behind.
+        sampler=make_sampler(model, request.sampling, prompt, context=context),
     )
-    if request.echo:
-        generation.prompt_text, generation.prompt_offsets = _prompt_text(prompt, vocabulary)
-    return generation
+
+
+def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
+    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, top-k, typical, top-p,
+    min-p, temperature, draw.
+
+    The frequency and presence penalties count the reply's tokens. The repeat penalty also counts the prompt's, within
+    its window; where it is on, the three share that window. ``context``: most tokens of the sequence. Raises
+    ``LlamaError`` for values out of range.
+    """
+    chain = Sampler(model)
+    try:
+        if params.grammar is not None:
+            chain.grammar(params.grammar)
+        bias = dict(params.logit_bias)
+        if params.ignore_eos and model.eos >= 0:
+            bias[model.eos] = -math.inf
+        chain.logit_bias(bias)
+        repeats = params.repeat_penalty != 1.0
+        if repeats or params.frequency_penalty or params.presence_penalty:
+            chain.penalties(
+                last_n=params.repeat_last_n if repeats else context,
+                repeat=params.repeat_penalty,
+                frequency=params.frequency_penalty,
+                presence=params.presence_penalty,
+            )
+        if params.temperature == 0:
+            chain.greedy()
+        else:
+            if params.top_k > 0:
+                chain.top_k(params.top_k)
+            if params.typical_p < 1:
+                # Its sums are NaN where a token has no probability at all, so banned tokens are removed first.
+                chain.top_k(model.n_vocab - sum(value == -math.inf for value in bias.values()))
+                chain.typical(params.typical_p)
+            if params.top_p < 1:
+                chain.top_p(params.top_p)
+            if params.min_p > 0:
+                chain.min_p(params.min_p)
+            chain.temperature(max(params.temperature, 1e-3))
+            # llama.cpp reads the last 32-bit value as "any seed".
+            chain.dist(params.seed % (2**32 - 1))
+        if repeats:
+            for token in prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []:
+                chain.accept(token)
+    except BaseException:
+        chain.close()
+        raise
+    return chain
 
 
 def _prompt_text(tokens: list[int], vocabulary: Vocabulary) -> tuple[str, list[int]]:

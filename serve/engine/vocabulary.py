@@ -1,6 +1,6 @@
 """The text of tokens, and log-probabilities with that text.
 
-Tested in tests/serve/engine/test_engine.py.
+Tested in tests/serve/engine/test_engine.py, tests/serve/engine/test_sampling.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from serve.engine.messages import TokenLogprob
-from serve.engine.sampling import most_likely
 from slm.llama.model import Model
 
 
@@ -41,3 +40,18 @@ class Vocabulary:
     def first_logprob(self, token: int) -> TokenLogprob:
         """The entry of a prompt's first token, which nothing precedes."""
         return TokenLogprob(token=token, piece=self.label(token), logprob=None, top=(), offset=0)
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Logits, float32 [..., n_vocab], to natural log-probabilities in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def most_likely(logprobs: np.ndarray, n: int) -> list[int]:
+    """Ids of the ``n`` highest entries of one row, float [n_vocab], highest first (equal ones by id)."""
+    if n <= 0:
+        return []
+    n = min(n, len(logprobs))
+    ids = np.argpartition(-logprobs, n - 1)[:n]
+    return sorted((int(i) for i in ids), key=lambda i: (-logprobs[i], i))

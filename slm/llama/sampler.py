@@ -22,9 +22,8 @@ import numpy as np
 from slm.llama.context import Context
 from slm.llama.errors import GrammarDeadEndError, LlamaError, MisuseError
 from slm.llama.log import clear_log, first_error
-from slm.llama.model import Model
+from slm.llama.model import Model, to_utf8, unfinished_character
 from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, picker
-from slm.llama.utf8 import to_utf8, unfinished_character
 
 _MAX_GRAMMAR_BYTES = 64 * 1024
 _MAX_GRAMMAR_DEPTH = 64

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from serve.engine.generation import make_sampler
 from serve.engine.messages import SamplingParams
-from serve.engine.sampling import log_probabilities, make_sampler, most_likely
+from serve.engine.vocabulary import log_probabilities, most_likely
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 
