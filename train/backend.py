@@ -13,13 +13,18 @@ from torch import Tensor
 
 from data.stream.packing import document_starts
 from slm.kernels.fused import Fused, unsupported
+from slm.model.cross_entropy import IGNORED
 from slm.model.transformer import LanguageModel
 from train.config import TrainConfig
 from train.environment import Environment
 
 
 class Backend(ABC):
-    """One model's losses. ``gradients`` adds to ``parameter.grad`` (f32) and runs the parameters' hooks."""
+    """One model's losses. ``gradients`` adds to ``parameter.grad`` (f32) and runs the parameters' hooks.
+
+    Targets of -100 are not scored. ``starts_BT`` (int32 [B, T]) gives each position the first one of its sequence that
+    it may see.
+    """
 
     name: str
 
@@ -27,20 +32,23 @@ class Backend(ABC):
         self._eot_id = eot_id
 
     @abstractmethod
-    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float) -> float:
-        """Mean cross-entropy, nats per target; ``scale`` times its gradient is added to the parameters'."""
+    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float, starts_BT: Tensor | None = None) -> float:
+        """Summed cross-entropy of the scored targets, nats; ``scale`` times its gradient is added to the ``.grad``s."""
 
     @abstractmethod
-    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Cross-entropy of every target [B, T], f32 nats, without gradients."""
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        """Cross-entropy of every target [B, T], f32 nats, 0 where not scored; without gradients."""
 
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update."""
 
-    def _starts(self, ids_BT: Tensor) -> Tensor | None:
-        """Where each position's document begins, int32 [B, T]; None where documents may attend to each other."""
-        if self._eot_id is None:
-            return None
+    def _starts(self, ids_BT: Tensor, starts_BT: Tensor | None) -> Tensor | None:
+        """Where each position's document begins, int32 [B, T]; None where documents may attend to each other.
+
+        Conversations have their beginnings with them, ``starts_BT``.
+        """
+        if starts_BT is not None or self._eot_id is None:
+            return starts_BT
         return torch.from_numpy(document_starts(ids_BT.numpy(), self._eot_id))
 
 
@@ -55,16 +63,19 @@ class AutogradBackend(Backend):
         if environment.compile:
             model.compile_parts()
 
-    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float) -> float:
+    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float, starts_BT: Tensor | None = None) -> float:
+        n_scored = count_scored(targets_BT)
+        if not n_scored:
+            return 0.0
         with self._environment.autocast():
-            loss = self._model.loss(ids_BT, targets_BT, self._starts(ids_BT))
-        (loss * scale).backward()
-        return loss.item()
+            loss = self._model.loss(ids_BT, targets_BT, self._starts(ids_BT, starts_BT))
+        (loss * (scale * n_scored)).backward()
+        return loss.item() * n_scored
 
     @torch.no_grad()
-    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         with self._environment.autocast():
-            logits_BTV = self._model(ids_BT, starts_BT=self._starts(ids_BT))
+            logits_BTV = self._model(ids_BT, starts_BT=self._starts(ids_BT, starts_BT))
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").view_as(targets_BT)
 
 
@@ -77,14 +88,21 @@ class KernelBackend(Backend):
         super().__init__(eot_id)
         self.fused = fused
 
-    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float) -> float:
-        return self.fused.loss_and_gradients(ids_BT, targets_BT, scale=scale, starts_BT=self._starts(ids_BT))
+    def gradients(self, ids_BT: Tensor, targets_BT: Tensor, scale: float, starts_BT: Tensor | None = None) -> float:
+        n_scored = count_scored(targets_BT)
+        starts_BT = self._starts(ids_BT, starts_BT)
+        return n_scored * self.fused.loss_and_gradients(ids_BT, targets_BT, scale=scale * n_scored, starts_BT=starts_BT)
 
-    def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        return self.fused.losses(ids_BT, targets_BT, starts_BT=self._starts(ids_BT))
+    def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        return self.fused.losses(ids_BT, targets_BT, starts_BT=self._starts(ids_BT, starts_BT))
 
     def weights_changed(self) -> None:
         self.fused.forget_weights()
+
+
+def count_scored(targets_BT: Tensor) -> int:
+    """How many targets the loss counts."""
+    return int((targets_BT != IGNORED).sum())
 
 
 def make_backend(

@@ -6,12 +6,15 @@ Shape suffixes: B sequences of a micro-batch, T positions.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from data.stream import marks
+from slm.model.cross_entropy import IGNORED
 from slm.model.transformer import LanguageModel
-from train.backend import Backend
+from train.backend import Backend, count_scored
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
 from train.optim import Optimizer
@@ -22,20 +25,40 @@ class StepResult:
     """What a step did."""
 
     loss: float
-    """Mean cross-entropy over the step's tokens, nats per token."""
+    """Mean cross-entropy over all scored tokens of the step, nats per token."""
     grad_norm: float
     """Global L2 norm of the gradient before clipping."""
     tokens: int
+    """Positions of the step's sequences."""
+    scored: int
+    """Targets among them that the loss counts: all of a plain text's, the assistant's turns of conversations."""
     data_seconds: float
     """Time spent waiting for batches."""
     update_seconds: float
     """Time spent on the gradient's norm and the optimizer."""
 
 
-def split(block_BT1: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets, int64 [B, T] each, of blocks [B, T + 1]."""
-    block = torch.from_numpy(block_BT1.astype(np.int64))
-    return block[:, :-1], block[:, 1:]
+class Batch(NamedTuple):
+    """A micro-batch as the model takes it."""
+
+    ids: torch.Tensor
+    """int64 [B, T]."""
+    targets: torch.Tensor
+    """int64 [B, T]; -100 where a target is not scored."""
+    starts: torch.Tensor | None
+    """int32 [B, T]: where each position's conversation begins; None for plain text."""
+
+
+def split(block_BT1: np.ndarray) -> Batch:
+    """Inputs, targets and the beginnings of conversations of blocks [B, T + 1]."""
+    ids_BT1 = marks.ids_of(block_BT1).astype(np.int64)
+    targets_BT = np.where(marks.is_scored(block_BT1[:, 1:]), ids_BT1[:, 1:], IGNORED)
+    starts_BT = marks.conversation_starts(block_BT1[:, :-1])
+    return Batch(
+        torch.from_numpy(ids_BT1)[:, :-1],
+        torch.from_numpy(targets_BT),
+        None if starts_BT is None else torch.from_numpy(starts_BT),
+    )
 
 
 def train_step(
@@ -51,24 +74,30 @@ def train_step(
 ) -> StepResult:
     """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once.
 
-    With several ranks each takes its share of them from its own ``batches``, and the gradient is the sum over all.
-    Raises UserError, before any weight changes, where the loss or the gradient is not finite.
+    With several ranks each takes its share of them from its own ``batches``. The loss is the mean over the scored
+    tokens of the whole step: each counts the same, in whichever micro-batch and rank it is. Raises UserError, before
+    any weight changes, where the loss or the gradient is not finite.
     """
-    loss_sum, tokens, waited = 0.0, 0, 0.0
+    loss_sum, scored, tokens, waited = 0.0, 0, 0, 0.0
     micro_batches = grad_accum // sync.size
     for index in range(micro_batches):
         start = perf_counter()
-        ids_BT, targets_BT = split(next(batches))
+        ids_BT, targets_BT, starts_BT = split(next(batches))
         waited += perf_counter() - start
         if index == micro_batches - 1:
             sync.begin_last_backward()
-        loss_sum += backend.gradients(ids_BT, targets_BT, 1 / grad_accum)
+        # How many tokens the whole step scores is known after its last micro-batch only: divide by all positions here.
+        loss_sum += backend.gradients(ids_BT, targets_BT, 1 / (ids_BT.numel() * grad_accum), starts_BT)
+        scored += count_scored(targets_BT)
         tokens += ids_BT.numel()
-    loss_sum, tokens = sync.finish(loss_sum), tokens * sync.size
+    loss_sum, scored = sync.finish(loss_sum, scored)
+    tokens *= sync.size
     start = perf_counter()
     parameters = list(model.parameters())
+    if 0 < scored < tokens:
+        torch._foreach_mul_([each.grad for each in parameters if each.grad is not None], tokens / scored)
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else float("inf"), foreach=True)
-    mean_loss, grad_norm = loss_sum / grad_accum, norm.item()
+    mean_loss, grad_norm = loss_sum / max(1, scored), norm.item()
     if not (np.isfinite(mean_loss) and np.isfinite(grad_norm)):
         raise NonFiniteError(
             f"the loss is {mean_loss} and the gradient's norm {grad_norm}: stopped before the update; "
@@ -83,6 +112,7 @@ def train_step(
         loss=mean_loss,
         grad_norm=grad_norm,
         tokens=tokens,
+        scored=scored,
         data_seconds=waited,
         update_seconds=perf_counter() - start,
     )

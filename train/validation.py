@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from data.tokenizers.tokenizer import Tokenizer
+from slm.model.cross_entropy import IGNORED
 from slm.model.generate import generate
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
@@ -25,7 +26,7 @@ class Validation:
     """Held-out loss."""
 
     loss: float
-    """Mean cross-entropy, nats per token, every target counted."""
+    """Mean cross-entropy, nats per token, over every scored target (in a plain text that is every target)."""
     bits_per_byte: float
     """Bits spent on ordinary tokens over the UTF-8 bytes they stand for (end-of-text tokens are in neither)."""
     tokens: int
@@ -58,19 +59,22 @@ class Validator:
         for start in starts[ranks.rank :: ranks.size]:
             if interrupted := stopped():
                 break
-            ids_BT, targets_BT = split(self.blocks[start : start + self.micro_batch])
-            losses_N = backend.losses(ids_BT, targets_BT).flatten()
-            lengths_N = self.byte_lengths_V[targets_BT.flatten()]
+            ids_BT, targets_BT, starts_BT = split(self.blocks[start : start + self.micro_batch])
+            scored_BT = targets_BT != IGNORED
+            losses_N = backend.losses(ids_BT, targets_BT, starts_BT)[scored_BT]
+            lengths_N = self.byte_lengths_V[targets_BT[scored_BT]]
             nats += losses_N.double().sum().item()
             text_nats += losses_N[lengths_N > 0].double().sum().item()
             n_bytes += int(lengths_N.sum())
-            n_tokens += targets_BT.numel()
+            n_tokens += len(losses_N)
         own = [nats, text_nats, n_bytes, n_tokens, interrupted]
         nats, text_nats, all_bytes, all_tokens, any_interrupted = ranks.all_reduce_sum(own)
         if any_interrupted:
             return None
         bits = text_nats / math.log(2)
-        return Validation(loss=nats / all_tokens, bits_per_byte=bits / max(1, all_bytes), tokens=int(all_tokens))
+        return Validation(
+            loss=nats / max(1, all_tokens), bits_per_byte=bits / max(1, all_bytes), tokens=int(all_tokens)
+        )
 
 
 def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_tokens: int, temperature: float) -> str:

@@ -62,9 +62,9 @@ class GradientSync:
     def begin_last_backward(self) -> None:
         """Called before the backward pass of the step's last micro-batch."""
 
-    def finish(self, loss_sum: float) -> float:
-        """Called after that pass: gradients become their sums over the ranks. Returns the sum of ``loss_sum``."""
-        return loss_sum
+    def finish(self, loss_sum: float, scored: int) -> tuple[float, int]:
+        """Called after that pass: gradients become their sums over the ranks. Returns the sums of the two numbers."""
+        return loss_sum, scored
 
     def agreed_elapsed(self, own: float) -> float:
         """Seconds of training, the same on every rank (rank 0's as of the last step); ``own`` for a single process."""
@@ -119,7 +119,7 @@ class BucketedAllReduce(GradientSync):
             self._buckets[self._next].start(self._dtype)
         self._next += 1
 
-    def finish(self, loss_sum: float) -> float:
+    def finish(self, loss_sum: float, scored: int) -> tuple[float, int]:
         self._armed = False
         began = perf_counter()
         while self._next < len(self._buckets):
@@ -127,10 +127,11 @@ class BucketedAllReduce(GradientSync):
         received = self._shared.received
         own = [
             loss_sum,
+            float(scored),
             self._elapsed() if self._ranks.main else 0.0,
             *(float(received == number) for number in STOP_SIGNALS),
         ]
-        loss_sum, self._agreed, *receivers = self._ranks.all_reduce_sum(own)
+        loss_sum, all_scored, self._agreed, *receivers = self._ranks.all_reduce_sum(own)
         with lost_peer_errors():
             for bucket in self._buckets:
                 bucket.wait()
@@ -138,7 +139,7 @@ class BucketedAllReduce(GradientSync):
         if stopped:
             self._shared.signal = stopped[0]
         self.wait_seconds += perf_counter() - began
-        return loss_sum
+        return loss_sum, round(all_scored)
 
     def agreed_elapsed(self, own: float) -> float:
         return self._agreed
