@@ -1,4 +1,5 @@
-# One target per stage. Every target sets up what it needs; `make help` lists them.
+# One target per stage, each a command of `slm` with make's variables as options. Every target sets up what it needs;
+# `make help` lists them.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -25,16 +26,20 @@ NPROC ?= 1
 NNODES ?= 1
 MAIN ?=
 ARGS ?=
-RUNS ?= $(RUN)
+# Of make report: "runs/a runs/b", or with commas, "runs/a,my runs/b".
+RUNS ?=
 # Tests run in parallel. Half of the time they wait for processes of their own, so two workers suit two cores.
 TEST_WORKERS ?= 2
+# Messages then advise make's targets.
+export SLM_MAKE := 1
+SLM := $(PY) -m slm
 comma := ,
 space := $(subst ,, )
-
-ifeq ($(NPROC) $(NNODES),1 1)
-TRAIN = $(PY) -m train
-else
-TRAIN = $(PY) -m train.distributed.launch nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),main=$(MAIN))
+# A word for the shell, whatever characters it has.
+quote = '$(subst ','\'',$(1))'
+split = $(if $(findstring $(comma),$(1)),$(1),$(subst $(space),$(comma),$(strip $(1))))
+ifneq ($(NPROC) $(NNODES),1 1)
+PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
 .PHONY: help setup demo train plan watch report export verify eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
@@ -57,56 +62,49 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 demo: setup ## train, export, evaluate and run a small model, in minutes
-	@$(PY) -m train preset=tiny name=demo train.max_minutes=7 $(ARGS)
-	@$(PY) -m export run=runs/demo quant=q4_k_m
-	@$(PY) -m slm.evaluate run=runs/demo eval.text=runs/demo/validation.txt eval.max_tokens=30000
-	@$(PY) -m serve.terminal model=runs/demo prompt="Once upon a time" max_tokens=300 temperature=0.6
-	@printf '%s\n' "" "That was raw text to a quantized model on this machine. Next:" \
-	  "  make serve MODEL=runs/demo                 an OpenAI-compatible server" \
-	  "  make chat MODEL=runs/demo                  the model in this terminal" \
-	  "  make train CONFIG=10m ARGS=\"name=mine data=local 'data.files=[my/*.txt]'\"   your own text"
+	@$(SLM) demo $(ARGS)
 
 train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
-	@$(TRAIN) preset=$(CONFIG) $(ARGS)
+	@$(SLM) train $(PROCESSES) $(call quote,preset=$(CONFIG)) $(ARGS)
 
 watch: setup ## follow a run from another terminal: RUN=runs/latest
-	@$(PY) -m train.report.watch run=$(RUN) $(ARGS)
+	@$(SLM) watch $(call quote,run=$(RUN)) $(ARGS)
 
 report: setup ## compare runs in one HTML file: RUNS="runs/a runs/b"
-	@$(PY) -m train.report.html 'runs=[$(subst $(space),$(comma),$(strip $(RUNS)))]' $(ARGS)
+	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),$(RUN))]) $(ARGS)
 
 export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0
-	@$(PY) -m export run=$(RUN) quant=$(QUANT) $(ARGS)
+	@$(SLM) export $(call quote,run=$(RUN)) $(call quote,quant=$(QUANT)) $(ARGS)
 
 verify: setup ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
-	@$(PY) -m export.verify run=$(RUN) $(ARGS)
+	@$(SLM) verify $(call quote,run=$(RUN)) $(ARGS)
 
 eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"
-	@$(PY) -m slm.evaluate run=$(RUN) $(ARGS)
+	@$(SLM) eval $(call quote,run=$(RUN)) $(ARGS)
 
 serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
-	@$(PY) -m serve model=$(MODEL) port=$(PORT) $(ARGS)
+	@$(SLM) serve $(call quote,model=$(MODEL)) $(call quote,port=$(PORT)) $(ARGS)
 
 chat: setup ## chat with a model in the terminal: MODEL=runs/latest
-	@$(PY) -m serve.terminal model=$(MODEL) $(ARGS)
+	@$(SLM) chat $(call quote,model=$(MODEL)) $(ARGS)
 
 plan: setup ## show what a preset costs: parameters, FLOPs, memory, time: CONFIG=125m
-	@$(PY) -m train.tools.plan preset=$(CONFIG) $(ARGS)
+	@$(SLM) plan $(call quote,preset=$(CONFIG)) $(ARGS)
 
 data-stats: setup ## count documents, tokens and duplicates of a text: ARGS="data=local data.files=[...]"
-	@$(PY) -m train.tools.data_stats preset=$(CONFIG) $(ARGS)
+	@$(SLM) data-stats $(call quote,preset=$(CONFIG)) $(ARGS)
 
 bench-train: setup ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
-	@$(PY) -m train.tools.bench preset=$(CONFIG) $(ARGS)
+	@$(SLM) bench-train $(call quote,preset=$(CONFIG)) $(ARGS)
 
 doctor: setup ## show what this machine has, what slm uses, and what to install
-	@$(PY) -m slm.doctor $(ARGS)
+	@$(SLM) doctor $(ARGS)
 
 bench-serve: setup ## measure the server against llama.cpp's limit and other servers: MODEL=runs/latest
-	@$(PY) -m serve.bench model=$(MODEL) $(ARGS)
+	@$(SLM) bench-serve $(call quote,model=$(MODEL)) $(ARGS)
 
 bench-quant: setup ## compare size, quality and speed of quantization types: RUN=runs/latest
-	@$(PY) -m export.bench run=$(RUN) $(ARGS)
+	@$(SLM) bench-quant $(call quote,run=$(RUN)) $(ARGS)
 
 test: setup ## run all tests, TEST_WORKERS=2 at a time; a failed one is run again alone
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
@@ -114,10 +112,10 @@ test: setup ## run all tests, TEST_WORKERS=2 at a time; a failed one is run agai
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
 lint: setup ## check style and types
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
 format: setup ## format the code
-	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
+	@$(PY) -m ruff check --fix . ; $(PY) -m ruff format .
 
 clean: ## remove the environment and caches, but not runs
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

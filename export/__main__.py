@@ -16,7 +16,7 @@ EXIT_NOT_PROVEN = 3
 
 def main(argv: list[str]) -> int:
     """Parse, export, report. Returns the exit status."""
-    config = load(ExportConfig, "export", argv)
+    config = load(ExportConfig, "export", argv, literal=("run",))
     share_cores()
     require_working_build()
     from export.pipeline import export  # loads torch: mistakes in the options are reported before

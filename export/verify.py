@@ -17,7 +17,7 @@ EXIT_DAMAGED = 1
 
 def main(argv: list[str]) -> int:
     """Check, report. Returns the exit status."""
-    return verify(export_folder(load(VerifyConfig, "verify", argv).run))
+    return verify(export_folder(load(VerifyConfig, "verify", argv, literal=("run",)).run))
 
 
 def export_folder(path: Path) -> Path:

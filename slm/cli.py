@@ -1,6 +1,8 @@
-"""The edge of every command: a person's mistake becomes one line, everything else stays a defect."""
+"""The edge of every command: a person's mistake becomes one line, everything else stays a defect. And how messages
+spell a command that they advise."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -9,6 +11,22 @@ from data.errors import UserError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+_OF_MAKE = {"preset": "CONFIG", "run": "RUN", "model": "MODEL", "quant": "QUANT", "port": "PORT", "nproc": "NPROC"}
+
+
+def spelled(command: str, **options: object) -> str:
+    """A command as this person would type it: ``slm export run=runs/a quant=q8_0``, and with make, whose targets have
+    variables, ``make export RUN=runs/a QUANT=q8_0``. The Makefile sets ``SLM_MAKE``.
+
+    ``__`` in an option's name stands for a point.
+    """
+    named = {name.replace("__", "."): str(value) for name, value in options.items()}
+    if not os.environ.get("SLM_MAKE"):
+        return " ".join(["slm", command, *(shlex.quote(f"{name}={value}") for name, value in named.items())])
+    variables = [f"{_OF_MAKE[name]}={shlex.quote(value)}" for name, value in named.items() if name in _OF_MAKE]
+    others = [shlex.quote(f"{name}={value}") for name, value in named.items() if name not in _OF_MAKE]
+    return " ".join(["make", command, *variables, *([f'ARGS="{" ".join(others)}"'] if others else [])])
 
 
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:

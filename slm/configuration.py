@@ -26,7 +26,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from data.errors import UserError, nearest
 
 T = TypeVar("T")
-CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
+_PACKAGED = Path(__file__).resolve().parent / "configs"
+CONFIG_DIR = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parents[1] / "configs"
+"""Inside this package where slm is installed, next to it in a checkout (see setup.py)."""
 
 
 def load(cls: type[T], config_name: str, argv: list[str], *, literal: Collection[str] = ()) -> T:
@@ -107,14 +109,23 @@ def _check_groups(base: Any, values: dict[str, Any], prefix: str = "") -> None:
 
 
 def print_help(config_name: str) -> None:
-    """Print the stage's configuration file with its comments, and the choices each group offers."""
+    """Print the stage's configuration file with its comments, and the choices of the groups that it has.
+
+    A stage that adds to another stage's options (plan to train) prints that one's as well.
+    """
+    text = (CONFIG_DIR / f"{config_name}.yaml").read_text()
     print(f"Options of configs/{config_name}.yaml, given as key=value (Hydra's override syntax):\n")
-    print((CONFIG_DIR / f"{config_name}.yaml").read_text())
-    groups = [path for path in sorted(CONFIG_DIR.iterdir()) if path.is_dir()]
+    print(text)
+    base = re.search(r"^  - (\w+)$", text.replace("_self_", ""), re.MULTILINE)
+    if base:
+        print_help(base.group(1))
+        return
+    folders = [path.name for path in sorted(CONFIG_DIR.iterdir()) if path.is_dir()]
+    groups = [name for name in folders if re.search(rf"^  - {name}:", text, re.MULTILINE)]
     if groups:
         print("Groups (group=choice):")
     for group in groups:
-        print(f"  {group.name}: {', '.join(choices(group.name))}")
+        print(f"  {group}: {', '.join(choices(group))}")
 
 
 def choices(group: str) -> list[str]:

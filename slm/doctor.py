@@ -256,8 +256,8 @@ def advice(record: dict[str, Any]) -> list[str]:
     if record["numa_nodes"] > 1:
         nodes = record["numa_nodes"]
         found.append(
-            f"{nodes} NUMA nodes: make train NPROC={nodes} runs one process per node, each with memory of its own "
-            "(train.grad_accum must be divisible by it)"
+            f"{nodes} NUMA nodes: {cli.spelled('train', nproc=nodes)} runs one process per node, each with memory of "
+            "its own (train.grad_accum must be divisible by it)"
         )
     if record["cpu_quota"] and record["cpu_quota"] < record["fast_cores"]:
         found.append(
@@ -289,7 +289,7 @@ def advice(record: dict[str, Any]) -> list[str]:
             "(runs_dir=DIR) or save less often (train.checkpoint_every, train.checkpoint_minutes)"
         )
     if record["memory_available_gib"] < 2:
-        found.append("less than 2 GiB of memory is available: end other programs, or keep to CONFIG=tiny and 10m")
+        found.append("less than 2 GiB of memory is available: end other programs, or keep to the presets tiny and 10m")
     if record["load"] > BUSY * record["cpus"]:
         found.append(
             f"other programs are busy here (load {record['load']}): the rates above are lower than they could be"

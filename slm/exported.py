@@ -8,12 +8,12 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from data.errors import UserError
 from slm import runs
+from slm.cli import spelled
 from slm.llama.gguf_check import read_header
 
 CONFIG_KEY = "slm.config"
@@ -68,9 +68,7 @@ def _stale_line(root: Path, step: int, newest: int, files: list[Path]) -> str:
 def export_command(root: Path, files: Iterable[Path]) -> str:
     """The command that makes these files of a run again."""
     quants = [match.group(1).lower() for path in files if (match := _QUANT.search(path.stem))]
-    return f"make export RUN={shlex.quote(shown(root))}" + (
-        f" QUANT={','.join(dict.fromkeys(quants))}" if quants else ""
-    )
+    return spelled("export", run=shown(root), **({"quant": ",".join(dict.fromkeys(quants))} if quants else {}))
 
 
 def renewal(folder: Path, files: Iterable[Path]) -> str:

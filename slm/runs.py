@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.errors import UserError, nearest
+from slm.cli import spelled
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 LATEST = "latest"
@@ -62,7 +63,7 @@ class Run:
         if not found:
             raise UserError(
                 f"{self.root} holds no checkpoint yet: train it further "
-                f'(`make train ARGS="name={self.name}"`) or name another run'
+                f"(`{spelled('train', name=self.name)}`) or name another run"
             )
         return found[-1]
 
@@ -133,11 +134,12 @@ def _missing(root: Path) -> str:
     if parent.is_dir():
         siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != ".")
     if root.name == LATEST and not siblings:
-        return f"there is no run yet ({root} does not exist); train one first: `make train CONFIG=tiny`"
+        return f"there is no run yet ({root} does not exist); train one first: `{spelled('train', preset='tiny')}`"
     hint = nearest(root.name, siblings)
     if not hint and siblings:
         hint = f"there are: {', '.join(siblings[:8])}"
-    return f"{root} does not exist; {hint or 'train a run first: `make train CONFIG=tiny`'}"
+    train = spelled("train", preset="tiny")
+    return f"{root} does not exist; {hint or f'train a run first: `{train}`'}"
 
 
 def point_latest(root: Path) -> None:

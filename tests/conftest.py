@@ -11,6 +11,7 @@ from tests.helpers import REPOSITORY
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["SLM_MAKE"] = "1"  # messages advise make's targets, whoever started the tests
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell starts background jobs deaf to Ctrl-C, and they hand that on to the programs whose Ctrl-C is tested.

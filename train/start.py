@@ -12,6 +12,7 @@ import torch
 from data.errors import UserError
 from data.stream.loader import Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
+from slm.cli import spelled
 from slm.configuration import to_yaml
 from slm.files import atomic_write_text
 from slm.model import checkpoint
@@ -70,7 +71,7 @@ def start(config: RunConfig, ranks: Ranks) -> int:
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
         if code == 0:
-            print(f"next: make export RUN={root}    then: make serve MODEL={root}")
+            print(f"next: {spelled('export', run=root)}    then: {spelled('serve', model=root)}")
         return code
 
 

@@ -19,7 +19,7 @@ from slm.machine.hardware import share_cores
 
 def main(argv: list[str]) -> int:
     """Measure every type, print the table and the JSON line. Returns the exit status."""
-    config = load(SweepConfig, "bench_quant", argv)
+    config = load(SweepConfig, "bench_quant", argv, literal=("run",))
     share_cores()
     require_working_build()
     from export.bench.sweep import sweep  # loads torch: mistakes in the options are reported before

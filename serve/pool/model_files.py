@@ -8,6 +8,7 @@ from pathlib import Path
 
 from data.errors import UserError, nearest
 from slm import runs
+from slm.cli import spelled
 
 _NAME = re.compile(r"[\w.@:+-][\w.@:+/-]{0,127}")
 
@@ -33,7 +34,7 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     if not found:
         found = runs.resolve(path).ggufs()
     if not found:
-        raise UserError(f"{model} has no exported model yet; run `make export RUN={model}` first")
+        raise UserError(f"{model} has no exported model yet; run `{spelled('export', run=model)}` first")
     return _pick(found)
 
 

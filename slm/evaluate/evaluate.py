@@ -32,7 +32,7 @@ from slm.machine.hardware import compute_threads, share_cores
 
 def main(argv: list[str]) -> int:
     """Score everything, print the table and the JSON line."""
-    config = load(EvaluateConfig, "evaluate", argv)
+    config = load(EvaluateConfig, "evaluate", argv, literal=("run",))
     share_cores()
     run = runs.resolve(config.run)
     rows = evaluate(run, config.eval)

@@ -48,7 +48,7 @@ class ReportConfig:
 
 def main(argv: list[str]) -> int:
     """Write the report of the runs that are named. Returns the exit code."""
-    config = build(ReportConfig, load_config("report", argv))
+    config = build(ReportConfig, load_config("report", argv, literal=("runs",)))
     roots = [find_run(path) for path in config.runs]
     if len(set(roots)) < len(roots):
         raise UserError("runs names a run twice: give each once")

@@ -87,7 +87,7 @@ class FollowedRun:
 
 def main(argv: list[str]) -> int:
     """Show the run until it ends or the person leaves. Returns the exit code."""
-    config = build(WatchConfig, load_config("watch", argv))
+    config = build(WatchConfig, load_config("watch", argv, literal=("run",)))
     followed = FollowedRun(find_run(config.run), config.watch.patience_s)
     followed.update()
     console = Console()

@@ -1,0 +1,72 @@
+"""``slm demo [key=value ...]``: train, export, evaluate and run a small model, each as its own command.
+
+The words go to the training.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from slm import cli
+
+OUR_WORDS = ("preset=tiny", "name=demo", "train.max_minutes=7")
+
+
+def main(argv: list[str]) -> int:
+    """Run the stages one after the other. Returns the status of the first that fails, or 0."""
+    words, root = training_words(argv)
+    for step in steps(words, root):
+        status = run(step)
+        if status:
+            return status
+    own_text = cli.spelled("train", preset="10m", name="mine", data="local", data__files="[my/*.txt]")
+    print("\nThat was raw text to a quantized model on this machine. Next:")
+    for command, about in (
+        (cli.spelled("serve", model=root), "an OpenAI-compatible server"),
+        (cli.spelled("chat", model=root), "the model in this terminal"),
+        (own_text, "your own text"),
+    ):
+        print(f"  {command:<42} {about}")
+    return 0
+
+
+def training_words(argv: list[str]) -> tuple[list[str], Path]:
+    """The training's words, and the run's directory."""
+    values = dict(word.split("=", 1) for word in [*OUR_WORDS, *argv] if "=" in word)
+    given = {word.partition("=")[0] for word in argv}
+    words = [word for word in OUR_WORDS if word.partition("=")[0] not in given] + argv
+    return words, Path(values.get("runs_dir", "runs")) / values["name"]
+
+
+def steps(words: list[str], root: Path) -> list[list[str]]:
+    """The command lines, without ``slm``."""
+    return [
+        ["train", *words],
+        ["export", f"run={root}", "quant=q4_k_m"],
+        ["eval", f"run={root}", f"eval.text={root / 'validation.txt'}", "eval.max_tokens=30000"],
+        ["chat", f"model={root}", "prompt=Once upon a time", "max_tokens=300", "temperature=0.6"],
+    ]
+
+
+def run(step: list[str]) -> int:
+    """Run one command to its end. Returns its status as a shell would report it."""
+    process = subprocess.Popen([sys.executable, "-m", "slm", *step])
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        # A terminal's Ctrl-C or its end reach the stage as well: it saves and ends, and this process waits for that.
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    cli.run(main)

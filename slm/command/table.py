@@ -1,0 +1,144 @@
+"""The sub-commands of ``slm``, in one table. A new command needs a row here and nothing else.
+
+Tested in tests/slm/command/test_main.py.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One sub-command."""
+
+    module: str
+    """What ``python -m`` would run."""
+    config: str
+    """Its options: ``configs/<config>.yaml``."""
+    summary: str
+    """One line, lower case, for the list of commands."""
+    examples: tuple[tuple[str, str], ...]
+    """The words after the sub-command's name, and what they do."""
+    defaults: tuple[str, ...] = ()
+    """``key=value`` words that hold where the person gives no such key."""
+
+
+NEWEST = "model=runs/latest"
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        module="slm.command.demo",
+        config="train",
+        summary="train, export, evaluate and run a small model, in minutes",
+        examples=(
+            ("", "seven minutes of training on generated stories, then the whole way to a quantized model"),
+            ("train.max_minutes=2", "the same with less training; options are those of slm train"),
+        ),
+    ),
+    "train": Command(
+        module="train",
+        config="train",
+        summary="train a model: preset=tiny|10m|50m|125m|350m",
+        examples=(
+            ("preset=10m name=mine", "train the 10m preset on its text; the same command continues a stopped run"),
+            ("preset=10m name=mine data=local 'data.files=[notes/*.md,books/]'", "your own text"),
+            ("preset=125m init_from=path/to/model data=local 'data.files=[mine.jsonl]'", "go on from a model"),
+            ("nproc=2 preset=125m name=mine", "two processes (nnodes= and main= for several machines)"),
+        ),
+    ),
+    "watch": Command(
+        module="train.report.watch",
+        config="watch",
+        summary="follow a run from another terminal",
+        examples=(("run=runs/mine", "progress, losses, speed, time left, the last sample"),),
+    ),
+    "report": Command(
+        module="train.report.html",
+        config="report",
+        summary="write a run's report, or compare several, as one HTML file",
+        examples=(
+            ("runs=runs/mine", "report.html of one run"),
+            ("runs=runs/a,runs/b out=compare.html", "two runs next to each other"),
+        ),
+    ),
+    "export": Command(
+        module="export",
+        config="export",
+        summary="write GGUF files, quantized and proven: quant=q4_k_m,q8_0",
+        examples=(
+            ("run=runs/mine", "one q4_k_m file in runs/mine/gguf"),
+            ("run=path/to/model quant=q4_k_m,q8_0", "two types of a downloaded Hugging Face model"),
+        ),
+    ),
+    "verify": Command(
+        module="export.verify",
+        config="verify",
+        summary="check exported files against the SHA-256 that their export recorded",
+        examples=(("run=runs/mine", "a line for each file; exit status 1 if one is damaged"),),
+    ),
+    "eval": Command(
+        module="slm.evaluate",
+        config="evaluate",
+        summary="measure perplexity of the checkpoint and its GGUF files",
+        examples=(
+            ("run=runs/mine eval.text=runs/mine/validation.txt", "on text that the run did not see"),
+            ("run=runs/mine", "on WikiText-2's test set, from the Hub"),
+        ),
+    ),
+    "serve": Command(
+        module="serve",
+        config="serve",
+        summary="serve a model over OpenAI's API",
+        examples=(
+            ("model=runs/mine port=8080", "completions, chat, embeddings, a page at http://127.0.0.1:8080/"),
+            ("model=model.gguf host=0.0.0.0 serve.api_keys=SECRET", "any GGUF file, for other machines, with a key"),
+        ),
+        defaults=(NEWEST,),
+    ),
+    "chat": Command(
+        module="serve.terminal",
+        config="terminal",
+        summary="chat with a model in the terminal",
+        examples=(
+            ("model=runs/mine", "a conversation (a model without a chat template continues your text)"),
+            ("model=runs/mine prompt='Once upon a time' max_tokens=200", "one reply"),
+        ),
+        defaults=(NEWEST,),
+    ),
+    "plan": Command(
+        module="train.tools.plan",
+        config="plan",
+        summary="show what a run would cost: parameters, FLOPs, memory, time",
+        examples=(("preset=125m tokens_per_s=800", "the time that its schedule takes at 800 tokens/s"),),
+    ),
+    "data-stats": Command(
+        module="train.tools.data_stats",
+        config="data_stats",
+        summary="count documents, tokens and duplicates of a text",
+        examples=(("data=local 'data.files=[notes/*.md]'", "before you train on it"),),
+    ),
+    "doctor": Command(
+        module="slm.doctor",
+        config="doctor",
+        summary="show what this machine has, what slm uses, and what to install",
+        examples=(("", "cores, instruction sets, measured rates, compiler, build of llama.cpp"),),
+    ),
+    "bench-train": Command(
+        module="train.tools.bench",
+        config="bench_train",
+        summary="measure training speed against Hugging Face's Trainer and the GEMM peak",
+        examples=(("preset=10m", "needs transformers and accelerate for the Trainer"),),
+    ),
+    "bench-serve": Command(
+        module="serve.bench",
+        config="bench_serve",
+        summary="measure the server against llama.cpp's limit and other servers",
+        examples=(("model=runs/mine 'bench.clients=[1,4]'", "one client and four"),),
+        defaults=(NEWEST,),
+    ),
+    "bench-quant": Command(
+        module="export.bench",
+        config="bench_quant",
+        summary="compare size, quality and speed of quantization types",
+        examples=(("run=runs/mine quant=q8_0,q4_k_m", "two types next to the unquantized file"),),
+    ),
+}

@@ -1,0 +1,75 @@
+"""The demo: which commands it runs, and that a failed one ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slm.command import demo
+from tests.helpers import REPOSITORY
+
+
+def test_the_persons_words_replace_the_demos():
+    words, root = demo.training_words(["train.max_minutes=1", "runs_dir=out", "train.seed=5"])
+    assert words == ["preset=tiny", "name=demo", "train.max_minutes=1", "runs_dir=out", "train.seed=5"]
+    assert str(root) == "out/demo"
+    train, export, evaluate, chat = demo.steps(words, root)
+    assert train == ["train", *words]
+    assert export[1] == evaluate[1] == "run=out/demo"
+    assert chat[1] == "model=out/demo"
+
+
+def test_a_stage_that_fails_ends_the_demo(monkeypatch, capfd):
+    ran = []
+    monkeypatch.setattr(demo, "run", lambda step: ran.append(step[0]) or (3 if step[0] == "export" else 0))
+    assert demo.main([]) == 3
+    assert ran == ["train", "export"]
+    assert "Next" not in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_demo_goes_the_whole_way_in_an_empty_folder(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "slm", "demo", "train.max_steps=20", "train.eval_every=20", "train.eval_blocks=4"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Once upon a time" in done.stdout
+    assert "make serve MODEL=runs/demo" in done.stdout
+    record = json.loads((tmp_path / "runs/demo/gguf/export.json").read_text())
+    assert record["published"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_the_training_which_saves(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slm", "demo", "train.log_every=1"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "runs/demo/metrics.jsonl"
+    try:
+        end = time.monotonic() + 200
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    assert list((tmp_path / "runs/demo/checkpoints").glob("step-*")), out
