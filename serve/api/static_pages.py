@@ -5,6 +5,7 @@ The colours are those of the training report: ``slm/web/colors.css``.
 
 from __future__ import annotations
 
+import hashlib
 from importlib import resources
 
 from starlette.requests import Request
@@ -17,12 +18,15 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+"""``no-cache``: a browser keeps the files, and asks with their ETag whether they are still the same. Trusted types: the
+browser refuses to parse HTML from a script (``innerHTML`` and the like), so that a model's text stays text."""
 
 
 def is_page(path: str) -> bool:
@@ -37,19 +41,24 @@ def page_routes() -> list[Route]:
     suffix = {name: name[name.rfind(".") :] for name in paths}
     files = {name: paths[name].read_bytes() for name, kind in suffix.items() if kind in _TYPES}
 
-    def respond(name: str) -> Response:
-        return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=_HEADERS)
+    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in files.items()}
 
-    async def page(_: Request) -> Response:
-        return respond("index.html")
+    def respond(request: Request, name: str) -> Response:
+        headers = {**_HEADERS, "ETag": tags[name]}
+        if tags[name] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(files[name], media_type=f"{_TYPES[suffix[name]]}; charset=utf-8", headers=headers)
 
-    async def docs(_: Request) -> Response:
-        return respond("docs.html")
+    async def page(request: Request) -> Response:
+        return respond(request, "index.html")
+
+    async def docs(request: Request) -> Response:
+        return respond(request, "docs.html")
 
     async def file(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files:
             raise ApiError(404, f"GET /web/{name[:100]}: Not Found.")
-        return respond(name)
+        return respond(request, name)
 
     return [Route("/", page), Route("/docs", docs), Route("/web/{name}", file)]

@@ -6,20 +6,7 @@ import time
 import httpx
 import pytest
 
-REPLY = "[...document.querySelectorAll('.assistant')].at(-1)"
-
-
-def ask(page, text="hello", **settings):
-    settings = {"max_tokens": 24, "seed": 3, **settings}
-    for name, value in settings.items():
-        page.run(f"document.getElementById('{name}').value = {json.dumps(str(value))}")
-    page.run("document.getElementById('prompt').focus()")
-    page.type(text)
-    page.press("Enter")
-
-
-def finished(page):
-    page.wait("document.getElementById('stop').disabled && document.getElementById('figures').textContent")
+from tests.helpers.playground import REPLY, ask, finished, show_probabilities
 
 
 def test_it_loads_alone_and_tells_about_the_model(page, server):
@@ -46,45 +33,50 @@ def test_a_chat_streams_and_shows_its_figures(page, server):
         ".textContent.length)).observe(document.querySelector('#output'), {childList: true, subtree: true})"
     )
     ask(page, "hello", max_tokens=60)
-    assert page.text(".user") == "Youhello"
+    assert page.text(".user .text") == "hello"
     finished(page)
     assert page.run("sizes.size") > 5, "the reply came in one piece"
     figures = page.text("#figures")
-    for part in ("tokens", "first after", "tokens/s", "prompt"):
+    for part in ("tokens", "first after", "tokens/s", "prompt", "ended at max tokens"):
         assert part in figures
-    first = page.run(f"{REPLY}.textContent")
+    page.wait(f"{REPLY}.textContent")
     # The next message brings the conversation along.
     ask(page, "and then?", max_tokens=5)
     finished(page)
     assert page.run("document.querySelectorAll('.assistant').length") == 2
     body = json.loads(page.requests[-1].post_data)
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "user"]
-    assert body["messages"][1]["content"] == first.removeprefix("Model")
+    stored = page.run("Object.entries(localStorage).find(([key]) => key.startsWith('slm.conversation.'))[1]")
+    assert body["messages"][1]["content"] == json.loads(stored)["messages"][1]["content"]
     assert page.errors == []
 
 
 def test_the_text_is_the_servers(page, server):
     page.open(server.url + "/")
+    show_probabilities(page)
     ask(page, "hello", temperature=0, max_tokens=40)
     finished(page)
     with_marks = page.run(f"{REPLY}.textContent")
     body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 40}
     said = httpx.post(server.url + "/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
     # Bytes that make no character show as one replacement or another.
-    assert with_marks.replace("\ufffd", "") == "Model" + said.replace("\ufffd", "")
-    page.click("#clear")
+    assert with_marks.replace("\ufffd", "") == said.replace("\ufffd", "")
+    page.click("#tab-completion")
     page.click("#probabilities")
+    body = {"prompt": "hello", "temperature": 0, "max_tokens": 40}
+    said = httpx.post(server.url + "/v1/completions", json=body).json()["choices"][0]["text"]
     ask(page, "hello", temperature=0, max_tokens=40)
     finished(page)
-    assert page.run(f"{REPLY}.textContent") == "Model" + said
-    assert page.run("document.querySelectorAll('.token').length") == 0
+    assert page.text("#output .text") == "hello" + said
+    assert page.run("document.querySelectorAll('#output .token').length") == 0
 
 
 def test_probabilities_by_mouse_and_by_keyboard(page, server):
     page.open(server.url + "/")
+    show_probabilities(page)
     ask(page)
     finished(page)
-    page.tab.hover(".token")
+    page.tab.hover("#output .token")
     page.wait("!document.getElementById('tip').hidden")
     rows = page.run("[...document.querySelectorAll('#tip tr')].map((row) => row.cells[1].textContent)")
     assert len(rows) >= 5
@@ -97,7 +89,7 @@ def test_probabilities_by_mouse_and_by_keyboard(page, server):
     page.run("document.getElementById('output').focus()")
     for _ in range(3):
         page.press("ArrowRight")
-    tokens = "[...document.querySelectorAll('.token')].filter((token) => token.textContent)"
+    tokens = "[...document.querySelectorAll('#output .token')].filter((token) => token.textContent)"
     chosen = f"{tokens}.indexOf(document.querySelector('.chosen'))"
     assert page.run(chosen) == 2
     page.press("ArrowLeft")
@@ -108,10 +100,11 @@ def test_probabilities_by_mouse_and_by_keyboard(page, server):
 @pytest.mark.parametrize("by_key", [True, False])
 def test_stop(page, server, by_key):
     page.open(server.url + "/")
+    show_probabilities(page)
     # A text that cannot end early.
-    page.run("document.getElementById('form').value = 'json_schema'")
+    page.run("document.getElementById('response_format').value = 'json_schema'")
     ask(page, max_tokens=3000, schema='{"type": "string", "minLength": 1000}')
-    page.wait("document.querySelectorAll('.token').length > 5")
+    page.wait("document.querySelectorAll('#output .token').length > 5")
     assert page.run("document.getElementById('send').disabled")
     if by_key:
         page.press("Escape")
@@ -120,43 +113,44 @@ def test_stop(page, server, by_key):
     finished(page)
     assert "stopped by you" in page.text("#figures")
     assert server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 0) < 1
-    n = page.run("document.querySelectorAll('.token').length")
+    n = page.run("document.querySelectorAll('#output .token').length")
     time.sleep(0.3)
-    assert page.run("document.querySelectorAll('.token').length") == n
+    assert page.run("document.querySelectorAll('#output .token').length") == n
     assert page.focused() == "prompt"
 
 
 def test_completion_goes_on_from_the_text(page, server):
     page.open(server.url + "/")
     page.click("#tab-completion")
-    assert page.text("#send") == "Go on"
+    assert page.text("#send") == "Continue"
     ask(page, "once upon a time", temperature=0)
     finished(page)
     body = {"prompt": "once upon a time", "temperature": 0, "max_tokens": 24}
     said = httpx.post(server.url + "/v1/completions", json=body).json()["choices"][0]["text"]
-    assert page.text("#output") == "once upon a time" + said
+    assert page.text("#output .text") == "once upon a time" + said
     assert page.text(".given") == "once upon a time"
 
 
 def test_json_of_a_schema(page, server):
     page.open(server.url + "/")
-    page.run("document.getElementById('form').value = 'json_schema'")
-    page.run("document.getElementById('form').dispatchEvent(new Event('change'))")
+    page.tab.select_option("#response_format", "json_schema")
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     ask(page, schema=json.dumps(schema), max_tokens=200)
     finished(page)
-    assert json.loads(page.run(f"{REPLY}.textContent").removeprefix("Model")).keys() == {"ok"}
+    page.wait(f"{REPLY}.textContent.includes('}}')")
+    assert json.loads(page.text(".assistant pre")).keys() == {"ok"}
     ask(page, schema="{", max_tokens=200)
     assert "not valid JSON" in page.text("#problem")
     ask(page, schema='{"type": "string", "pattern": "a"}')
     page.wait("!document.getElementById('problem').hidden")
     assert "'pattern'" in page.text("#problem")
+    assert page.focused() == "schema"
 
 
 def test_mistakes_are_shown_and_the_message_is_kept(page, server):
     page.open(server.url + "/")
     ask(page, "hello", temperature=-1)
-    assert "temperature" in page.text("#problem")
+    assert page.text("#problem").startswith("Temperature: ")
     assert page.focused() == "temperature"
     ask(page, " there", temperature=1, max_tokens=3)
     finished(page)
@@ -228,12 +222,29 @@ def test_the_key_is_asked_for(page, tmp_path, tiny_path, start_server):
         finished(page)
 
 
+TEXTS = (
+    "body",
+    "#facts",
+    ".user .text",
+    ".who",
+    "#figures",
+    "#send",
+    "#stop",
+    "#prompt",
+    ".actions button",
+    "#chat-list .name",
+    "#new",
+    "#export",
+)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(1200, 800), (390, 844), (320, 640)])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (320, 640)])
 def test_light_and_dark_wide_and_narrow(page, server, pictures, contrast, scheme, width, height):
     page.scheme(scheme)
     (page.phone if width < 760 else page.size)(width, height)
     page.open(server.url + "/")
+    page.run("document.getElementById('probabilities').checked = true")
     ask(page, "Tell me of the old fox and the little bird.", max_tokens=70)
     finished(page)
     ask(page, "averyveryverylongwordwithoutanyspace" * 5, max_tokens=5)
@@ -243,7 +254,7 @@ def test_light_and_dark_wide_and_narrow(page, server, pictures, contrast, scheme
     page.wait("!document.getElementById('tip').hidden")
     page.screenshot(pictures / f"{scheme}-{width}.png")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
-    for selector in ("body", "#facts", ".user", ".who", "#figures", "#send", "summary", "#prompt", "#tip td"):
+    for selector in (*TEXTS, "#tip td"):
         assert contrast(page, selector) >= 4.5, selector
     small = page.run(
         "[...document.querySelectorAll('main button')].filter((b) => b.offsetParent && b.offsetHeight < 36).length"
@@ -257,7 +268,7 @@ def test_everything_can_be_reached_with_the_tab_key(page, server):
     page.open(server.url + "/")
     page.run("document.activeElement.blur()")
     seen = []
-    for _ in range(30):
+    for _ in range(40):
         page.press("Tab")
         seen.append(page.focused())
     for name in (
@@ -265,15 +276,155 @@ def test_everything_can_be_reached_with_the_tab_key(page, server):
         "output",
         "prompt",
         "send",
-        "clear",
+        "new",
+        "export",
         "system",
         "max_tokens",
         "temperature",
         "seed",
-        "form",
+        "response_format",
     ):
         assert name in seen, (name, seen)
     missing = page.run(
         "[...document.querySelectorAll('input, select, textarea')].filter((e) => !e.labels?.length).map((e) => e.id)"
     )
     assert missing == []
+
+
+def test_labels_are_the_names_that_errors_use(page, server):
+    """Each label is its field's name in the API, in words."""
+    page.open(server.url + "/")
+    labels = page.run(
+        "[...document.querySelectorAll('#controls label')].map((each) => [each.htmlFor, each.textContent.trim()])"
+    )
+    fields = httpx.get(server.url + "/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
+    for name, label in labels:
+        if name in ("schema", "probabilities"):
+            continue
+        api_name = name.removesuffix("_text")
+        assert api_name in fields
+        assert label.lower().startswith(api_name.replace("_", " ")), (name, label)
+    # An error of the server leads to the field that it names.
+    ask(page, stop_text="x" * 300)
+    page.wait("!document.getElementById('problem').hidden")
+    assert "stop" in page.text("#problem")
+    assert page.focused() == "stop_text"
+
+
+def test_stop_looks_and_is_disabled_when_nothing_runs(page, server):
+    page.open(server.url + "/")
+    look = (
+        "((s) => [s.backgroundColor, s.borderStyle, s.color].join())(getComputedStyle(document.getElementById('stop')))"
+    )
+    at_rest = page.run(look)
+    assert page.run("document.getElementById('stop').disabled")
+    ask(page, max_tokens=3000, response_format="json_schema", schema='{"type": "string", "minLength": 1000}')
+    page.wait("!document.getElementById('stop').disabled")
+    assert page.run(look) != at_rest
+    page.click("#tab-completion")  # ends the request
+    page.wait("document.getElementById('stop').disabled")
+    assert page.run(look) == at_rest
+    ask(page, "long " * 5000, response_format="text")
+    page.wait("!document.getElementById('problem').hidden")
+    assert page.run("document.getElementById('stop').disabled")
+
+
+def test_lines_are_short_enough_to_read(page, server):
+    """A full line holds at most about 70 characters, however wide the window is."""
+    page.size(1920, 1080)
+    page.open(server.url + "/")
+    page.run("document.getElementById('prompt').focus()")
+    text = "the old fox and the little bird went to the river to find the red boat " * 12
+    ask(page, text, max_tokens=2)
+    lines = page.run(
+        """(() => {
+          const range = document.createRange();
+          range.selectNodeContents(document.querySelector('.user .text'));
+          return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size;
+        })()"""
+    )
+    assert 55 <= len(text) / lines <= 75
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_has_the_focus_shows_a_ring(page, server, scheme):
+    page.scheme(scheme)
+    page.open(server.url + "/")
+    ask(page, max_tokens=3)
+    finished(page)
+    page.run("document.activeElement.blur()")
+    seen = set()
+    for _ in range(45):
+        page.press("Tab")
+        ring = page.run(
+            """(() => {
+              const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(document.activeElement);
+              return [outlineStyle, parseFloat(outlineWidth), outlineColor];
+            })()"""
+        )
+        name = page.focused()
+        if name != "BODY":
+            assert ring[0] == "solid", name
+            assert ring[1] >= 2, name
+            assert ring[2] == {"light": "rgb(52, 81, 199)", "dark": "rgb(143, 165, 255)"}[scheme], name
+            seen.add(name)
+    assert len(seen) > 20
+
+
+def test_hints_fit_the_device_and_the_colours(page, server):
+    """Arrow keys are named where there are keys; the marks' legend is right in the light and in the dark."""
+    keys, tap = ".mouse", ".touch"
+    shown = "(selector) => [...document.querySelectorAll(selector)].some((each) => each.offsetParent)"
+    page.open(server.url + "/")
+    page.click("#probabilities")
+    assert page.run(f"({shown})('{keys}')")
+    assert page.run(f"({shown})('.keys')")
+    assert not page.run(f"({shown})('{tap}')")
+    text = page.text("#legend")
+    assert "stronger mark" in text
+    assert "arker" not in text
+    page.phone(390, 844)
+    page.open(server.url + "/")
+    page.click("#show-settings")
+    page.click("#probabilities")
+    assert not page.run(f"({shown})('{keys}')")
+    assert not page.run(f"({shown})('.keys')")
+    assert page.run(f"({shown})('{tap}')")
+    # The legend's classes are those of the tokens, each more opaque than the one before.
+    for scheme in ("light", "dark"):
+        page.scheme(scheme)
+        alphas = page.run(
+            "[...document.querySelectorAll('.legend .token')].map((each) => "
+            "(getComputedStyle(each).backgroundColor.match(/[\\d.]+/g).map(Number))[3] ?? 1)"
+        )
+        assert len(alphas) == 5
+        assert alphas == sorted(set(alphas))
+
+
+def test_the_panels_of_a_phone(page, server, pictures):
+    """One at a time over the text; the message field is always on the screen."""
+    page.phone(390, 844)
+    page.open(server.url + "/")
+    assert not page.tab.is_visible("#temperature")
+    page.click("#show-settings")
+    assert page.tab.is_visible("#temperature")
+    assert page.run("document.getElementById('show-settings').ariaExpanded") == "true"
+    page.screenshot(pictures / "phone-settings.png")
+    page.click("#show-chats")
+    assert page.tab.is_visible("#new")
+    assert not page.tab.is_visible("#temperature")
+    page.click("#new")
+    assert not page.tab.is_visible("#new")
+    ask(page, "hello", max_tokens=60)
+    finished(page)
+    assert page.run("document.getElementById('send').getBoundingClientRect().bottom <= innerHeight")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_html_cannot_be_made_from_text(page, server):
+    """The browser itself refuses to parse HTML from a script of these pages."""
+    for path in ("/", "/docs"):
+        page.open(server.url + path)
+        page.errors.clear()
+        refused = page.run("(() => { try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return e.name; } })()")
+        assert refused == "TypeError"

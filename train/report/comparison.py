@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slm.report import duration
@@ -17,14 +18,7 @@ OWN_OPTIONS = ("name", "runs_dir", "resume", "facts.")
 
 def comparison(runs: Sequence[RunRecord], names: Sequence[str], same_tokenizer: bool) -> dict[str, Any]:
     """What the page of several runs shows besides the curves: notes, final figures, differences, machines."""
-    if same_tokenizer:
-        notes = [("quiet", "The runs share a tokenizer: their losses per token may be compared, too.")]
-    else:
-        text = (
-            "The runs may have different tokenizers. A loss per token and the number of tokens depend on the "
-            "tokenizer. Bits per byte do not: they are what is compared."
-        )
-        notes = [("quiet", text)]
+    notes = [_tokenizer_note(runs, names)]
     if not same_file(runs, "validation.txt"):
         text = "The runs are validated on different text: the figures depend on the texts as much as on the models."
         notes.append(("warning", text))
@@ -35,12 +29,37 @@ def comparison(runs: Sequence[RunRecord], names: Sequence[str], same_tokenizer: 
     }
 
 
+def _tokenizer_note(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, str]:
+    """The kind and text of the note about what the runs' tokenizers allow to compare."""
+    groups: dict[str, list[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        groups.setdefault(_digest(run.root / "tokenizer" / "tokenizer.json"), []).append(name)
+    unknown = groups.pop("", [])
+    if not unknown and len(groups) == 1:
+        return "quiet", "The runs have the same tokenizer: their losses per token may be compared, too."
+    meaning = "Losses per token and tokens per second cannot be compared between tokenizers. Compare bits per byte."
+    if unknown:
+        return "warning", f"The tokenizer of {_list(unknown)} is not known. {meaning}"
+    listed = "; ".join(_list(group) for group in groups.values())
+    return "warning", f"The runs have {len(groups)} different tokenizers ({listed}). {meaning}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _digest(path: Path) -> str:
+    """The SHA-256 of a file, empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def same_file(runs: Sequence[RunRecord], name: str) -> bool:
     """Whether every run has the file, with the same content."""
-    try:
-        return len({hashlib.sha256((run.root / name).read_bytes()).digest() for run in runs}) == 1
-    except OSError:
-        return False
+    digests = {_digest(run.root / name) for run in runs}
+    return len(digests) == 1 and "" not in digests
 
 
 @dataclass(frozen=True)
@@ -62,7 +81,7 @@ def _columns(same_tokenizer: bool) -> tuple[Column, ...]:
         Column("steps", "", None),
         Column("tokens", "", None),
         Column("time", "", None),
-        Column("tokens/s", "median", max),
+        Column("tokens/s", "median", max if same_tokenizer else None),
         Column("parameters", "", None),
     )
 
@@ -108,8 +127,8 @@ def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, A
         row = [one.get(key, "–") for one in options]
         if not key.startswith(OWN_OPTIONS) and len(set(row)) > 1:
             rows.append((key, *row))
-    note = "Options that differ between the runs." if rows else "The runs have the same configuration."
-    return {"title": "What was set differently", "note": note, "columns": names, "rows": rows}
+    note = "" if rows else "The runs have the same configuration."
+    return {"title": "Options that differ", "note": note, "columns": names, "rows": rows}
 
 
 def _machines(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, Any]:

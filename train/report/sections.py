@@ -16,7 +16,8 @@ from train.report.event_text import describe_events
 from train.report.formatting import count_text, fact_text, number_text, thin_out, time_text
 from train.report.run_record import RunRecord
 
-SHOWN_SAMPLES, SAMPLE_CHARACTERS = 6, 4000
+SHOWN_SAMPLES, SAMPLE_CHARACTERS, FOLDED_CHARACTERS = 6, 4000, 700
+"""Samples at first sight, the longest text of one, and from where a text is folded."""
 SHOWN_VALIDATIONS = 200
 STATUS = {
     "running": "running",
@@ -146,10 +147,17 @@ def sample_groups(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _split_prompt(text: str, prompts: list[str]) -> dict[str, str]:
-    """A sample as its prompt and what the model wrote, cut off where it is very long."""
+    """A sample as its prompt, the beginning of what the model wrote, and the rest, which is folded.
+
+    A text that is hardly longer than a fold is not folded, and a very long one is cut off.
+    """
     prompt = max((prompt for prompt in prompts if text.startswith(prompt)), key=len, default="")
-    rest = text[len(prompt) :]
-    return {"prompt": prompt, "rest": rest[:SAMPLE_CHARACTERS] + ("…" if len(rest) > SAMPLE_CHARACTERS else "")}
+    written = text[len(prompt) :]
+    written = written[:SAMPLE_CHARACTERS] + ("…" if len(written) > SAMPLE_CHARACTERS else "")
+    if len(written) <= 1.3 * FOLDED_CHARACTERS:
+        return {"prompt": prompt, "rest": written, "folded": ""}
+    cut = written.rfind(" ", FOLDED_CHARACTERS // 2, FOLDED_CHARACTERS) + 1 or FOLDED_CHARACTERS
+    return {"prompt": prompt, "rest": written[:cut], "folded": written[cut:]}
 
 
 def validation_rows(run: RunRecord) -> list[dict[str, Any]]:

@@ -1,373 +1,282 @@
-// The playground. One request at a time; everything shown comes from the server this page came from.
+// The page: which model and conversation is open, and one request at a time. Everything comes from this page's server.
 
-const $ = (id) => document.getElementById(id);
-const NUMBERS = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"];
+import * as api from "./api.js";
+import { download, drawList } from "./chat_list.js";
+import { Conversations, newConversation } from "./conversations.js";
+import { $, button, copyButton, make } from "./dom.js";
+import { modelFacts, replyFigures } from "./facts.js";
+import { Reply } from "./reply.js";
+import * as settings from "./settings.js";
+import { hideTip, listen } from "./tokens.js";
+import { Transcript } from "./transcript.js";
 
+const store = new Conversations();
+const transcript = new Transcript($("output"), { edit: (i, text) => send(text, i), regenerate: (i) => regenerate(i) });
 let mode = "chat";
-let messages = []; // of the chat: {role, content}
-let running = null; // AbortController of the running request
+let chat = store.last() ?? newConversation();
+let running = null; // {controller, keep} of the running request
 let hasTemplate = false;
 let cards = []; // of /v1/models
-let current = ""; // the model's name
+let model = ""; // its name
 
-// -- server ---------------------------------------------------------------------------------------------------
+// -- models ---------------------------------------------------------------------------------------------------
 
-function headers() {
-  const key = sessionStorage.getItem("key");
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
-
-async function failure(response) {
-  let message = `The server answered ${response.status}.`;
-  try {
-    message = (await response.json()).error.message;
-  } catch {
-    // not JSON of ours
-  }
-  return Object.assign(new Error(message), { status: response.status });
-}
-
-// Yields the objects of a stream of server-sent events. The end is "[DONE]"; an end without it is a failure.
-async function* events(response) {
-  const decoder = new TextDecoder();
-  let rest = "";
-  for await (const bytes of chunks(response.body)) {
-    const parts = (rest + decoder.decode(bytes, { stream: true })).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      const event = JSON.parse(data);
-      if (event.error) throw new Error(event.error.message);
-      yield event;
-    }
-  }
-  throw new Error("The server ended the reply early.");
-}
-
-async function* chunks(body) {
-  const reader = body.getReader();
-  try {
-    for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;
-  } finally {
-    reader.releaseLock();
-  }
-}
-
-async function loadFacts() {
-  const response = await fetch("/v1/models", { headers: headers() });
-  if (!response.ok) throw await failure(response);
-  cards = (await response.json()).data;
-  const select = $("models");
+async function loadModels() {
+  cards = await api.models();
   $("models-label").hidden = cards.length < 2;
   $("model").hidden = cards.length > 1;
-  select.replaceChildren(...cards.map((card) => new Option(card.id, card.id)));
-  pick(cards.some((card) => card.id === current) ? current : cards[0].id);
+  $("models").replaceChildren(...cards.map((card) => new Option(card.id, card.id)));
+  pick(cards.some((card) => card.id === model) ? model : cards[0].id);
 }
 
 // Shows the facts of a model; the next request goes to it.
 function pick(name) {
-  current = $("models").value = name;
-  const { id, status, meta } = cards.find((card) => card.id === name);
-  hasTemplate = Boolean(meta?.chat_template);
-  $("model").textContent = id;
-  document.title = `${id} · slm`;
-  const facts = meta ? [
-    meta.architecture,
-    `${(meta.n_params / 1e6).toFixed(1)} M parameters`,
-    `${(meta.size_bytes / 2 ** 20).toFixed(1)} MiB`,
-    `context ${meta.context}`,
-    `vocabulary ${meta.n_vocab}`,
-    meta.chat_template ? "chat template" : "base model",
-  ] : ["its file cannot be read"];
-  if (status !== "ready") facts.push(status === "unloaded" ? "loaded when asked" : status);
-  $("facts").textContent = facts.join(" · ");
-  if (meta) $("max_tokens").max = meta.context;
-  setHint();
+  model = $("models").value = name;
+  const card = cards.find((each) => each.id === name);
+  hasTemplate = Boolean(card.meta?.chat_template);
+  $("model").textContent = name;
+  document.title = `${name} · slm`;
+  $("facts").textContent = modelFacts(card);
+  if (card.meta) $("max_tokens").max = card.meta.context;
+  showHint();
 }
 
-function askForKey() {
-  $("key-form").hidden = false;
-  $("key").focus();
-}
+// -- requests -------------------------------------------------------------------------------------------------
 
-// -- request --------------------------------------------------------------------------------------------------
-
-function settings() {
-  const body = { model: current, stream: true, stream_options: { include_usage: true } };
-  for (const name of NUMBERS) {
-    const field = $(name);
-    if (!field.checkValidity()) {
-      $("settings").open = true;
-      field.focus();
-      throw new Error(`${name}: ${field.validationMessage}`);
-    }
-    if (field.value !== "") body[name] = Number(field.value);
-  }
-  if ($("stop_text").value) body.stop = [$("stop_text").value.replaceAll("\\n", "\n")];
-  const form = $("form").value;
-  if (form === "json_object") body.response_format = { type: form };
-  if (form === "json_schema") {
-    try {
-      body.response_format = { type: form, json_schema: { name: "page", schema: JSON.parse($("schema").value) } };
-    } catch (error) {
-      throw new Error(`The schema is not valid JSON: ${error.message}`);
-    }
-  }
-  return body;
-}
-
-function request(text) {
-  const body = settings();
-  const probabilities = $("probabilities").checked;
-  if (mode === "completion") {
-    return ["/v1/completions", { ...body, prompt: text, ...(probabilities ? { logprobs: 5 } : {}) }];
-  }
-  const system = $("system").value.trim();
-  const all = [...(system ? [{ role: "system", content: system }] : []), ...messages, { role: "user", content: text }];
-  return ["/v1/chat/completions", { ...body, messages: all, logprobs: probabilities, ...(probabilities ? { top_logprobs: 5 } : {}) }];
-}
-
-async function send() {
-  const text = $("prompt").value;
-  if (running || (mode === "chat" && !text.trim())) return;
-  problem("");
-  let path, body;
+// Runs a request and shows what comes. Returns when it has ended, however it ended.
+async function run(path, body, reply) {
+  const controller = new AbortController();
+  running.controller = controller;
+  const card = cards.find((each) => each.id === model);
+  const isLoading = card?.status !== "ready";
+  if (isLoading) $("figures").textContent = "The model is being loaded.";
+  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0, maxTokens: body.max_tokens, context: card?.meta?.context };
+  const show = () => { $("figures").textContent = replyFigures(figures); };
   try {
-    [path, body] = request(text);
-  } catch (error) {
-    problem(error.message);
-    return;
-  }
-  const reply = begin(text);
-  running = new AbortController();
-  busy(true);
-  const loading = cards.find((card) => card.id === current)?.status !== "ready";
-  if (loading) $("figures").textContent = "The model is being loaded.";
-  const began = performance.now();
-  let first = 0;
-  let last = 0;
-  let nTokens = 0;
-  let usage = null;
-  let finish = null;
-  try {
-    const response = await fetch(path, {
-      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal,
-    });
-    if (!response.ok) throw await failure(response);
-    for await (const event of events(response)) {
-      if (event.usage) usage = event.usage;
+    for await (const event of api.stream(path, body, controller.signal)) {
+      if (event.usage) figures.usage = event.usage;
       const choice = event.choices[0];
       if (!choice) continue;
-      finish = choice.finish_reason ?? finish;
+      figures.finish = choice.finish_reason ?? figures.finish;
+      const follow = transcript.isAtEnd;
       const added = reply.take(choice);
+      if (follow) transcript.toEnd();
       if (added) {
-        last = performance.now();
-        first ||= last;
-        nTokens += added;
-        figures({ began, first, last, nTokens });
+        figures.last = performance.now();
+        figures.first ||= figures.last;
+        figures.nTokens += added;
+        show();
       }
     }
-    figures({ began, first, last, nTokens: usage?.completion_tokens ?? nTokens, usage, finish });
+    figures.nTokens = figures.usage?.completion_tokens ?? figures.nTokens;
+    show();
   } catch (error) {
-    if (error.name === "AbortError") figures({ began, first, last, nTokens, finish: "stopped by you" });
-    else tell(error);
-  } finally {
-    running = null;
-    busy(false);
-    reply.end();
-    if (loading || cards.length > 1) loadFacts().catch(() => {}); // another may have made room for it
+    if (error.name === "AbortError") {
+      figures.finish = "stopped by you";
+      show();
+    } else report(error);
   }
+  const follow = transcript.isAtEnd;
+  reply.end();
+  if (follow) transcript.toEnd();
+  if (isLoading || cards.length > 1) loadModels().catch(() => {}); // another may have made room for it
 }
 
-// -- text -----------------------------------------------------------------------------------------------------
+function request(extra) {
+  return { model, stream: true, stream_options: { include_usage: true }, ...settings.body(), ...extra };
+}
 
-// Puts the prompt on the page and returns the element for the reply.
-function begin(text) {
+// Sends a message: after the conversation, or in the place of message i and all that follow it.
+async function send(text, i = chat.messages.length) {
+  if (running || !text.trim()) return;
+  const messages = [...chat.messages.slice(0, i), { role: "user", content: text }];
+  if (await ask(messages) || i < chat.messages.length) return;
+  if (!$("prompt").value) $("prompt").value = text; // nothing came: the message can be edited
+}
+
+async function regenerate(i) {
+  if (!running) await ask(chat.messages.slice(0, i));
+}
+
+// Asks for the reply to messages and makes both the conversation. Returns whether a reply came; if not, the conversation
+// stays as it was.
+async function ask(messages) {
+  const mine = chat;
+  const before = mine.messages;
+  const probabilities = settings.probabilities();
+  const sent = messages.map(({ role, content }) => ({ role, content }));
+  if (mine.system.trim()) sent.unshift({ role: "system", content: mine.system.trim() });
+  const body = attempt(() => request({ messages: sent, logprobs: probabilities, ...(probabilities ? { top_logprobs: 5 } : {}) }));
+  if (!body) return false;
   hideTip();
-  const output = $("output");
-  const isChat = mode === "chat";
-  if (!isChat) output.replaceChildren();
-  const asked = paragraph(isChat ? "user" : "", isChat ? "You" : "");
-  if (isChat) {
-    asked.append(text);
-    $("prompt").value = "";
-  } else {
-    const given = document.createElement("span");
-    given.className = "given";
-    given.textContent = text;
-    asked.append(given);
-  }
-  const place = isChat ? paragraph("assistant", "Model") : asked;
-  place.classList.add("busy");
-  const reply = new Reply(place);
-  return {
-    take: (choice) => {
-      const near = output.scrollHeight - output.scrollTop - output.clientHeight < 60;
-      const added = reply.take(choice);
-      if (near) output.scrollTop = output.scrollHeight;
-      return added;
-    },
-    end: () => {
-      place.classList.remove("busy");
-      if (!isChat) return;
-      if (reply.text) {
-        messages.push({ role: "user", content: text }, { role: "assistant", content: reply.text });
-      } else {
-        // Nothing came: the message goes back into the field, where it can be edited.
-        asked.remove();
-        place.remove();
-        if (!$("prompt").value) $("prompt").value = text;
-      }
-    },
+  problem("");
+  if (messages.at(-1).content === $("prompt").value) $("prompt").value = "";
+  transcript.draw(messages, probabilities);
+  const [turn, place] = transcript.turn({ role: "assistant", model });
+  turn.classList.add("busy");
+  transcript.toEnd();
+  const reply = new Reply(place, "markdown");
+  const name = model;
+  let message = null;
+  const keep = () => {
+    if (reply.isEmpty || mine.isRemoved) return;
+    message = reply.message(name);
+    mine.messages = [...messages, message];
+    mine.updated = Date.now();
+    attempt(() => store.keep(mine));
+    store.opened(chat.id);
   };
-}
-
-function paragraph(kind, who) {
-  const p = document.createElement("p");
-  if (kind) p.className = kind;
-  if (who) {
-    const label = document.createElement("span");
-    label.className = "who";
-    label.textContent = who;
-    p.append(label);
+  running = { keep };
+  busy(true);
+  await run("/v1/chat/completions", body, reply);
+  running = null;
+  keep();
+  busy(false);
+  if (mine === chat) {
+    turn.classList.remove("busy");
+    if (message) transcript.finish(turn, message, messages.length, reply.entries);
+    else transcript.draw(before, probabilities);
   }
-  $("output").append(p);
-  return p;
+  drawChats();
+  return Boolean(message);
 }
 
-class Reply {
-  constructor(place) {
-    this.place = place;
-    this.text = "";
-    this.decoder = new TextDecoder(); // one over all tokens: a character may be split among them
-    this.points = 0; // characters shown, as the server counts them
-  }
-
-  // Shows what a chunk brings; returns how many tokens that is, as far as one can tell.
-  take(choice) {
-    const text = choice.delta ? choice.delta.content ?? "" : choice.text;
-    this.text += text;
-    const entries = choice.logprobs ? this.entries(choice.logprobs, text) : [];
-    if (entries.length) for (const entry of entries) this.place.append(token(entry));
-    else if (text) this.place.append(text);
-    return entries.length || (text ? 1 : 0);
-  }
-
-  entries(logprobs, text) {
-    if (logprobs.content) {
-      return logprobs.content.map((each) => ({
-        text: this.decoder.decode(new Uint8Array(each.bytes), { stream: true }),
-        logprob: each.logprob,
-        name: each.token,
-        id: each.bytes.join(), // tokens that are no whole characters share a spelling
-        top: each.top_logprobs.map((one) => [one.token, one.logprob, one.bytes.join()]),
-      }));
-    }
-    // Offsets count characters from the reply's beginning; the last token's text goes on to the chunk's end.
-    const characters = Array.from(text);
-    const start = this.points;
-    this.points += characters.length;
-    return logprobs.tokens.map((name, i) => {
-      const from = i ? logprobs.text_offset[i] - start : 0;
-      const to = i + 1 < logprobs.tokens.length ? logprobs.text_offset[i + 1] - start : characters.length;
-      const top = Object.entries(logprobs.top_logprobs[i]).map(([other, value]) => [other, value, other]);
-      return { text: characters.slice(from, to).join(""), logprob: logprobs.token_logprobs[i], name, id: name, top };
-    });
-  }
-}
-
-function token(entry) {
-  const span = document.createElement("span");
-  const p = Math.exp(entry.logprob);
-  span.className = `token p${p > 0.8 ? 0 : p > 0.5 ? 1 : p > 0.25 ? 2 : p > 0.08 ? 3 : 4}`;
-  span.textContent = entry.text;
-  span.entry = entry;
-  return span;
-}
-
-// -- what a token might have been -----------------------------------------------------------------------------
-
-function showTip(span) {
-  const { name, id, logprob, top } = span.entry;
-  const rows = top.some((other) => other[2] === id) ? top : [...top, [name, logprob, id]];
-  const table = document.createElement("table");
-  for (const [other, value, otherId] of [...rows].sort((a, b) => b[1] - a[1])) {
-    const row = table.insertRow();
-    if (otherId === id) row.className = "picked";
-    row.insertCell().textContent = visible(other);
-    row.insertCell().textContent = `${(100 * Math.exp(value)).toFixed(1)} %`;
-  }
-  const tip = $("tip");
-  tip.replaceChildren(table);
-  tip.hidden = false;
-  const box = span.getBoundingClientRect();
-  const left = Math.min(box.left, innerWidth - tip.offsetWidth - 8);
-  const below = box.bottom + 6;
-  tip.style.left = `${Math.max(8, left)}px`;
-  tip.style.top = `${below + tip.offsetHeight < innerHeight ? below : Math.max(8, box.top - tip.offsetHeight - 6)}px`;
-}
-
-function hideTip() {
-  $("tip").hidden = true;
-  document.querySelector(".token.chosen")?.classList.remove("chosen");
-}
-
-function visible(text) {
-  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
-}
-
-function choose(span) {
+async function complete(text) {
+  if (running) return;
+  const probabilities = settings.probabilities();
+  const body = attempt(() => request({ prompt: text, ...(probabilities ? { logprobs: 5 } : {}) }));
+  if (!body) return;
   hideTip();
-  if (!span) return;
-  span.classList.add("chosen");
-  span.scrollIntoView({ block: "nearest" });
-  showTip(span);
+  problem("");
+  const place = make("p", { class: "text plain" }, make("span", { class: "given" }, text));
+  const row = make("div", { class: "actions" }, copyButton(() => text + reply.text));
+  const turn = make("article", { class: "turn busy" }, place, row);
+  $("output").replaceChildren(turn);
+  const reply = new Reply(place, "plain");
+  running = {};
+  busy(true);
+  await run("/v1/completions", body, reply);
+  running = null;
+  busy(false);
+  turn.classList.remove("busy");
 }
 
-function step(by) {
-  const tokens = [...document.querySelectorAll(".token")].filter((span) => span.textContent);
-  if (!tokens.length) return;
-  const at = tokens.indexOf(document.querySelector(".token.chosen"));
-  const next = at < 0 ? (by > 0 ? 0 : tokens.length - 1) : Math.min(Math.max(at + by, 0), tokens.length - 1);
-  choose(tokens[next]);
+function submit() {
+  return mode === "chat" ? send($("prompt").value) : complete($("prompt").value);
+}
+
+function stop() {
+  running?.controller?.abort();
+}
+
+// -- conversations --------------------------------------------------------------------------------------------
+
+function drawChats() {
+  drawList(store.list(), chat, { open, rename, remove });
+}
+
+function open(conversation) {
+  stop();
+  chat = conversation;
+  store.opened(chat.id);
+  hideTip();
+  problem("");
+  $("figures").textContent = "";
+  $("system").value = chat.system;
+  transcript.draw(chat.messages, settings.probabilities());
+  drawChats();
+  showPanel("");
+  $("prompt").focus({ preventScroll: true });
+}
+
+function rename(conversation, name) {
+  conversation.name = name;
+  attempt(() => store.keep(conversation));
+  drawChats();
+}
+
+function remove(conversation) {
+  conversation.isRemoved = true;
+  store.remove(conversation.id);
+  open(store.list()[0] ?? newConversation(conversation.system));
+  const undo = button("Undo", () => {
+    delete conversation.isRemoved;
+    attempt(() => store.keep(conversation));
+    open(conversation);
+    notice("");
+  });
+  notice(`Deleted: ${conversation.name}`, undo);
+}
+
+async function importFile() {
+  const file = $("import-file").files[0];
+  $("import-file").value = "";
+  if (!file) return;
+  try {
+    const n = store.fromJson(await file.text());
+    notice(`Imported ${n} conversation${n === 1 ? "" : "s"}.`);
+  } catch (error) {
+    notice(`Not imported. ${error.message}`);
+  }
+  drawChats();
 }
 
 // -- page -----------------------------------------------------------------------------------------------------
 
-function figures({ began, first, last, nTokens, usage, finish }) {
-  const parts = [`${nTokens} token${nTokens === 1 ? "" : "s"}`];
-  if (first) parts.push(`first after ${((first - began) / 1000).toFixed(2)} s`);
-  if (nTokens > 1 && last > first) parts.push(`${((nTokens - 1) / ((last - first) / 1000)).toFixed(1)} tokens/s`);
-  if (usage) {
-    const cached = usage.prompt_tokens_details?.cached_tokens;
-    parts.push(`prompt ${usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}`);
-  }
-  if (finish === "length") parts.push("cut at the most tokens or the context");
-  else if (finish && finish !== "stop") parts.push(finish);
-  $("figures").textContent = parts.join(" · ");
-}
-
 function problem(text) {
   $("problem").textContent = text;
   $("problem").hidden = !text;
+  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
 }
 
-function tell(error) {
+function notice(text, ...more) {
+  $("notice").replaceChildren(text, ...more);
+  $("notice").hidden = !text;
+}
+
+// Shows an error, and goes to the field that it is about.
+function report(error) {
   problem(error.message);
-  if (error.status === 401) askForKey();
+  if (error.status === 401) {
+    $("key-form").hidden = false;
+    $("key").focus();
+    return;
+  }
+  const field = settings.fieldNamed(error.field) ?? (error.field && $(error.field));
+  if (!field) return;
+  field.setAttribute("aria-invalid", "true");
+  if (field.closest("#settings")) showPanel("settings");
+  field.focus();
+}
+
+// The value of action(), or null after it has failed and the page says why.
+function attempt(action) {
+  try {
+    return action() ?? true;
+  } catch (error) {
+    report(error);
+    return null;
+  }
 }
 
 function busy(is) {
   $("send").disabled = is;
   $("stop").disabled = !is;
   $("output").setAttribute("aria-busy", is);
-  if (!is) $("prompt").focus({ preventScroll: true });
+  for (const each of document.querySelectorAll(".regenerate")) each.disabled = is;
+  if (!is && !document.querySelector("[aria-invalid]")) $("prompt").focus({ preventScroll: true });
+}
+
+// On narrow screens one panel covers the text: "chats", "settings" or none.
+function showPanel(name) {
+  document.body.dataset.panel = name;
+  for (const each of ["chats", "settings"]) $(`show-${each}`).setAttribute("aria-expanded", each === name);
 }
 
 function setMode(next) {
-  if (running) running.abort();
+  stop();
   mode = next;
+  document.body.dataset.mode = mode;
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const mine = tab.dataset.mode === mode;
     tab.setAttribute("aria-selected", mine);
@@ -376,42 +285,55 @@ function setMode(next) {
   $("work").setAttribute("aria-labelledby", `tab-${mode}`);
   const isChat = mode === "chat";
   for (const each of document.querySelectorAll(".chat-only")) each.hidden = !isChat;
-  $("prompt-label").textContent = isChat ? "Message" : "Text to go on from";
-  $("send").textContent = isChat ? "Send" : "Go on";
-  setHint();
-  clear();
+  $("clear").hidden = isChat;
+  $("prompt-label").textContent = isChat ? "Message" : "Prompt";
+  $("send").textContent = isChat ? "Send" : "Continue";
+  showHint();
+  if (isChat) open(chat);
+  else clear();
 }
 
-function setHint() {
+function showHint() {
   $("output").dataset.hint = mode === "chat"
-    ? hasTemplate ? "Say something." : "A base model: it was not trained to chat, but it will try."
-    : "The text and what the model makes of it will be here.";
+    ? hasTemplate ? "Write a message to begin." : "This is a base model. It was not trained to chat, but it will continue the conversation."
+    : "The model continues the text that you give it.";
 }
 
 function clear() {
-  messages = [];
+  stop();
   $("output").replaceChildren();
   $("figures").textContent = "";
   problem("");
   hideTip();
 }
 
-$("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-$("stop").addEventListener("click", () => running?.abort());
-$("clear").addEventListener("click", () => { running?.abort(); clear(); $("prompt").focus(); });
+$("ask").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+$("stop").addEventListener("click", stop);
+$("clear").addEventListener("click", () => { clear(); $("prompt").focus(); });
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    send();
+    submit();
   }
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   if (!$("tip").hidden) hideTip();
-  else running?.abort();
+  else if (document.body.dataset.panel) showPanel("");
+  else stop();
 });
-$("models").addEventListener("change", () => { running?.abort(); pick($("models").value); });
-$("form").addEventListener("change", () => { $("schema-label").hidden = $("form").value !== "json_schema"; });
+$("models").addEventListener("change", () => { stop(); pick($("models").value); });
+$("new").addEventListener("click", () => open(newConversation(chat.system)));
+$("system").addEventListener("input", () => {
+  chat.system = $("system").value;
+  if (store.byId.has(chat.id)) attempt(() => store.keep(chat));
+});
+$("export").addEventListener("click", () => download(store.toJson()));
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", importFile);
+for (const name of ["chats", "settings"]) {
+  $(`show-${name}`).addEventListener("click", () => showPanel(document.body.dataset.panel === name ? "" : name));
+}
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", $("key").value);
@@ -426,36 +348,32 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
     other.focus();
   });
 }
-const output = $("output");
-output.addEventListener("mouseover", (event) => {
-  if (event.target.entry) showTip(event.target);
+addEventListener("pagehide", () => running?.keep?.()); // what has arrived of a reply
+addEventListener("storage", (event) => {
+  if (running || (event.key !== null && !event.key.startsWith("slm."))) return;
+  store.read(); // another tab has changed conversations
+  chat = store.byId.get(chat.id) ?? chat;
+  drawChats();
 });
-output.addEventListener("mouseout", hideTip);
-output.addEventListener("click", (event) => choose(event.target.entry ? event.target : null));
-output.addEventListener("scroll", () => { if (!document.querySelector(".token.chosen")) hideTip(); });
-output.addEventListener("keydown", (event) => {
-  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!by) return;
-  event.preventDefault();
-  step(by);
+listen($("output"));
+settings.start(() => {
+  if (!running && mode === "chat") transcript.draw(chat.messages, settings.probabilities());
 });
-output.addEventListener("blur", hideTip);
 
 let starts = 0;
 async function start() {
   const mine = ++starts;
   let trouble = null;
   try {
-    await loadFacts();
+    await loadModels();
   } catch (error) {
     trouble = error;
   }
   if (mine !== starts) return; // another key was tried meanwhile
   setMode(hasTemplate ? "chat" : "completion");
   $("key-form").hidden = true;
-  if (trouble) tell(trouble);
+  if (trouble) report(trouble);
   document.body.dataset.ready = "yes"; // tells tests that the page is ready
 }
 
-if (matchMedia("(max-width: 760px)").matches) $("settings").open = false;
 start();

@@ -1,19 +1,9 @@
 // A reader of /openapi.json. Everything shown comes from the server this page came from.
 
-const $ = (id) => document.getElementById(id);
+import { $, copy as copyText, make } from "./dom.js";
+
 let schemas = {};
 let keyed = false;
-
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "class") element.className = value;
-    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children.filter((each) => each !== null && each !== undefined));
-  return element;
-}
 
 // Text with `code` in it.
 function prose(text) {
@@ -133,17 +123,7 @@ function examples(method, path, operation) {
 }
 
 async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // Only pages of https or localhost may use the clipboard; a selection works everywhere.
-    const area = make("textarea", {});
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
+  await copyText(text);
   $("copied").textContent = "Copied";
   setTimeout(() => { $("copied").textContent = ""; }, 1500);
 }

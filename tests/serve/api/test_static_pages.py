@@ -26,6 +26,17 @@ def test_the_files(path, kind):
     assert is_page(path)
 
 
+def test_a_file_that_the_browser_has_is_not_sent_again():
+    client = TestClient(Starlette(routes=page_routes()))
+    first = client.get("/web/app.js")
+    assert first.headers["cache-control"] == "no-cache"
+    again = client.get("/web/app.js", headers={"if-none-match": f"W/{first.headers['etag']}"})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert client.get("/web/app.js", headers={"if-none-match": '"other"'}).content == first.content
+    assert first.headers["etag"] != client.get("/web/dom.js").headers["etag"]
+
+
 def test_other_paths():
     client = TestClient(Starlette(routes=page_routes()))
     with pytest.raises(ApiError, match=r"GET /web/other\.js: Not Found"):

@@ -16,7 +16,8 @@ def three_runs(tmp_path) -> list[Path]:
     """Three runs: two share a tokenizer and the validation text, one is of another kind."""
     for name, ids, text, lr, loss in (("a", "1", "v", "1", 2.0), ("b", "1", "v", "2", 1.0), ("c", "2", "w", "1", 3.0)):
         config = f"name: {name}\noptim: {{lr: {lr}}}\ntrain: {{max_steps: 4}}\nfacts: {{n: {name}}}\n"
-        run = write_run(tmp_path / name, [training(1), training(2), validation(2, loss)], config=config)
+        steps = [training(step, tokens_per_s=1000 * loss) for step in (1, 2)]
+        run = write_run(tmp_path / name, [*steps, validation(2, loss)], config=config)
         (run.root / "tokenizer").mkdir()
         (run.root / "tokenizer" / "tokenizer.json").write_text(ids)
         (run.root / "validation.txt").write_text(text)

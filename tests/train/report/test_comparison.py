@@ -14,13 +14,29 @@ def test_several_runs_are_compared_by_what_can_be_compared(three_runs, report, t
     assert "different text" not in seen.text
     assert seen.data["x"] == "tokens"
     assert [run["name"] for run in seen.data["runs"]] == ["a", "b"]
-    assert re.findall(r'<td class="number best">([\d.,]+)', text) == ["0.5000", "0.5000", "1.0000"]
-    differences = text[text.index("What was set differently") :]
+    assert re.findall(r'<td class="number best">([\d.,]+)', text) == ["2,000", "0.5000", "0.5000", "1.0000"]
+    differences = text[text.index("Options that differ") :]
     assert "optim.lr" in differences
     assert "train.max_steps" not in differences
     assert "facts.n" not in differences
     report(f"runs=[{three_runs[0]},{three_runs[2]}]", f"out={tmp_path / 'other.html'}")
     seen = ParsedPage((tmp_path / "other.html").read_text())
     assert seen.data["comparable"] is False
-    assert "Bits per byte do not" in seen.text
+    assert "The runs have 2 different tokenizers (a; c)." in seen.text
+    assert "Losses per token and tokens per second cannot be compared between tokenizers." in seen.text
+    best = re.findall(r'<td class="number best">([\d.,]+)', (tmp_path / "other.html").read_text())
+    assert best == ["1.0000", "1.0000"], "a figure per token is marked as the best of runs with different tokenizers"
     assert "validated on different text" in seen.text
+
+
+def test_a_run_whose_tokenizer_is_missing_is_named(three_runs, report, tmp_path):
+    (three_runs[1] / "tokenizer" / "tokenizer.json").unlink()
+    report(f"runs=[{','.join(map(str, three_runs))}]", f"out={tmp_path / 'all.html'}")
+    seen = ParsedPage((tmp_path / "all.html").read_text())
+    assert "The tokenizer of b is not known." in seen.text
+    assert seen.data["comparable"] is False
+
+
+def test_which_runs_share_a_tokenizer(three_runs, report, tmp_path):
+    report(f"runs=[{','.join(map(str, three_runs))}]", f"out={tmp_path / 'all.html'}")
+    assert "2 different tokenizers (a and b; c)" in ParsedPage((tmp_path / "all.html").read_text()).text

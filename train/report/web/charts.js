@@ -136,8 +136,8 @@ function charts() {
   }
   return [
     { ...bits, large: true },
-    { id: "validation", title: "Validation loss", unit: data.comparable ? "nats per token" : "nats per token: other tokens in each run", kind: "loss", scale: state.y, series: validation("loss") },
-    { id: "loss", title: "Training loss, smoothed", unit: data.comparable ? "nats per token" : "nats per token: other tokens in each run", kind: "loss", scale: state.y, series: training(false) },
+    { id: "validation", title: "Validation loss", unit: data.comparable ? "nats per token" : "nats per token; not comparable", kind: "loss", scale: state.y, series: validation("loss") },
+    { id: "loss", title: "Training loss, smoothed", unit: data.comparable ? "nats per token" : "nats per token; not comparable", kind: "loss", scale: state.y, series: training(false) },
     ...rest,
   ];
 }

@@ -1,0 +1,54 @@
+// Requests to the server that this page came from.
+
+export function headers() {
+  const key = sessionStorage.getItem("key");
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+// The server's own words about a failed request, its status, and the field that is meant.
+async function failure(response) {
+  let error = {};
+  try {
+    error = (await response.json()).error;
+  } catch {
+    // not JSON of ours
+  }
+  const made = new Error(error.message ?? `The server answered with status ${response.status}.`);
+  return Object.assign(made, { status: response.status, field: error.param });
+}
+
+export async function models() {
+  const response = await fetch("/v1/models", { headers: headers() });
+  if (!response.ok) throw await failure(response);
+  return (await response.json()).data;
+}
+
+// Sends a request and yields the objects of its stream of server-sent events. The end is "[DONE]"; an end without it is
+// a failure.
+export async function* stream(path, body, signal) {
+  const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+  if (!response.ok) throw await failure(response);
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const bytes of chunks(response.body)) {
+    const parts = (rest + decoder.decode(bytes, { stream: true })).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+  throw new Error("The server ended the reply early.");
+}
+
+async function* chunks(body) {
+  const reader = body.getReader();
+  try {
+    for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;
+  } finally {
+    reader.releaseLock();
+  }
+}

@@ -1,0 +1,44 @@
+// Elements, and the clipboard. Text goes into the page as text: nothing here or elsewhere parses HTML.
+
+export const $ = (id) => document.getElementById(id);
+
+// An element with attributes ("class", "on..." for listeners) and children: nodes, text, or lists of them. Null and undefined
+// are left out.
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") element.className = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  for (const child of children.flat()) if (child !== null && child !== undefined) element.append(child);
+  return element;
+}
+
+export function button(text, onclick, attributes = {}) {
+  return make("button", { type: "button", class: "plain small", onclick, ...attributes }, text);
+}
+
+// A button that copies text() and shows for a moment that it did.
+export function copyButton(text, attributes = {}) {
+  const made = button("Copy", async () => {
+    await copy(text());
+    made.textContent = "Copied";
+    setTimeout(() => { made.textContent = "Copy"; }, 1500);
+  }, attributes);
+  return made;
+}
+
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Only pages of https or localhost may use the clipboard; a selection works everywhere.
+    const area = make("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}

@@ -1,0 +1,112 @@
+// A reply that arrives in pieces: its text, tokens and tool calls, and their place on the page.
+
+import { make } from "./dom.js";
+import { Markdown } from "./markdown.js";
+import { tokenElement } from "./tokens.js";
+
+export class Reply {
+  // form: "markdown" or "plain". Tokens with probabilities are shown as tokens in either.
+  constructor(place, form) {
+    this.place = place;
+    this.form = form;
+    this.text = "";
+    this.entries = []; // of tokens: {text, logprob, name, id, top}
+    this.calls = []; // {id, type, function: {name, arguments}}
+    this.decoder = new TextDecoder(); // one over all tokens: a character may be split among them
+    this.points = 0; // characters shown, as the server counts them
+    this.markdown = null;
+    this.drawing = 0;
+  }
+
+  get isEmpty() {
+    return !this.text && !this.calls.length;
+  }
+
+  message(model) {
+    return { role: "assistant", content: this.text, model, ...(this.calls.length ? { tool_calls: this.calls } : {}) };
+  }
+
+  // Shows what a chunk brings; returns how many tokens that is, as far as one can tell.
+  take(choice) {
+    const text = choice.delta ? choice.delta.content ?? "" : choice.text;
+    this.text += text;
+    for (const piece of choice.delta?.tool_calls ?? []) this.takeCall(piece);
+    const entries = choice.logprobs ? this.entriesOf(choice.logprobs, text) : [];
+    this.entries.push(...entries);
+    if (entries.length) this.place.append(...entries.map(tokenElement));
+    else if (text && this.form === "plain") this.place.append(text);
+    else if (text || choice.delta?.tool_calls) this.drawing ||= requestAnimationFrame(() => this.draw());
+    return entries.length || (text || choice.delta?.tool_calls ? 1 : 0);
+  }
+
+  // A call comes in pieces that have its index: id and name first, then the arguments' text.
+  takeCall({ index, id, type, function: part }) {
+    const call = (this.calls[index ?? this.calls.length] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+    if (id) call.id = id;
+    if (type) call.type = type;
+    call.function.name += part?.name ?? "";
+    call.function.arguments += part?.arguments ?? "";
+  }
+
+  draw() {
+    cancelAnimationFrame(this.drawing);
+    this.drawing = 0;
+    if (this.form === "plain" || this.entries.length) return;
+    if (this.text && !this.markdown) {
+      this.markdown = new Markdown(make("div", { class: "prose" }));
+      this.place.prepend(this.markdown.place);
+    }
+    this.markdown?.update(this.text);
+    for (const each of this.place.querySelectorAll(":scope > .call")) each.remove();
+    this.place.append(...this.calls.filter(Boolean).map(toolCall));
+  }
+
+  end() {
+    this.calls = this.calls.filter(Boolean);
+    this.draw();
+  }
+
+  entriesOf(logprobs, text) {
+    if (logprobs.content) {
+      return logprobs.content.map((each) => ({
+        text: this.decoder.decode(new Uint8Array(each.bytes), { stream: true }),
+        logprob: each.logprob,
+        name: each.token,
+        id: each.bytes.join(), // tokens that are no whole characters share a spelling
+        top: each.top_logprobs.map((one) => [one.token, one.logprob, one.bytes.join()]),
+      }));
+    }
+    // Offsets count characters from the reply's beginning; the last token's text goes on to the chunk's end.
+    const characters = Array.from(text);
+    const start = this.points;
+    this.points += characters.length;
+    return logprobs.tokens.map((name, i) => {
+      const from = i ? logprobs.text_offset[i] - start : 0;
+      const to = i + 1 < logprobs.tokens.length ? logprobs.text_offset[i + 1] - start : characters.length;
+      const top = Object.entries(logprobs.top_logprobs[i]).map(([other, value]) => [other, value, other]);
+      return { text: characters.slice(from, to).join(""), logprob: logprobs.token_logprobs[i], name, id: name, top };
+    });
+  }
+}
+
+// A call as name(arguments), with the arguments one below the other where they are an object.
+export function toolCall({ function: { name, arguments: given } }) {
+  const box = make("div", { class: "call" }, make("p", {}, "Tool call: ", make("code", {}, name || "(no name)")));
+  let values = null;
+  try {
+    values = JSON.parse(given);
+  } catch {
+    // not complete, or not JSON: shown as it is
+  }
+  if (values && typeof values === "object" && !Array.isArray(values)) {
+    const list = make("dl");
+    for (const [key, value] of Object.entries(values)) {
+      const text = typeof value === "string" ? value : JSON.stringify(value, null, 2);
+      list.append(make("dt", {}, key), make("dd", {}, text));
+    }
+    if (list.children.length) box.append(list);
+  } else if (given) {
+    box.append(make("pre", { tabindex: 0, "aria-label": "Arguments" }, given));
+  }
+  return box;
+}
