@@ -82,7 +82,7 @@ class SourceConfig:
                 raise UserError(f"{name}={getattr(self, name)} must be 0 (off) or a number of characters")
         if 0 < self.max_chars < self.min_chars:
             raise UserError(
-                f"max_chars={self.max_chars} is less than min_chars={self.min_chars}: nothing would be left"
+                f"max_chars={self.max_chars} is less than min_chars={self.min_chars}: no document would be left"
             )
         for name in ("min_letters", "min_script"):
             if not 0 <= getattr(self, name) <= 1:

@@ -105,7 +105,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise UserError(f"port={self.port} is no port; give one from 1 to 65535 (0: any free one)")
+            raise UserError(f"port={self.port} is not a port; give a number from 1 to 65535 (0: any free one)")
 
 
 @dataclass(frozen=True, kw_only=True)

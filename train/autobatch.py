@@ -34,7 +34,7 @@ def choose_micro_batch(config: RunConfig) -> RunConfig:
     A run that exists keeps the numbers that it began with. UserError where several processes train together.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("train.micro_batch=auto measures in one process: give a number where several train together")
+        raise UserError("train.micro_batch=auto works only with one process: give a number")
     if kept := _kept(config):
         return kept
     sequences = config.train.micro_batch * config.train.grad_accum

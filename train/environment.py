@@ -88,7 +88,7 @@ def _named_precision(config: TrainConfig) -> str:
             "leave one of the two out"
         )
     if reason := named.unavailable():
-        raise UserError(f"train.kernels={named.name}: {reason}; train.kernels=auto takes what there is")
+        raise UserError(f"train.kernels={named.name}: {reason}; train.kernels=auto chooses kernels that run here")
     return named.precision
 
 

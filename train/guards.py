@@ -68,8 +68,8 @@ class Guards:
         here = self._rollbacks_here + 1
         if here > ROLLBACKS_IN_A_ROW:
             raise UserError(
-                f"the loss jumped {here} times after step {record['to']}, whatever data came (to {record['loss']:.4f}, "
-                f"{record['times']:.1f} times the median): lower optim.lr, raise train.spike_factor, or resume from an "
+                f"the loss jumped {here} times after step {record['to']}, each time with other data "
+                f"(to {record['loss']:.4f}, {record['times']:.1f} times the median): lower optim.lr, raise train.spike_factor, or resume from an "
                 "earlier checkpoint (resume=DIR)"
             )
         skipped, rollbacks = self.skipped, [*self.rollbacks, record]

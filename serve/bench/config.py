@@ -48,7 +48,7 @@ class BenchOptions:
             raise UserError(f"bench.open is {self.open}; give parts of the limit, such as [0.5,0.8]")
         unknown = sorted(set(self.extra) - set(EXTRA))
         if unknown:
-            raise UserError(f"bench.extra: there is no {unknown[0]!r}; it is some of: {', '.join(EXTRA)}")
+            raise UserError(f"bench.extra: there is no {unknown[0]!r}; choose from: {', '.join(EXTRA)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class _Checker:
         match item:
             case Repeat(inner, _, high):
                 if high is None and self._may_be_empty(inner):
-                    raise GrammarError(f"the rule {name!r} repeats without limit what may be empty")
+                    raise GrammarError(f"the rule {name!r} repeats something that may be empty without a limit")
                 self._check_repeats(name, inner)
             case Choice(alternatives):
                 for each in alternatives:

@@ -60,7 +60,7 @@ def quantize(
     if name not in types:
         raise UserError(f"unknown quantization type {type_name!r}; {nearest(name, list(types))}".rstrip("; "))
     if dst.exists() and src.exists() and os.path.samefile(src, dst):
-        raise UserError(f"{src} would be overwritten by its own quantization; give another output path")
+        raise UserError(f"the output would overwrite the input {src}; give another output path")
     read_header(src)
     params = C.llama_model_quantize_default_params()
     params.ftype = types[name]

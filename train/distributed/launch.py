@@ -100,7 +100,7 @@ def _check(launch: LaunchConfig, overrides: list[str]) -> str:
 
 
 def _refuse_auto(config: RunConfig) -> RunConfig:
-    raise UserError("train.micro_batch=auto measures for one process alone: give several a number")
+    raise UserError("train.micro_batch=auto works only with one process: give a number")
 
 
 def torchrun_options(launch: LaunchConfig, name: str) -> list[str]:
@@ -185,8 +185,8 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
         rank, failure = error.get_first_failure()
         how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         print(
-            f"error: process {rank} ended with {how}, after as many restarts as were allowed; the same command goes on "
-            "from the last checkpoint",
+            f"error: process {rank} ended with {how}, and no restart is left (restarts=N allows more); "
+            "the same command goes on from the last checkpoint",
             file=sys.stderr,
         )
         return 1

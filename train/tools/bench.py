@@ -40,7 +40,7 @@ class BenchOptions:
             raise UserError("bench.steps and bench.warmup must be at least 1")
         unknown = sorted(set(self.baselines) - set(CONTENDERS))
         if unknown:
-            raise UserError(f"bench.baselines: there is no {unknown[0]!r}; it is some of: {', '.join(CONTENDERS)}")
+            raise UserError(f"bench.baselines: there is no {unknown[0]!r}; choose from: {', '.join(CONTENDERS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,6 +110,7 @@ async function ask(messages) {
   if (!body) return false;
   hideTip();
   problem("");
+  notice("");
   if (messages.at(-1).content === $("prompt").value) $("prompt").value = "";
   transcript.draw(messages, probabilities);
   const [turn, place] = transcript.turn({ role: "assistant", model });
@@ -181,6 +182,7 @@ function open(conversation) {
   store.opened(chat.id);
   hideTip();
   problem("");
+  notice("");
   $("figures").textContent = "";
   $("system").value = chat.system;
   transcript.draw(chat.messages, settings.probabilities());
@@ -203,7 +205,6 @@ function remove(conversation) {
     delete conversation.isRemoved;
     attempt(() => store.keep(conversation));
     open(conversation);
-    notice("");
   });
   notice(`Deleted: ${conversation.name}`, undo);
 }

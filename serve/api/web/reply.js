@@ -89,7 +89,13 @@ export class Reply {
   }
 }
 
-// A call as name(arguments), with the arguments one below the other where they are an object.
+function valueText(value) {
+  if (typeof value === "string") return value;
+  const line = JSON.stringify(value);
+  return line.length <= 60 ? line : JSON.stringify(value, null, 2);
+}
+
+// A call: its name, and its arguments one below the other where they are an object.
 export function toolCall({ function: { name, arguments: given } }) {
   const box = make("div", { class: "call" }, make("p", {}, "Tool call: ", make("code", {}, name || "(no name)")));
   let values = null;
@@ -101,8 +107,7 @@ export function toolCall({ function: { name, arguments: given } }) {
   if (values && typeof values === "object" && !Array.isArray(values)) {
     const list = make("dl");
     for (const [key, value] of Object.entries(values)) {
-      const text = typeof value === "string" ? value : JSON.stringify(value, null, 2);
-      list.append(make("dt", {}, key), make("dd", {}, text));
+      list.append(make("dt", {}, key), make("dd", {}, valueText(value)));
     }
     if (list.children.length) box.append(list);
   } else if (given) {
