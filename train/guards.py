@@ -69,8 +69,8 @@ class Guards:
         if here > ROLLBACKS_IN_A_ROW:
             raise UserError(
                 f"the loss jumped {here} times after step {record['to']}, each time with other data "
-                f"(to {record['loss']:.4f}, {record['times']:.1f} times the median): lower optim.lr, raise train.spike_factor, or resume from an "
-                "earlier checkpoint (resume=DIR)"
+                f"(to {record['loss']:.4f}, {record['times']:.1f} times the median): lower optim.lr, raise "
+                "train.spike_factor, or resume from an earlier checkpoint (resume=DIR)"
             )
         skipped, rollbacks = self.skipped, [*self.rollbacks, record]
         self.load_state_dict(saved)
