@@ -9,6 +9,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # PyTorch's CPU wheels have an index of their own. The ordinary index would install CUDA on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Whether set-up looks for what is missing before the first download: yes | no | only (and installs nothing).
+CHECK ?= yes
 # llama.cpp is built for this machine's own instruction set. With AMX, GCC drops stores that build AMX's tile configuration
 # (llama.cpp issue 20824), and the build would die: these flags keep them.
 CPUINFO ?= /proc/cpuinfo
@@ -49,17 +51,21 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  ARGS=\"key=value ...\" passes Hydra overrides to any stage, e.g. make train ARGS=\"name=mine train.max_steps=2000\""
 
-setup: $(VENV)/.ready ## create .venv and install everything (about 4 minutes on two cores)
+setup: $(VENV)/.ready ## create .venv and install everything (4 to 10 minutes on two cores); CHECK=only: look what is missing
 
+# The file holds the checkout's folder. A .venv that came from elsewhere, or was moved with its checkout, is looked at again.
+ifneq ($(shell cat $(VENV)/.ready 2>/dev/null),$(shell pwd -P))
+.PHONY: $(VENV)/.ready
+endif
+ifeq ($(CHECK),only)
+.PHONY: $(VENV)/.ready
+endif
+
+# With uv, where that is installed. slm/setup uses Python's standard library alone.
 $(VENV)/.ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"slm needs Python 3.11 to 3.13; {sys.executable} is {v[0]}.{v[1]}: run make with PYTHON=python3.12")'
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV). llama-cpp-python is built here for this processor: 3 to 4 minutes on two cores."
-	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(PY) -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 30 --extra-index-url $(TORCH_INDEX) "torch>=2.13,<2.14" 2> >(grep -v "^WARNING: Retrying" >&2)
-	@start=$$SECONDS; PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --editable ".[logging,dev]" && echo "Installed in $$((SECONDS - start)) s."
-	@$(PY) -m slm.llama.rebuild
-	@touch $@
+	@command -v $(call quote,$(PYTHON)) >/dev/null || { echo "error: there is no $(PYTHON): install Python 3.11 to 3.13 (apt install python3 python3-venv, dnf install python3, brew install python), or name one: make PYTHON=..." >&2; exit 1; }
+	@$(call quote,$(PYTHON)) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "slm needs Python 3.11 to 3.13; %s is %d.%d: run make with PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
+	@PYTHONSAFEPATH= $(call quote,$(PYTHON)) -m slm.setup venv=$(VENV) $(call quote,torch_index=$(TORCH_INDEX)) check=$(CHECK)
 
 demo: setup ## train, export, evaluate and run a small model, in minutes
 	@$(SLM) demo $(ARGS)

@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 ORDER = {
     "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "sources", "stream", "statistics"),
-    "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "command", "__main__"),
+    "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "setup", "command", "__main__"),
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "optim", "memory"),
         *("environment", "report", "run", "distributed", "backend", "step", "validation", "trainer", "start"),

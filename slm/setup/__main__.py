@@ -1,0 +1,53 @@
+"""``python3 -m slm.setup [venv=.venv] [torch_index=URL] [check=only|no]``, from the root of a checkout.
+
+``check=only`` reports what is missing and installs nothing; ``check=no`` installs without looking.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from data.errors import UserError, nearest
+from slm import cli
+from slm.setup import environment, install, requirements
+
+OPTIONS = {"venv": ".venv", "torch_index": "https://download.pytorch.org/whl/cpu", "check": "yes"}
+
+
+def main(argv: list[str]) -> int:
+    """Check, repair, install. Returns 1 where something is missing, with a line for each thing."""
+    options = parse(argv)
+    venv = Path(options["venv"])
+    uv = shutil.which("uv")
+    state = environment.inspect(venv)
+    if options["check"] != "no":
+        problems = requirements.find_problems(venv, new=state.missing, uv=uv)
+        if problems:
+            print("\n".join(["Before slm can be installed:", *(f"  - {line}" for line in problems)]), file=sys.stderr)
+            return 1
+        if options["check"] == "only":
+            print("Nothing is missing.")
+            return 0
+    environment.make_ready(venv, state, uv=uv)
+    install.install(venv, options["torch_index"], uv=uv)
+    (venv / ".ready").write_text(str(Path.cwd().resolve()))
+    return 0
+
+
+def parse(argv: list[str]) -> dict[str, str]:
+    """The options; UserError for one that there is not."""
+    options = dict(OPTIONS)
+    for word in argv:
+        name, sign, value = word.partition("=")
+        if not sign or name not in options:
+            raise UserError(
+                f"there is no option {name!r}; {nearest(name, options) or 'there are: ' + ', '.join(options)}"
+            )
+        options[name] = value or options[name]
+    if options["check"] not in ("yes", "no", "only"):
+        raise UserError(f"check must be yes, no or only, not {options['check']!r}")
+    return options
+
+
+if __name__ == "__main__":
+    cli.run(main)

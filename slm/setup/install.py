@@ -1,0 +1,120 @@
+"""What is installed, and with what: the CPU build of torch first, then slm with everything else; by uv where it is
+there, else by pip."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+from data.errors import UserError
+from data.storage import cache_home
+from slm.setup import index
+from slm.setup.requirements import may_write
+
+CUDA_SIZE = "2.7 GB to download and 4.8 GB on disk"
+"""Of torch 2.13 with all that it brings from PyPI on Linux x86-64: sums over its 27 wheels, on 2026-11-21."""
+
+
+def install(venv: Path, torch_index: str, *, uv: str | None) -> None:
+    """Install slm into the environment. UserError where that fails; pip has then printed why."""
+    python = venv / "bin/python"
+    tool = installer(python, uv)
+    begin = time.monotonic()
+    print(
+        f"Installing into {venv} with {'uv' if uv else 'pip'}. llama-cpp-python is built here for this processor: 4 to "
+        "10 minutes on two cores.",
+        flush=True,
+    )
+    if not uv:
+        _run([*tool, "--upgrade", "pip"], "pip could not be renewed")
+    if not _has_torch(python):
+        source, line = torch_source(tool, torch_index)
+        if line:
+            print(line, flush=True)
+        _run([*tool, *source, torch_requirement()], "torch could not be installed")
+    _run([*tool, "--editable", ".[logging,dev]"], "slm could not be installed")
+    print(f"Installed in {time.monotonic() - begin:.0f} s.", flush=True)
+    done = subprocess.run([str(python), "-m", "slm.llama.rebuild"])
+    if done.returncode:
+        raise UserError("llama.cpp does not work here (see above)")
+
+
+def installer(python: Path, uv: str | None) -> list[str]:
+    """The command that installs, up to its packages."""
+    cache = [] if may_write(cache_home().parent) else ["--no-cache" if uv else "--no-cache-dir"]
+    if uv:
+        return [uv, "pip", "install", "--quiet", "--python", str(python), *cache]
+    return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *cache]
+
+
+def torch_requirement() -> str:
+    """As pyproject.toml has it."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return next(each for each in project["dependencies"] if re.match(r"torch\W", each))
+
+
+def torch_source(tool: list[str], torch_index: str) -> tuple[list[str], str]:
+    """Options that say where torch comes from, and a line for the person, if there is something to know.
+
+    PyTorch's own index has builds without CUDA. On Linux, those of PyPI come with CUDA.
+    """
+    if platform.system() != "Linux":
+        return [], ""
+    reason = index.unreachable(f"{torch_index.rstrip('/')}/torch/")
+    if reason is None:
+        return ["--default-index" if _is_uv(tool) else "--index-url", torch_index], ""
+    shown = index.without_password(torch_index)
+    why = f"{shown}, the index of torch's CPU builds, cannot be reached ({reason})."
+    coming = what_comes(tool, torch_requirement())
+    if coming == "cuda":
+        return [], (
+            f"{why} torch comes from the ordinary index instead, with CUDA: {CUDA_SIZE}. Ctrl-C stops here; "
+            "TORCH_INDEX=URL names a mirror of the CPU builds."
+        )
+    if coming == "cpu":
+        return [], f"{why} The ordinary index has a build without CUDA, which is taken."
+    return [], (
+        f"{why} The ordinary index is tried. Its torch for Linux usually comes with CUDA: {CUDA_SIZE}. TORCH_INDEX=URL "
+        "names a mirror of the CPU builds."
+    )
+
+
+def what_comes(tool: list[str], requirement: str) -> str | None:
+    """``cuda`` or ``cpu``: what the ordinary index would bring, by a trial that installs nothing; None: not known."""
+    command = [*tool, "--dry-run", requirement]
+    if not _is_uv(tool):
+        command += ["--report", "-", "--retries", "1", "--timeout", "30"]
+    else:
+        command.remove("--quiet")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        return None
+    if _is_uv(tool):
+        return "cuda" if re.search(r"\b(nvidia|cuda|triton)\b", done.stderr + done.stdout) else "cpu"
+    try:
+        names = [each["metadata"]["name"] for each in json.loads(done.stdout)["install"]]
+    except (ValueError, KeyError):
+        return None
+    return "cuda" if any(name.startswith(("nvidia", "cuda")) for name in names) else "cpu"
+
+
+def _is_uv(tool: list[str]) -> bool:
+    return "-m" not in tool
+
+
+def _has_torch(python: Path) -> bool:
+    code = "from importlib import metadata; metadata.version('torch')"
+    return subprocess.run([str(python), "-I", "-c", code], capture_output=True).returncode == 0
+
+
+def _run(command: list[str], failure: str) -> None:
+    done = subprocess.run(command, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    if done.returncode:
+        raise UserError(f"{failure} (see above); the same command goes on from there")

@@ -1,0 +1,107 @@
+"""The wheel: it holds what the commands need, and they work from it outside the source tree."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import REPOSITORY
+
+ROOMS = ("data", "slm", "train", "export", "serve")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy of the sources, without network."""
+    source = tmp_path_factory.mktemp("source")
+    for name in (*ROOMS, "configs"):
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, "-w", str(source / "dist"), "."],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (source / "dist").glob("slm-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The wheel as it lies in site-packages, and nobody may write there."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+
+
+def slm(installed: Path, folder: Path, *words: str) -> str:
+    """The command as the wheel's script starts it, in ``folder``."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from slm.command.main import script; sys.exit(script())", *words],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "SLM_MAKE"}
+        | {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def needed() -> set[str]:
+    """Every file of the rooms and of ``configs/``, by its name in the wheel."""
+    files = {path for room in (*ROOMS, "configs") for path in (REPOSITORY / room).rglob("*") if path.is_file()}
+    names = {str(path.relative_to(REPOSITORY)) for path in files if "__pycache__" not in path.parts}
+    return {name if not name.startswith("configs/") else f"slm/{name}" for name in names}
+
+
+def test_the_wheel_holds_every_file_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        inside = {name for name in file.namelist() if ".dist-info/" not in name}
+        entry_points = next(name for name in file.namelist() if name.endswith("entry_points.txt"))
+        assert "slm = slm.command.main:script" in file.read(entry_points).decode()
+    assert needed() - inside == set()
+    assert inside - needed() == set()
+    assert {name.split("/")[0] for name in inside} == set(ROOMS)
+    assert {"slm/configs/train.yaml", "slm/kernels/f32/linear.cpp", "serve/api/web/app.js"} <= inside
+
+
+def test_help_and_plan_work_in_an_empty_folder(installed, tmp_path):
+    assert "usage: slm COMMAND" in slm(installed, tmp_path, "--help")
+    assert "preset: 10m" in slm(installed, tmp_path, "train", "--help")
+    assert json.loads(slm(installed, tmp_path, "plan", "preset=10m").splitlines()[-1])["n_params"] == 11539456
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_doctor_works_and_kernels_are_built_in_the_cache(installed, tmp_path):
+    out = slm(installed, tmp_path, "doctor", "compile=false")
+    assert json.loads(out.splitlines()[-1])["llama_cpp_check"]["fault"] is None
+    code = "from slm.kernels import build; v, why = build.choose('f32'); print(v.build() if v else why)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    built = Path(done.stdout.strip())
+    assert (built.is_relative_to(tmp_path / "cache") and built.is_file()) or "no " in done.stdout
