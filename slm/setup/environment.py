@@ -49,10 +49,12 @@ def inspect(venv: Path) -> State:
                 f"{venv} was made with Python {' or '.join(made_with) or '(none)'}, which does not start any more: "
                 f"remove it (rm -rf {venv}) to have it made with Python {ours}, or name the other one with PYTHON="
             )
-        return State(no_python=True, **_scripts(venv))
+        stale, old_home = _scripts(venv)
+        return State(no_python=True, stale=stale, old_home=old_home)
     if not "3.11" <= version <= "3.13":
         raise UserError(f"{venv} has Python {version}, and slm needs 3.11 to 3.13: remove it (rm -rf {venv})")
-    return State(no_pip=_answer(venv, "import pip; print(1)") is None, **_scripts(venv))
+    stale, old_home = _scripts(venv)
+    return State(no_pip=_answer(venv, "import pip; print(1)") is None, stale=stale, old_home=old_home)
 
 
 def make_ready(venv: Path, state: State, *, uv: str | None) -> None:
@@ -80,7 +82,7 @@ def make_ready(venv: Path, state: State, *, uv: str | None) -> None:
         _run(seed, f"{venv} has no pip, and it could not be installed; rm -rf {venv} and make setup make it anew")
 
 
-def _scripts(venv: Path) -> dict[str, object]:
+def _scripts(venv: Path) -> tuple[list[Path], str]:
     """The scripts that start a Python elsewhere, and the environment that they were made for."""
     here = os.path.realpath(venv / "bin")
     stale, homes = [], []
@@ -94,7 +96,7 @@ def _scripts(venv: Path) -> dict[str, object]:
                 continue
             stale.append(path)
             homes.append(os.path.dirname(os.path.dirname(python)))
-    return {"stale": stale, "old_home": max(set(homes), key=homes.count) if homes else ""}
+    return stale, max(set(homes), key=homes.count) if homes else ""
 
 
 def interpreter(script: Path) -> str:
