@@ -1,4 +1,4 @@
-"""Files of the cache: written atomically, and checked when they are read."""
+"""Files that appear whole or not at all, and files of the cache, which are checked when they are read."""
 
 import contextlib
 import hashlib
@@ -13,6 +13,39 @@ from data.errors import UserError
 
 RESERVE = 256 << 20  # bytes that a cache leaves free on its disk
 DIGEST_BYTES = 16
+
+
+def atomic_write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` as UTF-8 so that ``path`` holds either the old content or all of the new, never a part."""
+    atomic_write_bytes(path, text.encode("utf-8"))
+
+
+def atomic_write_bytes(path: str | Path, *content: bytes, mode: int = 0o644) -> None:
+    """Write the ``content`` to a temporary file next to ``path``, flush it to the disk, then rename it into place.
+
+    ``mode``: the file's permissions. The default lets a group see results.
+    """
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def fsync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def cache_home() -> Path:
@@ -38,7 +71,6 @@ def write_checked(path: Path, content: bytes) -> None:
     """Write ``content`` with its hash before it, atomically; NoRoomError where the disk is full or read-only."""
     digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
     size = len(content) + DIGEST_BYTES
-    temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
@@ -47,21 +79,12 @@ def write_checked(path: Path, content: bytes) -> None:
                 f"{path.parent} has {free / 1e9:.2f} GB free, too little for a cache of tokens: make room, name "
                 "another folder with data.cache_dir=DIR, or add data.cache=false"
             )
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(digest)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        atomic_write_bytes(path, digest, content, mode=0o600)
     except OSError as error:
         raise NoRoomError(
             f"{path} ({size:,} bytes) cannot be written ({error.strerror or error}): make room, name another folder "
             "with data.cache_dir=DIR, or add data.cache=false"
         ) from error
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
 
 
 def read_checked(path: Path) -> bytes | None:

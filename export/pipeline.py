@@ -16,10 +16,10 @@ from export.staging import Staging, check_room
 from export.texts import Text, calibration_text, validation_text
 from slm import runs
 from slm.exported import RECORD_FILE, recorded_sums, sha256
-from slm.files import atomic_write_json
 from slm.llama.quantize import quant_types
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
+from slm.report import atomic_write_json
 
 IMATRIX_FILE = "imatrix.gguf"
 

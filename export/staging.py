@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from data.errors import UserError
-from slm.files import fsync
+from data.storage import fsync
 
 _STAGING = re.compile(r"\.export-(\d+)")
 

@@ -80,7 +80,7 @@ def _software(busy: float) -> dict[str, Any]:
 
 def _kernels(precision: str) -> dict[str, str | None]:
     """``kernels``: why training does not use its kernels here, None where it does; ``kernel_variant``: which ones."""
-    from slm.kernels.build import choose
+    from slm.kernels.library import choose
 
     chosen, reason = choose("bf16" if precision == "bf16" else "f32")
     return {"kernels": reason, "kernel_variant": chosen.name if chosen else None}

@@ -1,9 +1,12 @@
-"""How results are printed: tables and durations for people, and one final line of JSON for programs."""
+"""How results are printed and kept: tables and durations for people, JSON for programs."""
 
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from data.storage import atomic_write_text
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str | None = None) -> None:
@@ -49,6 +52,12 @@ def duration(seconds: float) -> str:
 def final_json(record: Any) -> None:
     """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line."""
     print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def atomic_write_json(path: str | Path, record: Any) -> None:
+    """``record`` as indented strict JSON, written as ``atomic_write_text`` does."""
+    text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, indent=2)
+    atomic_write_text(path, text + "\n")
 
 
 def finite(value: Any) -> Any:

@@ -11,8 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from data.errors import UserError
-from data.storage import cache_home
-from slm.files import atomic_write_text
+from data.storage import atomic_write_text, cache_home
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record
 from slm.runs import list_checkpoints

@@ -2,16 +2,14 @@
 
 import os
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 
 from data.errors import UserError
 from data.storage import cache_home
-from slm.kernels.build import VARIANTS, Variant, choose
-from slm.kernels.library import Kernels, load
+from slm.kernels.library import VARIANTS, Kernels, Variant, open_kernels
 from slm.machine import hardware
-from slm.machine.cpp_build import cache_dir, compiler
+from slm.machine.cpp_build import compiler
 from train.config import TrainConfig
 
 
@@ -40,6 +38,7 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     ``precision`` takes the place of ``config.precision``, for example with rank 0's choice.
     """
     notes = []
+    named = _named_kernels(config)
     hardware.keep_freed_memory()
     threads = config.threads or threads or hardware.compute_threads()
     torch.set_num_threads(threads)
@@ -48,14 +47,16 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     if precision is None:
         precision, measured = number_format(config)
         notes.append(measured)
-    loaded, note = _kernels(config, precision)
-    if loaded is not None:
+    kernels, note = None, ""
+    if config.kernels:
+        kernels, note = open_kernels(named, "bf16" if precision == "bf16" else "f32")
+    if kernels is not None:
         return Environment(
             threads=threads,
             precision=precision,
             compile=config.compile and compiler() is not None,
             notes=tuple(filter(None, (*notes, note))),
-            kernels=loaded,
+            kernels=kernels,
         )
     notes.append(note)
     use_compile = config.compile
@@ -95,24 +96,3 @@ def _named_precision(config: TrainConfig) -> str:
 def _named_kernels(config: TrainConfig) -> Variant | None:
     """The kernels that ``train.kernels`` names; None for auto, true and false."""
     return VARIANTS.get(config.kernels) if isinstance(config.kernels, str) else None
-
-
-def _kernels(config: TrainConfig, precision: str) -> tuple[Kernels | None, str]:
-    """The kernels where they can be used, and a line on that (empty where nobody asked for them)."""
-    if not config.kernels:
-        return None, ""
-    named = _named_kernels(config)
-    if named is None:
-        chosen, reason = choose("bf16" if precision == "bf16" else "f32")
-    else:
-        reason = named.unavailable()
-        chosen = None if reason else named
-    if chosen is None:
-        return None, f"no training kernels: {reason}"
-    try:
-        began = perf_counter()
-        loaded = load(chosen.name)
-    except (RuntimeError, OSError) as error:
-        return None, f"no training kernels: {error}"
-    built = f", built in {perf_counter() - began:.0f} s" if perf_counter() - began > 1 else ""
-    return loaded, f"training kernels for {chosen.title}{built} (kept in {cache_dir()})"

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from data.errors import UserError
+from data.storage import atomic_write_text
 from data.stream.loader import Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
-from slm.files import atomic_write_text
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from train.backend import make_backend

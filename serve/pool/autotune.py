@@ -22,10 +22,10 @@ from data.storage import cache_home
 from serve.config import TuneMode
 from serve.engine.config import EngineConfig, KvType
 from serve.pool.memory_plan import ModelFacts
-from slm.files import atomic_write_json
 from slm.machine.hardware import compute_threads, n_threads
 from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
+from slm.report import atomic_write_json
 
 if TYPE_CHECKING:
     from slm.llama.model import Model

@@ -1,17 +1,113 @@
-"""The library of training kernels: built where that has not happened yet, opened, and called with tensors.
+"""The library of training kernels: which of its builds runs here, built where that has not happened yet, opened, and
+called with tensors.
 
-The sources are in this folder (bf16) and in ``f32/``; a comment above every function there gives its arguments and
-their shapes. Both have the same functions. ``slm.kernels.build`` says which of them can run here.
+There is one build per instruction set. The sources are in this folder (bf16) and in ``f32/``; a comment above every
+function there gives its arguments and their shapes. Both have the same functions.
 """
 
 import ctypes
 import functools
+import platform
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, Literal
 
 import torch
 
-from slm.kernels.build import VARIANTS
+from slm.machine import cpp_build
+from slm.machine.cpp_build import cache_dir, compiler, cpu_flags
+
+FOLDER = Path(__file__).parent
+COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-w")
+Precision = Literal["bf16", "f32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The kernels for one instruction set."""
+
+    name: str
+    """As ``train.kernels`` names it."""
+    title: str
+    """As messages name it."""
+    precision: Precision
+    """The number format of activations."""
+    needs: tuple[str, ...]
+    """Instruction sets, as /proc/cpuinfo spells them."""
+    sources: tuple[str, ...]
+    headers: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    def unavailable(self) -> str | None:
+        """Why these kernels cannot be built or run here, or None where they can."""
+        if platform.system() != "Linux" or platform.machine() != "x86_64":
+            return "the training kernels are for Linux on x86-64"
+        missing = [each for each in self.needs if each not in cpu_flags()]
+        if missing:
+            return f"this processor has no {missing[-1]}"
+        if compiler(gcc_only=True) is None:
+            return "there is no g++ (install it with: apt install g++)"
+        return None
+
+    def build(self) -> Path:
+        """The library's path, compiled if need be. RuntimeError with the compiler's message where that fails."""
+        sources, headers = ([FOLDER / name for name in names] for names in (self.sources, self.headers))
+        return cpp_build.build(sources, (*COMMON_FLAGS, *self.flags), headers=headers, what="the training kernels")
+
+
+def _f32(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int) -> Variant:
+    """The f32 kernels with vectors of ``lanes`` values."""
+    return Variant(
+        name=name,
+        title=title,
+        precision="f32",
+        needs=needs,
+        sources=tuple(f"f32/{each}.cpp" for each in ("linear", "attention", "norms", "head", "sizes")),
+        headers=("f32/vec.h", "f32/gemm.h", "f32/sizes.h", "arena.h"),
+        flags=(f"-march={march}", "-mtune=native", f"-DSLM_LANES={lanes}", "-std=gnu++17", "-ffp-contract=fast"),
+    )
+
+
+_BF16 = Variant(
+    name="avx512bf16",
+    title="AVX512-BF16",
+    precision="bf16",
+    needs=("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"),
+    sources=("linear.cpp", "attention.cpp", "attention_backward.cpp", "norms.cpp", "head.cpp", "sizes.cpp"),
+    headers=("simd.h", "gemm.h", "attention.h", "sizes.h", "arena.h"),
+    flags=("-march=native", "-std=c++17"),
+)
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+VARIANTS: dict[str, Variant] = {
+    each.name: each
+    for each in (
+        _BF16,
+        _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
+        _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
+    )
+}
+"""By name, the fastest of each precision first."""
+
+
+def variants_for(precision: Precision) -> list[Variant]:
+    """The kernels that compute in ``precision``, the fastest first."""
+    return [each for each in VARIANTS.values() if each.precision == precision]
+
+
+def choose(precision: Precision) -> tuple[Variant | None, str | None]:
+    """The fastest kernels for ``precision`` here, or None and why there are none."""
+    if precision == "bf16" and has_amx():
+        return None, "torch's own products use AMX here, which is faster"
+    candidates = variants_for(precision)
+    usable = next((each for each in candidates if each.unavailable() is None), None)
+    return usable, None if usable else candidates[-1].unavailable()
+
+
+def has_amx() -> bool:
+    """Whether the processor has matrix tiles for bf16, several times the rate of AVX-512."""
+    return "amx_bf16" in cpu_flags()
+
 
 P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int  # noqa: E741
 SIZES = {
@@ -56,7 +152,7 @@ class Kernels:
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.name = name
-        """The variant's name in ``slm.kernels.build``."""
+        """The variant's."""
         # torch is imported above and has loaded its OpenMP: the library finds that one, and shares its threads.
         library = ctypes.CDLL(str(path))
         for each, arguments in SIGNATURES.items():
@@ -92,3 +188,20 @@ def load(name: str = "avx512bf16") -> Kernels:
     RuntimeError where that fails.
     """
     return Kernels(VARIANTS[name].build(), name)
+
+
+def open_kernels(named: Variant | None, precision: Precision) -> tuple[Kernels | None, str]:
+    """The kernels ``named`` (None: the fastest ones for ``precision`` here), and a line on them.
+
+    None in their place where they cannot be used; the line then says why.
+    """
+    chosen, reason = choose(precision) if named is None else (named, named.unavailable())
+    if chosen is None or reason:
+        return None, f"no training kernels: {reason}"
+    try:
+        began = perf_counter()
+        kernels = load(chosen.name)
+    except (RuntimeError, OSError) as error:
+        return None, f"no training kernels: {error}"
+    built = f", built in {perf_counter() - began:.0f} s" if perf_counter() - began > 1 else ""
+    return kernels, f"training kernels for {chosen.title}{built} (kept in {cache_dir()})"

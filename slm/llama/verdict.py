@@ -23,9 +23,9 @@ from typing import Any
 
 from data.errors import UserError, one_line
 from data.storage import cache_home
-from slm.files import atomic_write_json
 from slm.machine.cpp_build import cpu_flags
 from slm.machine.record import cpu_name
+from slm.report import atomic_write_json
 
 PACKAGE = "llama-cpp-python"
 REBUILD = f"{sys.executable} -m slm.llama.rebuild"

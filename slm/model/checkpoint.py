@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.errors import UserError
-from slm.files import atomic_write_json, fsync
+from data.storage import fsync
 from slm.model.config import ModelConfig
 from slm.model.snapshot import Snapshot
 from slm.model.transformer import LanguageModel
+from slm.report import atomic_write_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

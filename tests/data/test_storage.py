@@ -1,4 +1,4 @@
-"""Files of the cache: written atomically, damaged ones are found, locks end with their processes."""
+"""Files hold their old content or all of the new, damaged ones of the cache are found, locks end with their processes."""
 
 import os
 import shutil
@@ -10,7 +10,17 @@ import threading
 import pytest
 
 from data import storage
-from data.storage import NoRoomError, cache_home, fingerprint, locked, read_checked, stamps, write_checked
+from data.storage import (
+    NoRoomError,
+    atomic_write_bytes,
+    atomic_write_text,
+    cache_home,
+    fingerprint,
+    locked,
+    read_checked,
+    stamps,
+    write_checked,
+)
 
 HOLD = """
 import sys, time
@@ -124,3 +134,26 @@ def test_a_lock_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(NoRoomError, match=r"cannot be written \(Is a directory\)"), locked(tmp_path / "lock"):
         pass
+
+
+def test_the_new_content_replaces_the_old_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    atomic_write_text(path, "new ü")
+    assert path.read_bytes() == "new ü".encode()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        atomic_write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

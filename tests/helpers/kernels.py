@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slm.kernels.build import COMMON_FLAGS, FOLDER, VARIANTS
-from slm.kernels.library import Kernels, load
+from slm.kernels.library import COMMON_FLAGS, FOLDER, VARIANTS, Kernels, load
 from slm.machine import cpp_build
 
 MODEL = Path(__file__).parent / "avx512_model"

@@ -3,7 +3,7 @@
 import json
 import math
 
-from slm.report import duration, final_json, finite, plain, table
+from slm.report import atomic_write_json, duration, final_json, finite, plain, table
 
 
 def test_times_read_as_people_write_them():
@@ -33,3 +33,9 @@ def test_a_table_is_not_cut_where_there_is_no_terminal(capsys):
     table("Rates", ["what", "figure"], [["a" * 150, "1,234"], ["short", None]])
     lines = capsys.readouterr().out.splitlines()
     assert any("a" * 150 in line and "1,234" in line for line in lines)
+
+
+def test_json_is_strict(tmp_path):
+    path = tmp_path / "a.json"
+    atomic_write_json(path, {"loss": math.nan, "steps": [1, 2]})
+    assert json.loads(path.read_text()) == {"loss": None, "steps": [1, 2]}

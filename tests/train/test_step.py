@@ -9,8 +9,7 @@ import torch
 
 from data.errors import UserError
 from data.tales.story import story
-from slm.kernels.build import VARIANTS
-from slm.kernels.library import load
+from slm.kernels.library import VARIANTS, load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from train.backend import AutogradBackend, make_backend

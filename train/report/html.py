@@ -17,9 +17,9 @@ from jinja2 import Environment, Template
 from markupsafe import Markup
 
 from data.errors import UserError
+from data.storage import atomic_write_text
 from slm import cli
 from slm.configuration import build, load_config
-from slm.files import atomic_write_text
 from slm.report import finite
 from train.report import sections
 from train.report.chart_data import chart_data

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from slm.files import atomic_write_text
+from data.storage import atomic_write_text
 from slm.report import finite
 
 

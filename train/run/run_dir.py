@@ -6,9 +6,9 @@ from pathlib import Path
 
 from data.sources.documents import sample_documents
 from data.sources.plan import Split
+from data.storage import atomic_write_text, fsync
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from slm.files import atomic_write_text, fsync
 from slm.model import checkpoint
 from slm.runs import BEST, list_checkpoints
 from train.config import RunConfig

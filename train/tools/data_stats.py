@@ -13,12 +13,12 @@ from data.sources.documents import sample_documents
 from data.sources.duplicates import Finder
 from data.sources.plan import plan_sources
 from data.statistics import Statistics
+from data.storage import atomic_write_bytes
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.make import make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm import cli
 from slm.configuration import load
-from slm.files import atomic_write_bytes
 from slm.report import final_json, table
 from train.config import RunConfig
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from slm.kernels.build import VARIANTS
 from slm.kernels.fused import HEAD_ROWS, Fused, unsupported
-from slm.kernels.library import Kernels
+from slm.kernels.library import VARIANTS, Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from tests.helpers.kernels import kernels_for_test

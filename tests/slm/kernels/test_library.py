@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from slm.kernels import library
-from slm.kernels.build import FOLDER, VARIANTS
 from slm.kernels.fused import Fused
-from slm.kernels.library import ALLOCATING, SIGNATURES, SIZES
+from slm.kernels.library import ALLOCATING, FOLDER, SIGNATURES, SIZES, VARIANTS
 from slm.machine.cpp_build import compiler
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
