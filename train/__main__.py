@@ -14,12 +14,12 @@ def main(argv: list[str]) -> int:
     config = resolve(argv, autobatch.choose_micro_batch)
     # What follows takes seconds to import. Wrong options have been reported by now.
     from train.distributed.join import join
-    from train.distributed.rank_process import exit_code
+    from train.distributed.rank_process import run_rank
 
     ranks = join(pin=config.train.pin)  # before anything starts torch's threads
     from train.start import start
 
-    return exit_code(ranks, partial(start, config, ranks))
+    return run_rank(ranks, config.root, partial(start, config, ranks))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The shape of a run's model, from the configuration alone or from the model that the run starts from.
+"""The shape of a run's model from the configuration alone.
 
-Tested in tests/train/tools/test_plan.py, tests/slm/test_presets.py, tests/train/test_main.py.
+Tested in tests/train/tools/test_plan.py, tests/slm/test_presets.py.
 """
 
 from pathlib import Path
 
-from data.errors import UserError
 from slm.model.config import ModelConfig
 from train.config import RunConfig
 
@@ -28,16 +27,3 @@ def model_shape(config: RunConfig) -> ModelConfig:
         path = Path(tokenizer.path) if tokenizer.path else None
         ids = (load_tokenizer(path) if path else make_tokenizer(tokenizer, lambda: iter(()))).vocab_size
     return config.model.model_config(vocab_size=ids, seq_len=config.train.seq_len, eos_id=None)
-
-
-def starting_shape(directory: str, seq_len: int) -> ModelConfig:
-    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context."""
-    from slm.model import checkpoint
-
-    shape = checkpoint.load_config(directory)
-    if seq_len > shape.seq_len:
-        raise UserError(
-            f"train.seq_len={seq_len} is longer than the context of {directory}: "
-            f"use train.seq_len={shape.seq_len} or less"
-        )
-    return shape

@@ -3,6 +3,8 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,21 @@ import numpy as np
 import torch
 
 from data.errors import UserError
-from data.storage import atomic_write_text
+from data.sources.documents import sample_documents
+from data.sources.plan import Split
+from data.storage import atomic_write_text, fsync
 from data.stream.loader import Loader, validation_blocks
+from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
 from slm.model import checkpoint
+from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from train.backend import make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
-from train.distributed.rank_process import rank_folder
 from train.distributed.ranks import LostPeerError, Ranks
 from train.distributed.shared_state import (
     broadcast_resume_point,
@@ -32,24 +37,33 @@ from train.distributed.shared_state import (
 )
 from train.environment import Environment, prepare
 from train.memory import check_memory, resource_errors
-from train.model_shape import starting_shape
-from train.run import run_dir
 from train.run.checkpointer import Checkpointer
-from train.run.resume import ResumePoint, check_unchanged, find_resume_point, rounding, rounding_changes
-from train.run.run_directory import RunDirectory
+from train.run.resume import (
+    ResumePoint,
+    back_up_later_checkpoints,
+    check_unchanged,
+    find_resume_point,
+    rounding,
+    rounding_changes,
+)
+from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
 from train.trainer import Trainer
 from train.validation import Validator
 
+TEXT_BYTES = 1_000_000
+"""How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
+TEXTS: dict[str, Split] = {"validation.txt": "validation", "calibration.txt": "train"}
+"""The files of that text, and the split that each is taken from."""
 
-def start(config: RunConfig, ranks: Ranks) -> int:
-    """Train from the beginning or from a checkpoint. Returns the command's exit code."""
-    with (
-        rank_folder(ranks, config.root) as root,
-        RunDirectory(root, keep_after=LostPeerError) as directory,
-        resource_errors(config.train, root),
-    ):
+
+def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
+    """Train from the beginning or from a checkpoint. Returns the command's exit code.
+
+    ``root``: the run's directory; on ranks other than 0 a temporary folder.
+    """
+    with RunDirectory(root, keep_after=LostPeerError) as directory, resource_errors(config.train, root):
         ranks.broadcast_from_main(lambda: config.train.check_processes(ranks.size))
         resume = ranks.broadcast_from_main(lambda: _open_directory(config, directory))
         environment = _environment(config, ranks)
@@ -61,7 +75,7 @@ def start(config: RunConfig, ranks: Ranks) -> int:
             )
             return 0
         tokenizer = broadcast_tokenizer(
-            ranks, lambda: run_dir.prepare_text(config, root, new=point.checkpoint is None), root / "tokenizer"
+            ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
         model, warning = _new_model(config, tokenizer, ranks)
@@ -99,7 +113,7 @@ def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
     if point.checkpoint:
         check_unchanged(point.state["config"], config, root)
         if not _finished(config, point.state):
-            for name in run_dir.back_up_later_checkpoints(root, point.checkpoint):
+            for name in back_up_later_checkpoints(root, point.checkpoint):
                 print(f"{name} is newer than {point.checkpoint.name} and is kept aside")
             print(f"resuming {root} from {point.checkpoint.name}")
     return point
@@ -111,9 +125,64 @@ def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     return by_time or state["step"] >= config.train.max_steps
 
 
+def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
+    """The run's tokenizer. It and the text samples for export are in ``root`` afterwards.
+
+    A run that resumes uses what is there. A ``new`` one makes everything from its own settings: what lies there was
+    left by a start that ended before its first checkpoint, perhaps with other settings.
+    """
+    if new:
+        _remove_text(root)
+    tokenizer = _tokenizer(config, root)
+    for name, split in TEXTS.items():
+        if not (root / name).exists():
+            documents = sample_documents(config.data, split, TEXT_BYTES, config.train.seed)
+            atomic_write_text(root / name, "\n\n".join(documents))
+    return tokenizer
+
+
+def _remove_text(root: Path) -> None:
+    for name in TEXTS:
+        (root / name).unlink(missing_ok=True)
+    if (root / TOKENIZER).exists():
+        # Renamed first: a tokenizer is there as a whole or not at all.
+        removed = root / f".{TOKENIZER}.old.{os.getpid()}"
+        os.rename(root / TOKENIZER, removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
+    """The run's tokenizer: kept in ``tokenizer/``, made (or trained on the run's own text) the first time."""
+    folder = root / TOKENIZER
+    if (folder / "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    if config.init_from:
+        tokenizer = load_tokenizer(config.init_from)
+    else:
+        tokenizer = make_tokenizer(
+            config.tokenizer,
+            lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
+        )
+    temporary = root / f".{TOKENIZER}.{os.getpid()}"
+    temporary.mkdir(exist_ok=True)
+    tokenizer.save(temporary)
+    for path in (*temporary.iterdir(), temporary):
+        fsync(path)
+    os.replace(temporary, folder)
+    return tokenizer
+
+
 def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint) -> tuple[Loader, np.ndarray]:
     """The training batches, from where the run resumes, and the validation blocks [N, seq_len + 1]."""
     train = config.train
+    blocks_NT1 = ranks.broadcast_from_main(
+        lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
+    )
+    if len(blocks_NT1) == 0:
+        raise UserError(
+            f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
+            "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
+        )
     loader = Loader(
         config.data,
         tokenizer,
@@ -128,14 +197,6 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
     if position is not None:
         loader.load_state_dict(position)
-    blocks_NT1 = ranks.broadcast_from_main(
-        lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
-    )
-    if len(blocks_NT1) == 0:
-        raise UserError(
-            f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
-            "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
-        )
     return loader, blocks_NT1
 
 
@@ -143,7 +204,7 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[L
     """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
     train, directory = config.train, config.init_from
     if directory:
-        shape = ranks.broadcast_from_main(lambda: starting_shape(directory, train.seq_len))
+        shape = ranks.broadcast_from_main(lambda: _starting_shape(directory, train.seq_len))
     else:
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
@@ -153,6 +214,17 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[L
     model = (checkpoint.load_model(directory) if directory and ranks.main else LanguageModel(shape)).train()
     ranks.broadcast(list(model.parameters()))
     return model, warning
+
+
+def _starting_shape(directory: str, seq_len: int) -> ModelConfig:
+    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context."""
+    shape = checkpoint.load_config(directory)
+    if seq_len > shape.seq_len:
+        raise UserError(
+            f"train.seq_len={seq_len} is longer than the context of {directory}: "
+            f"use train.seq_len={shape.seq_len} or less"
+        )
+    return shape
 
 
 def _print_plan(
@@ -195,7 +267,8 @@ def _make_trainer(
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
-    atomic_write_text(root / "config.yaml", to_yaml(config))
+    text = to_yaml(config)
+    atomic_write_text(root / "config.yaml", text)
     log = RunLog(config, root, state.step, main=ranks.main)
     interrupt, sync = make_gradient_sync(
         ranks, model, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce

@@ -35,8 +35,7 @@ from train.interrupt import Interrupt, StoppedError
 from train.optim import Optimizer
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
-from train.run.resume import newest_intact, rounding
-from train.run.run_dir import back_up_later_checkpoints
+from train.run.resume import back_up_later_checkpoints, newest_intact, rounding
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
 from train.schedule import learning_rate

@@ -1,4 +1,4 @@
-"""Files hold their old content or all of the new, damaged ones of the cache are found, locks end with their processes."""
+"""A file holds its old content or all of the new, damage in the cache is found, locks end with their processes."""
 
 import os
 import shutil

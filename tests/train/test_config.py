@@ -1,9 +1,13 @@
-"""Options of a training run are checked where they are made."""
+"""Options of a training run are checked where they are made, and saved ones are read again."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from data.errors import UserError
-from train.config import TrainConfig
+from slm.configuration import build, load_config, to_yaml
+from train import autobatch
+from train.config import RunConfig, TrainConfig
+from train.resolve import resolve
 
 
 def test_a_step_is_divided_evenly_or_not_at_all():
@@ -13,3 +17,13 @@ def test_a_step_is_divided_evenly_or_not_at_all():
         config.check_processes(4)
     with pytest.raises(UserError, match=r"use train\.grad_accum=8"):
         TrainConfig(max_steps=1, seq_len=8, micro_batch=1, grad_accum=6).check_processes(4)
+
+
+def test_a_config_that_was_saved_is_read_again():
+    config = resolve(["preset=tiny", "data=local", "data.files=[a.txt]"], autobatch.choose_micro_batch)
+    saved = OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
+    assert build(RunConfig, saved) == config
+    composed = load_config("train", ["preset=tiny", "data=local", "data.files=[a.txt]"])
+    assert saved | {"name": None} == {
+        key: value | composed[key] if isinstance(value, dict) else composed[key] for key, value in saved.items()
+    }, "the composed keys and values, and defaults of others"

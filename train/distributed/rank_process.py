@@ -21,7 +21,17 @@ STOPPED = tuple(128 + number for number in STOP_SIGNALS)
 """The exit codes of a run that saved because a signal asked it to end."""
 
 
-def exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
+def run_rank(ranks: Ranks, root: Path, train: Callable[[Path], int]) -> int:
+    """The exit code of ``train(folder)``, where ``folder`` is the run's directory ``root`` on rank 0 only."""
+
+    def run() -> int:
+        with _rank_folder(ranks, root) as folder:
+            return train(folder)
+
+    return _exit_code(ranks, run)
+
+
+def _exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
     """The exit code of ``run()``, made fit for torchrun, which restarts all processes after any code but 0.
 
     A run that ended as it was asked to, or with a mistake that no restart can mend, leaves its code in a file for the
@@ -56,7 +66,7 @@ def exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
 
 
 @contextmanager
-def rank_folder(ranks: Ranks, root: Path) -> Iterator[Path]:
+def _rank_folder(ranks: Ranks, root: Path) -> Iterator[Path]:
     """The run's directory on rank 0. Elsewhere a temporary folder, and standard output goes nowhere."""
     with ExitStack() as stack:
         launch = Path(path).parent if (path := os.environ.get(EXIT_FILE)) else None

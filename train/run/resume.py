@@ -1,4 +1,4 @@
-"""Where a run begins: the checkpoint it resumes from, and whether that belongs to the same run."""
+"""Where a run begins: the checkpoint it resumes from, whether that belongs to the same run, and what comes after it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from slm.model import checkpoint
 from slm.runs import checkpoint_step, list_checkpoints
 from train.config import RunConfig, TrainConfig
 from train.environment import Environment
+from train.run.run_directory import back_up
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ def _load(path: Path) -> ResumePoint:
     checkpoint.verify(path)
     tensors, state = checkpoint.load_trainer_state(path)
     return ResumePoint(path, tensors, state)
+
+
+def back_up_later_checkpoints(root: Path, start: Path) -> list[str]:
+    """Rename checkpoints newer than ``start``, since the run continues from there. Returns their former names."""
+    renamed = []
+    for path in list_checkpoints(root):
+        if start.parent == path.parent and path.name > start.name:  # names have their steps in eight digits
+            back_up(path)
+            renamed.append(path.name)
+    return renamed
 
 
 FIXED_SECTIONS = ("model", "tokenizer", "data")

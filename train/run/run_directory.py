@@ -1,4 +1,7 @@
-"""A run's directory from the start of a run to its end: locked, and left as it was where the start is refused."""
+"""A run's directory from the start of a run to its end: locked, and left as it was where the start is refused.
+
+An earlier run of its name is renamed, and what killed processes left half-written is removed.
+"""
 
 import os
 import shutil
@@ -6,9 +9,12 @@ from pathlib import Path
 from types import TracebackType
 
 from data.errors import UserError
-from slm.runs import list_checkpoints
-from train.run.run_dir import back_up, remove_partial_files
+from slm.model import checkpoint
+from slm.runs import BEST, list_checkpoints
 from train.run_lock import LOCK, RunLock, take_lock
+
+TOKENIZER = "tokenizer"
+"""The folder of the run's tokenizer."""
 
 
 class RunDirectory:
@@ -88,3 +94,25 @@ class RunDirectory:
                     break
         if self._backup is not None and not self.root.exists():
             os.rename(self._backup, self.root)
+
+
+def back_up(root: Path) -> Path | None:
+    """Rename the directory ``root`` to the first free ``<name>.<n>``; None where there was none."""
+    if not root.exists():
+        return None
+    n = 1
+    while (backup := root.with_name(f"{root.name}.{n}")).exists():
+        n += 1
+    os.rename(root, backup)
+    return backup
+
+
+def remove_partial_files(root: Path) -> None:
+    """Delete what killed processes left half-written. Only for the process that holds the run's lock."""
+    checkpoint.sweep(root / "checkpoints")
+    for pattern in (f".{TOKENIZER}.*", ".*.tmp", f".{BEST}.*"):
+        for path in root.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from tests.helpers import REPOSITORY
 from tests.helpers.small_run import SmallRun, newest_step, write_corpus
 from train.distributed.ranks import LostPeerError
 from train.run import run_directory
-from train.run.run_directory import RunDirectory
+from train.run.run_directory import RunDirectory, back_up
 from train.run_lock import LOCK, is_locked, take_lock
 
 
@@ -209,3 +209,13 @@ def test_a_refused_start_does_not_remove_what_another_start_has_made_meanwhile(t
     ):
         directory.open(anew=True)
     assert (root / "theirs").read_text() == "live"
+
+
+def test_nothing_is_overwritten_by_a_backup(tmp_path):
+    root = tmp_path / "mine"
+    assert back_up(root) is None
+    for n in (1, 2):
+        root.mkdir()
+        (root / "text").write_text(str(n))
+        assert back_up(root) == tmp_path / f"mine.{n}"
+    assert [(tmp_path / f"mine.{n}" / "text").read_text() for n in (1, 2)] == ["1", "2"]

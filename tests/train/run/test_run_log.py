@@ -1,6 +1,6 @@
-"""Lines of a run in a terminal."""
+"""Lines of a run in a terminal. Whole runs: tests/train/test_main.py, tests/train/test_reliability.py."""
 
-from train.run.progress import ProgressLine
+from train.run.run_log import ProgressLine
 
 
 def test_a_sample_does_nothing_to_the_terminal(capsys):
