@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import platform
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from slm.machine.record import VERSIONED, cpu_name
 from slm.report import final_json, table
 
 PACKAGES = (*VERSIONED, "transformers", "wandb")
+BUILD_LLAMA = (
+    f"CMAKE_ARGS=-DGGML_NATIVE=ON {shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps "
+    f"--no-binary {verdict.PACKAGE} {verdict.PACKAGE}"
+)
 TRIAL_SECONDS = 12.0
 """How long torch.compile's trial may take, most of it two imports of torch."""
 SLOW_DISK_MB_PER_S = 50
@@ -273,14 +278,11 @@ def advice(record: dict[str, Any]) -> list[str]:
         fault = record["llama_cpp_check"]["fault"]
         found.append(f"llama.cpp {fault}: {verdict.REBUILD} builds it again for this processor")
     elif record["llama_cpp"] is None:
-        found.append("llama-cpp-python cannot be loaded: rm .venv/.ready && make setup builds it again")
+        found.append(f"llama-cpp-python cannot be loaded: {BUILD_LLAMA} builds it again")
     else:
         missing = _not_built_in(record["isa"], record["llama_cpp"])
         if missing:
-            found.append(
-                f"llama.cpp was built without {missing}: CMAKE_ARGS=-DGGML_NATIVE=ON .venv/bin/pip install "
-                "--force-reinstall --no-deps --no-binary llama-cpp-python llama-cpp-python serves faster"
-            )
+            found.append(f"llama.cpp was built without {missing}: {BUILD_LLAMA} builds one that serves faster")
     if record["disk_mb_per_s"] is None:
         found.append(f"{record['runs_dir']} cannot be written: choose another place with runs_dir=DIR")
     elif record["disk_mb_per_s"] < SLOW_DISK_MB_PER_S:

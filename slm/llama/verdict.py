@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from slm.machine.record import cpu_name
 from slm.report import atomic_write_json
 
 PACKAGE = "llama-cpp-python"
-REBUILD = f"{sys.executable} -m slm.llama.rebuild"
+REBUILD = f"{shlex.quote(sys.executable)} -m slm.llama.rebuild"
 _FORMAT = 1
 """Of the kept answers, and of what is tried: a higher number tries again."""
 _TRIAL_S = 120

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data.errors import UserError
 
-_EXEC = re.compile(rb"'''exec' \"?([^\"\n]+?)\"? \"\$0\"")
+_EXEC = re.compile(rb"'''exec' [\"']?([^\"'\n]+?)[\"']? \"\$0\"")
 
 
 @dataclass(frozen=True)

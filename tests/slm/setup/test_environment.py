@@ -29,6 +29,15 @@ def add_script(venv, name: str) -> None:
     (venv / "bin" / name).chmod(0o755)
 
 
+@pytest.mark.parametrize("quote", ['"', "'", ""])
+def test_the_interpreter_in_the_second_line_as_pip_and_uv_write_it(tmp_path, quote):
+    script = tmp_path / "tool"
+    script.write_text(f"#!/bin/sh\n'''exec' {quote}/a b/.venv/bin/python{quote} \"$0\" \"$@\"\n' '''\nimport sys\n")
+    assert environment.interpreter(script) == "/a b/.venv/bin/python"
+    script.write_text("#!/bin/sh\necho other\n")
+    assert environment.interpreter(script) == "/bin/sh"
+
+
 def test_none_is_made_with_pip(tmp_path):
     venv = tmp_path / "a b" / ".venv"
     assert environment.inspect(venv) == environment.State(missing=True)

@@ -1,0 +1,83 @@
+"""The Makefile: its variables arrive as the options of ``slm``, whatever characters they have, and set-up starts when
+it must. ``make -n`` prints what would be run."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.helpers import REPOSITORY
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with blanks in its name, set up as far as make can see."""
+    folder = tmp_path / "a b" / "it's"
+    (folder / ".venv").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "Makefile", folder)
+    (folder / "pyproject.toml").write_text("")
+    (folder / ".venv/.ready").write_text(str(folder))
+    return folder
+
+
+def commands(folder, *words: str) -> list[str]:
+    """The lines that make would run."""
+    done = subprocess.run(["make", "-n", *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line.strip() for line in done.stdout.splitlines()]
+
+
+def words(folder, *given: str) -> list[str]:
+    """The words of the command that a target runs, as the shell splits them."""
+    (line,) = commands(folder, *given)
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
+    first, *rest = printed.stdout.splitlines()
+    assert (first, rest[:2]) == (".venv/bin/python", ["-m", "slm"])
+    return rest[2:]
+
+
+def test_names_with_blanks_and_quotes_stay_one_word(checkout):
+    assert words(checkout, "export", "RUN=a b/it's", "QUANT=q8_0,q4_0") == ["export", "run=a b/it's", "quant=q8_0,q4_0"]
+    assert words(checkout, "serve", "RUN=a b/x", "PORT=1") == ["serve", "model=a b/x", "port=1"]
+    assert words(checkout, "chat", 'MODEL=my "best" $$x.gguf') == ["chat", 'model=my "best" $x.gguf']
+    for target in ("watch", "verify", "eval", "bench-quant"):
+        assert words(checkout, target, "RUN=a b/x") == [target, "run=a b/x"]
+
+
+def test_the_runs_of_a_report(checkout):
+    assert words(checkout, "report") == ["report", "runs=[runs/latest]"]
+    assert words(checkout, "report", "RUN=a b/x") == ["report", "runs=[a b/x]"]
+    assert words(checkout, "report", "RUNS= a  b ") == ["report", "runs=[a,b]"]
+    assert words(checkout, "report", "RUNS=a b/x,c") == ["report", "runs=[a b/x,c]"]
+
+
+def test_training_and_its_processes(checkout):
+    assert words(checkout, "train", 'ARGS=name=x "data.files=[a b.txt]"') == [
+        *("train", "preset=tiny", "name=x", "data.files=[a b.txt]")
+    ]
+    assert words(checkout, "train", "CONFIG=10m", "NPROC=2") == ["train", "nproc=2", "nnodes=1", "preset=10m"]
+    assert words(checkout, "train", "NNODES=2", "MAIN=h:1") == [
+        *("train", "nproc=1", "nnodes=2", "main=h:1", "preset=tiny")
+    ]
+
+
+def test_set_up_starts_where_the_environment_is_not_of_this_folder(checkout):
+    assert len(commands(checkout, "doctor")) == 1
+    assert any("-m slm.setup" in line for line in commands(checkout, "setup", "CHECK=only"))
+    (checkout / ".venv/.ready").write_text("/elsewhere/slm")
+    lines = commands(checkout, "doctor")
+    assert any("-m slm.setup" in line for line in lines)
+    assert lines[-1].endswith("-m slm doctor")
+
+
+def test_set_up_starts_when_the_requirements_change(checkout):
+    (checkout / ".venv/.ready").unlink()
+    assert any("-m slm.setup" in line for line in commands(checkout, "doctor"))
+
+
+def test_a_python_that_is_missing_is_one_line(checkout):
+    (checkout / ".venv/.ready").unlink()
+    done = subprocess.run(["make", "setup", "PYTHON=no such python"], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 2
+    first, *_ = done.stderr.splitlines()
+    assert first.startswith("error: there is no no such python: install Python 3.11 to 3.13")
