@@ -1,10 +1,10 @@
-// The page: which model and conversation is open, and one request at a time. Everything comes from this page's server.
+// The page: which mode and conversation is open, and one request at a time. Everything comes from this page's server.
 
-import * as api from "./api.js";
 import { download, drawList } from "./chat_list.js";
 import { Conversations, newConversation } from "./conversations.js";
 import { $, button, copyButton, make } from "./dom.js";
-import { modelFacts, replyFigures } from "./facts.js";
+import { exchange } from "./exchange.js";
+import * as models from "./models.js";
 import { Reply } from "./reply.js";
 import * as settings from "./settings.js";
 import { hideTip, listen } from "./tokens.js";
@@ -15,75 +15,23 @@ const transcript = new Transcript($("output"), { edit: (i, text) => send(text, i
 let mode = "chat";
 let chat = store.last() ?? newConversation();
 let running = null; // {controller, keep} of the running request
-let hasTemplate = false;
-let cards = []; // of /v1/models
-let model = ""; // its name
-
-// -- models ---------------------------------------------------------------------------------------------------
-
-async function loadModels() {
-  cards = await api.models();
-  $("models-label").hidden = cards.length < 2;
-  $("model").hidden = cards.length > 1;
-  $("models").replaceChildren(...cards.map((card) => new Option(card.id, card.id)));
-  pick(cards.some((card) => card.id === model) ? model : cards[0].id);
-}
-
-// Shows the facts of a model; the next request goes to it.
-function pick(name) {
-  model = $("models").value = name;
-  const card = cards.find((each) => each.id === name);
-  hasTemplate = Boolean(card.meta?.chat_template);
-  $("model").textContent = name;
-  document.title = `${name} · slm`;
-  $("facts").textContent = modelFacts(card);
-  if (card.meta) $("max_tokens").max = card.meta.context;
-  showHint();
-}
 
 // -- requests -------------------------------------------------------------------------------------------------
 
-// Runs a request and shows what comes. Returns when it has ended, however it ended.
+// Runs a request, however it ends.
 async function run(path, body, reply) {
-  const controller = new AbortController();
-  running.controller = controller;
-  const card = cards.find((each) => each.id === model);
-  const isLoading = card?.status !== "ready";
-  if (isLoading) $("figures").textContent = "The model is being loaded.";
-  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0, maxTokens: body.max_tokens, context: card?.meta?.context };
-  const show = () => { $("figures").textContent = replyFigures(figures); };
+  running.controller = new AbortController();
+  const wasLoaded = models.isLoaded();
   try {
-    for await (const event of api.stream(path, body, controller.signal)) {
-      if (event.usage) figures.usage = event.usage;
-      const choice = event.choices[0];
-      if (!choice) continue;
-      figures.finish = choice.finish_reason ?? figures.finish;
-      const follow = transcript.isAtEnd;
-      const added = reply.take(choice);
-      if (follow) transcript.toEnd();
-      if (added) {
-        figures.last = performance.now();
-        figures.first ||= figures.last;
-        figures.nTokens += added;
-        show();
-      }
-    }
-    figures.nTokens = figures.usage?.completion_tokens ?? figures.nTokens;
-    show();
+    await exchange(path, body, reply, running.controller.signal, (action) => transcript.follow(action));
   } catch (error) {
-    if (error.name === "AbortError") {
-      figures.finish = "stopped by you";
-      show();
-    } else report(error);
+    report(error);
   }
-  const follow = transcript.isAtEnd;
-  reply.end();
-  if (follow) transcript.toEnd();
-  if (isLoading || cards.length > 1) loadModels().catch(() => {}); // another may have made room for it
+  if (!wasLoaded || models.areSeveral()) models.load().then(showHint, () => {}); // another may have made room for it
 }
 
 function request(extra) {
-  return { model, stream: true, stream_options: { include_usage: true }, ...settings.body(), ...extra };
+  return { model: models.name(), stream: true, stream_options: { include_usage: true }, ...settings.body(), ...extra };
 }
 
 // Sends a message: after the conversation, or in the place of message i and all that follow it.
@@ -113,11 +61,11 @@ async function ask(messages) {
   notice("");
   if (messages.at(-1).content === $("prompt").value) $("prompt").value = "";
   transcript.draw(messages, probabilities);
-  const [turn, place] = transcript.turn({ role: "assistant", model });
+  const [turn, place] = transcript.turn({ role: "assistant", model: models.name() });
   turn.classList.add("busy");
   transcript.toEnd();
   const reply = new Reply(place, "markdown");
-  const name = model;
+  const name = models.name();
   let message = null;
   const keep = () => {
     if (reply.isEmpty || mine.isRemoved) return;
@@ -296,7 +244,7 @@ function setMode(next) {
 
 function showHint() {
   $("output").dataset.hint = mode === "chat"
-    ? hasTemplate ? "Write a message to begin." : "This is a base model. It was not trained to chat, but it will continue the conversation."
+    ? models.hasTemplate() ? "Write a message to begin." : "This is a base model. It was not trained to chat, but it will continue the conversation."
     : "The model continues the text that you give it.";
 }
 
@@ -323,7 +271,7 @@ document.addEventListener("keydown", (event) => {
   else if (document.body.dataset.panel) showPanel("");
   else stop();
 });
-$("models").addEventListener("change", () => { stop(); pick($("models").value); });
+$("models").addEventListener("change", () => { stop(); models.pick($("models").value); showHint(); });
 $("new").addEventListener("click", () => open(newConversation(chat.system)));
 $("system").addEventListener("input", () => {
   chat.system = $("system").value;
@@ -366,12 +314,12 @@ async function start() {
   const mine = ++starts;
   let trouble = null;
   try {
-    await loadModels();
+    await models.load();
   } catch (error) {
     trouble = error;
   }
   if (mine !== starts) return; // another key was tried meanwhile
-  setMode(hasTemplate ? "chat" : "completion");
+  setMode(models.hasTemplate() ? "chat" : "completion");
   $("key-form").hidden = true;
   if (trouble) report(trouble);
   document.body.dataset.ready = "yes"; // tells tests that the page is ready

@@ -82,6 +82,14 @@ export class Transcript {
     return this.output.scrollHeight - this.output.scrollTop - this.output.clientHeight < 60;
   }
 
+  // Runs an action that adds text, and keeps the end in view if it was.
+  follow(action) {
+    const wasAtEnd = this.isAtEnd;
+    const value = action();
+    if (wasAtEnd) this.toEnd();
+    return value;
+  }
+
   toEnd() {
     this.output.scrollTop = this.output.scrollHeight;
   }

@@ -1,0 +1,36 @@
+// One request and its streamed reply.
+
+import * as api from "./api.js";
+import { $ } from "./dom.js";
+import { replyFigures } from "./facts.js";
+import * as models from "./models.js";
+
+// Sends a request, gives what comes to the reply, and shows its figures. Returns when the stream has ended or was
+// stopped. Throws what else ends it. `follow(action)` keeps the end of the text in view while action adds to it.
+export async function exchange(path, body, reply, signal, follow) {
+  if (!models.isLoaded()) $("figures").textContent = "The model is being loaded.";
+  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0, maxTokens: body.max_tokens, context: models.context() };
+  const show = () => { $("figures").textContent = replyFigures(figures); };
+  try {
+    for await (const event of api.stream(path, body, signal)) {
+      if (event.usage) figures.usage = event.usage;
+      const choice = event.choices[0];
+      if (!choice) continue;
+      figures.finish = choice.finish_reason ?? figures.finish;
+      const added = follow(() => reply.take(choice));
+      if (!added) continue;
+      figures.last = performance.now();
+      figures.first ||= figures.last;
+      figures.nTokens += added;
+      show();
+    }
+    figures.nTokens = figures.usage?.completion_tokens ?? figures.nTokens;
+    show();
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+    figures.finish = "stopped by you";
+    show();
+  } finally {
+    follow(() => reply.end());
+  }
+}
