@@ -70,22 +70,23 @@ def pictures(tmp_path) -> Path:
 
 _CONTRAST = """(selector) => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const seen = (element) => (([r, g, b, a = 1]) => a)(parse(getComputedStyle(element).backgroundColor));
   const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const light = (text) => {
-    const [r, g, b] = parse(text).slice(0, 3).map((v) => linear(v / 255));
+  const light = (color) => {
+    const [r, g, b] = color.slice(0, 3).map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  const layers = [];
   const element = document.querySelector(selector);
-  let behind = element;
-  while (!seen(behind) && behind.parentElement) behind = behind.parentElement;
-  const a = light(getComputedStyle(element).color);
-  const b = light(getComputedStyle(behind).backgroundColor);
+  for (let each = element; each; each = each.parentElement) layers.push(parse(getComputedStyle(each).backgroundColor));
+  const over = (below, [r, g, b, alpha = 1]) => [r, g, b].map((v, i) => alpha * v + (1 - alpha) * below[i]);
+  const behind = layers.reverse().reduce(over, [255, 255, 255]);
+  const a = light(parse(getComputedStyle(element).color));
+  const b = light(behind);
   return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
 }"""
 
 
 @pytest.fixture(scope="session")
 def contrast():
-    """The ratio of WCAG 2 between an element's text and what is behind it."""
+    """The ratio of WCAG 2 between an element's text and what is behind it, translucent marks included."""
     return lambda page, selector: page.run(f"({_CONTRAST})({json.dumps(selector)})")

@@ -235,6 +235,8 @@ TEXTS = (
     "#chat-list .name",
     "#new",
     "#export",
+    ".legend .p1",
+    ".legend .p4",
 )
 
 
