@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 import llama_cpp.llama_cpp as C
+
+from slm.llama.backends import load_backends
 
 _ERROR, _CONTINUED = 4, 5
 
@@ -40,6 +43,7 @@ _callback = ctypes.CFUNCTYPE(None, _Level, ctypes.c_char_p)(
     _print_and_keep if os.environ.get("SLM_LLAMA_LOG", "") not in ("", "0") else _lines.__setitem__
 )
 C.llama_log_set(ctypes.cast(_callback, C.llama_log_callback), ctypes.c_void_p(0))
+load_backends(C._lib, Path(C._base_path))
 C.llama_backend_init()
 
 clear_log = _lines.clear

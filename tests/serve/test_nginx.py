@@ -1,4 +1,4 @@
-"""Two servers behind nginx with the configuration of docs/serving.md, and one of them killed under load."""
+"""Two servers behind nginx with the configuration docs/deploy/nginx.conf, and one of them killed under load."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,30 @@ N_REQUESTS = 60
 N_CLIENTS = 8
 
 
-def documented(repository, ports, listen):
-    """The configuration in the document, with these ports."""
-    text = (repository / "docs" / "serving.md").read_text()
-    block = textwrap.dedent(re.search(r"^    upstream slm \{.*?(?=^\S)", text, re.M | re.S).group(0))
-    for old, new in zip(("8081", "8082"), ports, strict=True):
-        assert f"127.0.0.1:{old} " in block
-        block = block.replace(f"127.0.0.1:{old} ", f"127.0.0.1:{new} ")
+def committed(repository, ports, listen):
+    """docs/deploy/nginx.conf, with these ports."""
+    block = (repository / "docs" / "deploy" / "nginx.conf").read_text()
+    for name, port in zip(("slm-1", "slm-2"), ports, strict=True):
+        assert f"server {name}:8080 " in block
+        block = block.replace(f"server {name}:8080 ", f"server 127.0.0.1:{port} ")
     assert "listen 8080;" in block
     return block.replace("listen 8080;", f"listen 127.0.0.1:{listen};")
+
+
+def directives(text):
+    """The lines of a configuration without comments, spaces and addresses."""
+    lines = [re.sub(r"\s*#.*", "", line).strip() for line in text.splitlines()]
+    return [re.sub(r"^server \S+", "server ADDRESS", line) if line.endswith("5s;") else line for line in lines if line]
+
+
+def test_the_document_shows_the_committed_configuration(repository):
+    text = (repository / "docs" / "serving.md").read_text()
+    shown = directives(textwrap.dedent(re.search(r"^    upstream slm \{.*?(?=^\S)", text, re.M | re.S).group(0)))
+    whole = directives((repository / "docs" / "deploy" / "nginx.conf").read_text())
+    assert len(shown) > 15
+    # The document leaves out the last location, which hides /metrics.
+    assert whole[: len(shown) - 1] == shown[:-1]
+    assert whole[len(shown) - 1 :] == ["location = /metrics {", "return 404;", "}", "}"]
 
 
 @contextlib.contextmanager
@@ -105,12 +120,13 @@ def test_one_of_two_servers_is_killed(tmp_path, slow_path, start_server, reposit
         words = ("serve.slots=6", "serve.access_log=off")
         servers = [stack.enter_context(start_server(tmp_path / f"{i}.log", slow_path, *words)) for i in range(2)]
         ports = [server.url.rpartition(":")[2] for server in servers]
-        stack.enter_context(nginx(tmp_path, documented(repository, ports, port), port))
+        stack.enter_context(nginx(tmp_path, committed(repository, ports, port), port))
         url = f"http://127.0.0.1:{port}"
         # Each does its share.
         for _ in range(4):
             assert httpx.post(url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
         assert all(server.metrics()["slm_request_seconds_count"] > 0 for server in servers)
+        assert httpx.get(url + "/metrics").status_code == 404  # of which server would it be?
         outcomes = asyncio.run(load(url + "/v1/completions", servers[0]))
         assert len(outcomes) == N_REQUESTS
         troubled = [each for each in outcomes if each[2] is not None]
