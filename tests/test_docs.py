@@ -8,7 +8,8 @@ import pytest
 from tests.helpers import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-FOLDERS = ("data", "slm", "train", "export", "serve", "configs", "docs", "tests")
+PAGES += sorted((REPOSITORY / "examples").rglob("*.md"))
+FOLDERS = ("data", "slm", "train", "export", "serve", "configs", "docs", "tests", "examples")
 FILES = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix != ".pyc"]
 REMOVED = {"narrow.py"}  # docs/decisions.md says why
 OTHER_PROGRAMS = {"pytest"}

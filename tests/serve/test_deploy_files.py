@@ -53,7 +53,9 @@ def instruction(dockerfile, name):
 def options_of(words):
     """The server's configuration that a command line gives."""
     assert words[0] == "serve"
-    return load(ServeConfig, "serve", [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in words[1:]], literal=("model",))
+    return load(
+        ServeConfig, "serve", [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in words[1:]], literal=("model",)
+    )
 
 
 def seconds(text):
