@@ -23,7 +23,7 @@ RUN CMAKE_ARGS='-DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=O
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.13,<2.14"
 COPY . /opt/slm/source
-RUN pip install --no-cache-dir --editable "/opt/slm/source[logging]"
+RUN pip install --no-cache-dir "/opt/slm/source[logging]"
 
 FROM ${BASE}
 # g++ compiles the training kernels and the token picker for this processor, once.
@@ -32,7 +32,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --home-dir /data slm \
     && install -d -o slm -g slm /data /data/runs /data/cache
-COPY --from=build /opt/slm /opt/slm
+COPY --from=build /opt/slm/venv /opt/slm/venv
 ENV PATH=/opt/slm/venv/bin:$PATH XDG_CACHE_HOME=/data/cache HF_HOME=/data/cache/huggingface PYTHONUNBUFFERED=1
 # Runs, downloads, and what slm has measured and compiled.
 VOLUME /data
@@ -41,6 +41,6 @@ USER slm
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
-# The other stages take the place of "serve": train, export, slm.evaluate, serve.terminal, slm.doctor.
-ENTRYPOINT ["python", "-m"]
+# Any other command of slm takes the place of "serve": train, export, eval, chat, doctor (slm --help lists them).
+ENTRYPOINT ["slm"]
 CMD ["serve", "model=runs/latest", "host=0.0.0.0"]

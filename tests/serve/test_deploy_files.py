@@ -13,6 +13,7 @@ import yaml
 
 from serve.config import ServeConfig, ServerOptions, load
 
+ROOMS = ("data", "slm", "train", "export", "serve")
 UNITS = {"s": 1, "m": 60}
 
 
@@ -73,15 +74,14 @@ def test_the_image_installs_the_versions_of_pyproject(repository, dockerfile):
 def test_the_build_context_holds_what_the_build_needs(repository, dockerfile):
     kept = {line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert all((repository / name).exists() for name in kept)
-    project = tomllib.loads((repository / "pyproject.toml").read_text())
-    rooms = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert kept >= rooms | {"pyproject.toml", "configs", project["project"]["readme"], "LICENSE"}
-    assert instruction(dockerfile, "COPY") == [". /opt/slm/source", "--from=build /opt/slm /opt/slm"]
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    assert kept >= {*ROOMS, "configs", "pyproject.toml", "setup.py", project["readme"], *project["license-files"]}
+    assert instruction(dockerfile, "COPY") == [". /opt/slm/source", "--from=build /opt/slm/venv /opt/slm/venv"]
 
 
 def test_the_image_serves_without_rights_and_says_how_it_is(repository, dockerfile):
     (entry,), (command,) = instruction(dockerfile, "ENTRYPOINT"), instruction(dockerfile, "CMD")
-    assert json.loads(entry) == ["python", "-m"]
+    assert json.loads(entry) == ["slm"]
     config = options_of(json.loads(command))
     assert (config.host, str(config.port)) == ("0.0.0.0", *instruction(dockerfile, "EXPOSE"))
     (user,) = instruction(dockerfile, "USER")
