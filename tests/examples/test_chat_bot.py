@@ -49,12 +49,12 @@ def test_the_history_is_sent_and_its_oldest_turns_are_dropped(script, client, ca
     bot.answer("the little bird")
     assert [turn["role"] for turn in bot._turns] == ["user", "assistant"] * 2
     assert bot._turns[2]["content"] == "the little bird"
-    bot.answer("the river and the boat " * 12)
-    bot.answer("the bear in the garden " * 12)
+    bot.answer("QZXJ " * 60)
+    bot.answer("JXZQ " * 60)
     assert bot._turns[0]["content"] == "the old fox"
     assert "forgotten" not in capsys.readouterr().err
     # The context is 1,024 tokens: this fits only without what was before.
-    bot.answer("the red boat that the wind had taken away " * 20)
+    bot.answer("ZQJX " * 120)
     assert bot._turns[0]["content"] != "the old fox"
     assert "forgotten" in capsys.readouterr().err
 
