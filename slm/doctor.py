@@ -84,11 +84,16 @@ def _software(busy: float) -> dict[str, Any]:
 
 
 def _kernels(precision: str) -> dict[str, str | None]:
-    """``kernels``: why training does not use its kernels here, None where it does; ``kernel_variant``: which ones."""
-    from slm.kernels.library import choose
+    """``kernels``: why training does not use its kernels here, None where it does; ``kernel_variant``: which ones;
+    ``kernel_faults``: why faster ones are not used."""
+    from slm.kernels.choice import choose
 
     chosen, reason = choose("bf16" if precision == "bf16" else "f32")
-    return {"kernels": reason, "kernel_variant": chosen.name if chosen else None}
+    return {
+        "kernels": None if chosen else reason,
+        "kernel_variant": chosen.name if chosen else None,
+        "kernel_faults": reason if chosen else None,
+    }
 
 
 def _processor() -> dict[str, Any]:
@@ -217,6 +222,8 @@ def choice_rows(record: dict[str, Any]) -> list[list[str]]:
         rows.append(["", f"compiled code is kept in {cache}"])
     if record["kernels"]:
         rows.append(["", f"no kernels of its own: {record['kernels']}"])
+    elif record.get("kernel_faults"):
+        rows.append(["", f"faster kernels are left out: {record['kernel_faults']}"])
     return [
         *rows,
         ["export", f"{threads['export']} threads"],

@@ -7,7 +7,8 @@ import torch
 
 from data.errors import UserError
 from data.storage import cache_home
-from slm.kernels.library import VARIANTS, Kernels, Variant, open_kernels
+from slm.kernels.choice import open_kernels
+from slm.kernels.library import VARIANTS, Kernels
 from slm.machine import hardware
 from slm.machine.cpp_build import compiler
 from train.config import TrainConfig
@@ -38,7 +39,6 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
     ``precision`` takes the place of ``config.precision``, for example with rank 0's choice.
     """
     notes = []
-    named = _named_kernels(config)
     hardware.keep_freed_memory()
     threads = config.threads or threads or hardware.compute_threads()
     torch.set_num_threads(threads)
@@ -49,7 +49,7 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
         notes.append(measured)
     kernels, note = None, ""
     if config.kernels:
-        kernels, note = open_kernels(named, "bf16" if precision == "bf16" else "f32")
+        kernels, note = open_kernels(config.kernels, "bf16" if precision == "bf16" else "f32")
     if kernels is not None:
         return Environment(
             threads=threads,
@@ -80,8 +80,8 @@ def number_format(config: TrainConfig) -> tuple[str, str]:
 
 def _named_precision(config: TrainConfig) -> str:
     """``config.precision``, or that of the kernels that ``train.kernels`` names. UserError where the two disagree."""
-    named = _named_kernels(config)
-    if named is None:
+    named = VARIANTS.get(str(config.kernels))
+    if named is None:  # auto, true or false
         return config.precision
     if config.precision not in ("auto", named.precision):
         raise UserError(
@@ -91,8 +91,3 @@ def _named_precision(config: TrainConfig) -> str:
     if reason := named.unavailable():
         raise UserError(f"train.kernels={named.name}: {reason}; train.kernels=auto chooses kernels that run here")
     return named.precision
-
-
-def _named_kernels(config: TrainConfig) -> Variant | None:
-    """The kernels that ``train.kernels`` names; None for auto, true and false."""
-    return VARIANTS.get(config.kernels) if isinstance(config.kernels, str) else None

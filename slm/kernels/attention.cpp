@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr long QUERY_BLOCK = 12 * MR;  // queries of a task
+constexpr long QUERY_BLOCK = 96;  // queries of a task
 
 long keys_pairs(const Shape& s) { return s.padded() * s.E / 2; }
 
@@ -66,13 +66,13 @@ void attend(const Shape s, const Head head, long q, long n, float scale, const p
     const long from = s.starts ? s.starts[head.b * s.T + q] / NR * NR : 0;  // starts never fall along a sequence
     const long to = ceil_div(q + n, NR) * NR, span = to - from;
     for (long p = from / NR; p < to / NR; p++)
-        tile(n, E / 2, (const pair_t*)m.q_rows, E / 2, 1, keys + p * (E / 2) * NR, [&](int r, __m512 x, __m512 y) {
+        tile(n, E / 2, (const pair_t*)m.q_rows, E / 2, keys + p * (E / 2) * NR, [&](int r, __m512 x, __m512 y) {
             _mm512_store_ps(m.scores + r * ld + p * NR - from, x);
             _mm512_store_ps(m.scores + r * ld + p * NR - from + 16, y);
         });
     softmax_rows(s, head, q, n, from, to, scale, m, inverse, lse);
     for (long p = 0; p < E / NR; p++)
-        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, 1, values + (p * (Tp / 2) + from / 2) * NR,
+        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, values + (p * (Tp / 2) + from / 2) * NR,
              [&](int r, __m512 x, __m512 y) {
                  const __m512 f = _mm512_set1_ps(inverse[r]);
                  bf16* o = out + (head.b * s.T + q + r) * s.H * E + head.h * E + p * NR;
@@ -95,6 +95,7 @@ int slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long 
     std::atomic<bool> failed{false};
 #pragma omp parallel
     {
+        const TileUnit unit;
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < B * K; i++) {
             const Head head(s, qkv, i / K, i % K * (H / K));

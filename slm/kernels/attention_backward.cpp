@@ -104,12 +104,12 @@ INLINE void key_products(const Shape& s, const Head& head, long k, long n, long 
     const long E = s.E, width = s.width(), ld = s.stride();
     for (long p = from / NR; p < last / NR; p++) {
         const long at = p * NR - from;
-        tile(n, E / 2, (const pair_t*)(m.rows + k * E), E / 2, 1, m.q_positions + p * (E / 2) * NR,
+        tile(n, E / 2, (const pair_t*)(m.rows + k * E), E / 2, m.q_positions + p * (E / 2) * NR,
              [&](int r, __m512 x, __m512 y) {
                  _mm512_store_ps(m.s_rows + r * ld + at, x);
                  _mm512_store_ps(m.s_rows + r * ld + at + 16, y);
              });
-        tile(n, E / 2, (const pair_t*)(head.v + k * width), width / 2, 1, m.do_positions + p * (E / 2) * NR,
+        tile(n, E / 2, (const pair_t*)(head.v + k * width), width / 2, m.do_positions + p * (E / 2) * NR,
              [&](int r, __m512 x, __m512 y) {
                  _mm512_store_ps(m.dp_rows + r * ld + at, x);
                  _mm512_store_ps(m.dp_rows + r * ld + at + 16, y);
@@ -160,11 +160,11 @@ INLINE void key_gradients(const Shape& s, long k, long n, long from, long span, 
     const long E = s.E, Tp = s.padded(), ld = s.stride();
     for (long p = 0; p < E / NR; p++) {
         const long at = (p * (Tp / 2) + from / 2) * NR;
-        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, 1, m.do_values + at, [&](int r, __m512 x, __m512 y) {
+        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, m.do_values + at, [&](int r, __m512 x, __m512 y) {
             _mm512_storeu_ps(dv + (k + r) * E + p * NR, x);
             _mm512_storeu_ps(dv + (k + r) * E + p * NR + 16, y);
         });
-        tile(n, span / 2, (const pair_t*)m.ds_rows, ld / 2, 1, m.q_values + at, [&](int r, __m512 x, __m512 y) {
+        tile(n, span / 2, (const pair_t*)m.ds_rows, ld / 2, m.q_values + at, [&](int r, __m512 x, __m512 y) {
             _mm512_storeu_ps(dk + (k + r) * E + p * NR, x);
             _mm512_storeu_ps(dk + (k + r) * E + p * NR + 16, y);
         });
@@ -174,14 +174,15 @@ INLINE void key_gradients(const Shape& s, long k, long n, long from, long span, 
 // Adds to the gradients of queries [first, last) what comes from the block of keys [k0, k0 + keys).
 INLINE void query_gradients(const Shape& s, long first, long last, long k0, long keys, const HeadMemory& m) {
     const long E = s.E, Tp = s.padded(), ld = s.stride();
-    for (long q = first; q < last; q += MR)
+    for (long q = first; q < last; q += MR) {
+        const Columns ds(min_of(MR, last - q), ceil_div(keys, 2), m.ds_pairs + q, ld);
         for (long p = 0; p < E / NR; p++)
-            tile(min_of(MR, last - q), ceil_div(keys, 2), m.ds_pairs + q, 1, ld, m.k_values + (p * (Tp / 2) + k0 / 2) * NR,
-                 [&](int r, __m512 x, __m512 y) {
-                     float* d = m.dq + (q + r) * E + p * NR;
-                     _mm512_storeu_ps(d, _mm512_add_ps(_mm512_loadu_ps(d), x));
-                     _mm512_storeu_ps(d + 16, _mm512_add_ps(_mm512_loadu_ps(d + 16), y));
-                 });
+            tile(ds, m.k_values + (p * (Tp / 2) + k0 / 2) * NR, [&](int r, __m512 x, __m512 y) {
+                float* d = m.dq + (q + r) * E + p * NR;
+                _mm512_storeu_ps(d, _mm512_add_ps(_mm512_loadu_ps(d), x));
+                _mm512_storeu_ps(d + 16, _mm512_add_ps(_mm512_loadu_ps(d + 16), y));
+            });
+    }
 }
 
 // All of one query head: dq in m, its share of the key head's gradients in dk and dv [padded, E].
@@ -248,6 +249,7 @@ int slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, long
     memset(norms, 0, B * H * 2 * E * sizeof(float));
 #pragma omp parallel
     {
+        const TileUnit unit;
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < B * H; task++) {
             const Head head(s, qkv, task / H, task % H);

@@ -1,5 +1,4 @@
-"""The library of training kernels: which of its builds runs here, built where that has not happened yet, opened, and
-called with tensors.
+"""The library of training kernels: its builds, where each can run, and its functions called with tensors.
 
 There is one build per instruction set. The sources are in this folder (bf16) and in ``f32/``; a comment above every
 function there gives its arguments and their shapes. Both have the same functions.
@@ -10,13 +9,12 @@ import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal
 
 import torch
 
 from slm.machine import cpp_build
-from slm.machine.cpp_build import cache_dir, compiler, cpu_flags
+from slm.machine.cpp_build import compiler, cpu_flags
 
 FOLDER = Path(__file__).parent
 COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-w")
@@ -46,6 +44,8 @@ class Variant:
         missing = [each for each in self.needs if each not in cpu_flags()]
         if missing:
             return f"this processor has no {missing[-1]}"
+        if self.name == "amx" and not _tiles_permitted():
+            return "Linux does not give this process AMX's tiles"
         if compiler(gcc_only=True) is None:
             return "there is no g++ (install it with: apt install g++)"
         return None
@@ -69,20 +69,27 @@ def _f32(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: in
     )
 
 
-_BF16 = Variant(
-    name="avx512bf16",
-    title="AVX512-BF16",
-    precision="bf16",
-    needs=("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"),
-    sources=("linear.cpp", "attention.cpp", "attention_backward.cpp", "norms.cpp", "head.cpp", "sizes.cpp"),
-    headers=("simd.h", "gemm.h", "attention.h", "sizes.h", "arena.h"),
-    flags=("-march=native", "-std=c++17"),
-)
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+
+
+def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...], flags: tuple[str, ...]) -> Variant:
+    """The bf16 kernels over one of the two micro-kernels (``tile``: its headers)."""
+    return Variant(
+        name=name,
+        title=title,
+        precision="bf16",
+        needs=(*_AVX512, "avx512_bf16", *needs),
+        sources=("linear.cpp", "attention.cpp", "attention_backward.cpp", "norms.cpp", "head.cpp", "sizes.cpp"),
+        headers=("simd.h", "gemm_pack.h", "tile.h", *tile, "gemm.h", "attention.h", "sizes.h", "arena.h"),
+        flags=("-march=native", "-std=c++17", *flags),
+    )
+
+
 VARIANTS: dict[str, Variant] = {
     each.name: each
     for each in (
-        _BF16,
+        _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx.h", "amx.h"), flags=("-DSLM_AMX",)),
+        _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512.h",), flags=()),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
     )
@@ -95,18 +102,10 @@ def variants_for(precision: Precision) -> list[Variant]:
     return [each for each in VARIANTS.values() if each.precision == precision]
 
 
-def choose(precision: Precision) -> tuple[Variant | None, str | None]:
-    """The fastest kernels for ``precision`` here, or None and why there are none."""
-    if precision == "bf16" and has_amx():
-        return None, "torch's own products use AMX here, which is faster"
-    candidates = variants_for(precision)
-    usable = next((each for each in candidates if each.unavailable() is None), None)
-    return usable, None if usable else candidates[-1].unavailable()
-
-
-def has_amx() -> bool:
-    """Whether the processor has matrix tiles for bf16, several times the rate of AVX-512."""
-    return "amx_bf16" in cpu_flags()
+def _tiles_permitted() -> bool:
+    """Whether Linux lets this process use AMX's tiles. It has to be asked, once (arch_prctl, ARCH_REQ_XCOMP_PERM)."""
+    sys_arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(sys_arch_prctl, request_permission, tile_data) == 0
 
 
 P, L, F, I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int  # noqa: E741
@@ -182,26 +181,9 @@ def _check_memory(failed: int, function: Any, arguments: Any) -> int:
 
 
 @functools.cache
-def load(name: str = "avx512bf16") -> Kernels:
+def load(name: str) -> Kernels:
     """The kernels of the variant ``name``; built first where this machine has not done so (5 to 10 s).
 
     RuntimeError where that fails.
     """
     return Kernels(VARIANTS[name].build(), name)
-
-
-def open_kernels(named: Variant | None, precision: Precision) -> tuple[Kernels | None, str]:
-    """The kernels ``named`` (None: the fastest ones for ``precision`` here), and a line on them.
-
-    None in their place where they cannot be used; the line then says why.
-    """
-    chosen, reason = choose(precision) if named is None else (named, named.unavailable())
-    if chosen is None or reason:
-        return None, f"no training kernels: {reason}"
-    try:
-        began = perf_counter()
-        kernels = load(chosen.name)
-    except (RuntimeError, OSError) as error:
-        return None, f"no training kernels: {error}"
-    built = f", built in {perf_counter() - began:.0f} s" if perf_counter() - began > 1 else ""
-    return kernels, f"training kernels for {chosen.title}{built} (kept in {cache_dir()})"

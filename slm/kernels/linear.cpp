@@ -118,23 +118,29 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
     pair_t *packed_x = scratch, *packed_dy = scratch + panels * pairs * NR;
     const long group = max_of(1, min_of(panels, L2_BYTES / (pairs * NR * (long)sizeof(pair_t))));
     const long groups = ceil_div(panels, group);
-    const long rows = 48, chunks = ceil_div(n, rows);  // rows of a task
+    const long rows = ceil_div(48, MR) * MR, chunks = ceil_div(n, rows);  // rows of a task
 #pragma omp parallel
     for (long start = 0; start < m; start += block) {
-        const long count = min_of(block, m - start), n_pairs = ceil_div(count, 2);
+        const TileUnit unit;
+        const long count = min_of(block, m - start), n_pairs = pairs_of(count);
         const bool store = start == 0 && !add;
+        const long lines = ceil_div(2 * MR, max_of(1, n_pairs / 16));  // of the gradient, asked for in 16 pairs
 #pragma omp for schedule(static) nowait
-        for (long p = 0; p < panels; p++)
-            pack_rows(x + start * ldx + p * NR, ldx, count, packed_x + p * pairs * NR);
+        for (long p = 0; p < panels; p++) {
+            pair_t* panel = packed_x + p * pairs * NR;
+            pack_rows(x + start * ldx + p * NR, ldx, count, panel);
+            const long filled = ceil_div(count, 2);
+            memset(panel + filled * NR, 0, (n_pairs - filled) * NR * sizeof(pair_t));
+        }
 #pragma omp for schedule(static)
         for (long q = 0; q < n; q += NR)
-            pack_strips(dy + start * ldy + q, ldy, count, min_of(NR, n - q), packed_dy + q * pairs, pairs * MR);
+            pack_left(dy + start * ldy + q, ldy, count, min_of(NR, n - q), packed_dy + q * pairs, pairs);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < groups * chunks; task++) {
             const long first = task / chunks * group, top = task % chunks * rows;
             for (long row = top; row < min_of(n, top + rows); row += MR)
                 for (long p = first; p < min_of(panels, first + group); p++) {
-                    tile_of<MR>(n_pairs, packed_dy + row * pairs, 1, MR, packed_x + p * pairs * NR,
+                    tile_packed(min_of(MR, n - row), n_pairs, packed_dy + row * pairs, pairs, packed_x + p * pairs * NR,
                                [&](int r, __m512 a, __m512 b) {
                                    float* g = grad + (row + r) * k + p * NR;
                                    if (!store) {
@@ -148,7 +154,8 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
                                    // The next strip and the gradient come from memory while the product runs.
                                    const long line = (p - first) * (pairs / 16) + part;
                                    prefetch_far(packed_dy + (row + MR) * pairs + line * 16);
-                                   if (part < 2 * MR) will_write(grad + (row + part / 2) * k + p * NR + part % 2 * 16);
+                                   for (long i = part * lines; i < min_of(2 * MR, (part + 1) * lines); i++)
+                                       will_write(grad + (row + i / 2) * k + p * NR + i % 2 * 16);
                                });
                 }
         }

@@ -1,7 +1,7 @@
 // RMSNorm and the embedding, forward and backward.
 #include <omp.h>
 
-#include "gemm.h"
+#include "simd.h"
 
 extern "C" {
 

@@ -1,7 +1,4 @@
-// bf16 in AVX-512: conversions, the exponential, and the one matrix micro-kernel that everything here is built on.
-//
-// A matrix product reduces over pairs: `vdpbf16ps` multiplies two bf16 of one operand with two of the other and adds
-// both products to an f32 lane. A "pair" is therefore two bf16 that follow each other along the reduced dimension.
+// bf16 in AVX-512: conversions, the exponential, prefetches.
 #pragma once
 #include <immintrin.h>
 
@@ -70,56 +67,7 @@ INLINE __m512 sigmoid512(__m512 x) {
     return reciprocal512(_mm512_add_ps(_mm512_set1_ps(1.0f), exp2_512(y)));
 }
 
-// What a product may ask memory for while it runs: called with 0, 1, 2, ... after every 16 pairs.
-struct Nothing {
-    INLINE void operator()(long) const {}
-};
-
 // Ask for a cache line: into the second cache, or the first one. No address is wrong here, outside of any memory either.
 INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 INLINE void will_read(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 INLINE void will_write(void* p) { __builtin_prefetch(p, 1, 3); }
-
-// c[r] += sum over k of a(r, k) * b(k): R rows of 32 columns. a(r, k) is the pair at A[r * ra + k * ka], b(k) the 32
-// pairs at B[32 k]. Row-major rows of bf16 are (ra = row length / 2, ka = 1), interleaved rows (ra = 1, ka = stride).
-template <int R, class Ahead>
-INLINE void accumulate(long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, __m512 (&c)[R][2], Ahead&& ahead) {
-    auto step = [&] {
-        const __m512bh b0 = (__m512bh)_mm512_loadu_si512(B), b1 = (__m512bh)_mm512_loadu_si512(B + 16);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            const __m512bh a = (__m512bh)_mm512_set1_epi32((int)A[r * ra]);
-            c[r][0] = _mm512_dpbf16_ps(c[r][0], a, b0);
-            c[r][1] = _mm512_dpbf16_ps(c[r][1], a, b1);
-        }
-        A += ka;
-        B += NR;
-    };
-    for (long part = 0; part < n_pairs / 16; part++) {
-        ahead(part);
-        for (int i = 0; i < 16; i++) step();
-    }
-    for (long i = 0; i < n_pairs % 16; i++) step();
-}
-
-// One tile of R rows, handed row by row to `use(row, left 16 columns, right 16 columns)`.
-template <int R, class Use, class Ahead = Nothing>
-INLINE void tile_of(long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
-    __m512 c[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) c[r][0] = c[r][1] = _mm512_setzero_ps();
-    accumulate<R>(n_pairs, A, ra, ka, B, c, ahead);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) use(r, c[r][0], c[r][1]);
-}
-
-// A tile of 1 to 8 rows.
-template <class Use, class Ahead = Nothing>
-INLINE void tile(long rows, long n_pairs, const pair_t* A, long ra, long ka, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
-    if (rows >= MR) return tile_of<MR>(n_pairs, A, ra, ka, B, use, ahead);
-    long done = 0;
-    for (; rows - done >= 4; done += 4)
-        tile_of<4>(n_pairs, A + done * ra, ra, ka, B, [&](int r, __m512 x, __m512 y) { use((int)(r + done), x, y); });
-    for (; done < rows; done++)
-        tile_of<1>(n_pairs, A + done * ra, ra, ka, B, [&](int r, __m512 x, __m512 y) { use((int)(r + done), x, y); });
-}

@@ -4,10 +4,14 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+#ifdef SLM_AMX
+constexpr long MR = 32;  // rows of a block: two tiles
+#else
 constexpr long MR = 8;   // rows of a tile; more would share too few sets of the first cache when rows are 2^n apart
+#endif
 constexpr long NR = 32;  // columns of a tile, and the width of a packed panel; models' widths are multiples of it
 
-constexpr long LOSS_ROWS = 24 * MR;      // positions whose logits are in the cache at once
+constexpr long LOSS_ROWS = 192;          // positions whose logits are in the cache at once
 constexpr long GRADIENT_ROWS = 1024;     // positions that a weight gradient's product packs at once
 constexpr long NORM_PARTS = 64;          // partial sums of a norm's gradient: a fixed number, so that their order is too
 constexpr long MAX_HEAD_DIM = 512;       // values of one head at one position, kept on the stack
@@ -19,5 +23,5 @@ INLINE constexpr long max_of(long a, long b) { return a > b ? a : b; }
 // Positions of a sequence, up to a whole panel.
 INLINE constexpr long padded_length(long T) { return ceil_div(T, NR) * NR; }
 
-// Positions that a weight gradient packs at once, of m: an odd one gets a partner.
-INLINE constexpr long gradient_block(long m) { return min_of(m + (m & 1), GRADIENT_ROWS); }
+// Positions that a weight gradient packs at once, of m, filled up to whole tiles.
+INLINE constexpr long gradient_block(long m) { return min_of(padded_length(m), GRADIENT_ROWS); }

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 from data.errors import UserError, one_line
 from data.storage import cache_home
 from slm.machine.cpp_build import cpu_flags
+from slm.machine.crashes import CRASHES, ended_by
 from slm.machine.record import cpu_name
 from slm.report import atomic_write_json
 
@@ -34,8 +34,6 @@ _FORMAT = 1
 """Of the kept answers, and of what is tried: a higher number tries again."""
 _TRIAL_S = 120
 """A second is usual. A machine that takes longer than this is busy with other work."""
-_CRASHES = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")
-"""Signals that native code dies of by its own doing. Others come from outside and say nothing about the build."""
 _SUSPECTS = (("AMX_INT8", "amx_tile", "AMX"), ("AVX512", "avx512f", "AVX-512"), ("AVX2", "avx2", "AVX2"))
 """Instruction sets, the likeliest culprit first: llama.cpp's name, the kernel's, the usual one."""
 
@@ -158,9 +156,8 @@ def read_trial(output: str, status: int, errors: str) -> Verdict:
             works.append(step["type"])
     if status == 0:
         return Verdict(works=works, features=features)
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-status).name
-        if name in _CRASHES:
+    if name := ended_by(status):
+        if name in CRASHES:
             return Verdict(works=works, features=features, failed=begun, signal=name)
         return Verdict(works=works, features=features, unknown=f"the trial was ended by {name}")
     return Verdict(works=works, features=features, unknown=one_line((errors.strip().splitlines() or ["?"])[-1]))

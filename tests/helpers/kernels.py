@@ -1,7 +1,7 @@
 """The training kernels that can be tested on this machine.
 
-Where the processor lacks AVX512-BF16, those kernels are compiled against ``avx512_model/immintrin.h``, a plain C++
-model of their instructions: slow, but with the same results. The f32 kernels for AVX-512 are compiled with the same 16
+Where the processor lacks AVX512-BF16 or AMX, those kernels are compiled against ``avx512_model/``, a plain C++ model of
+their instructions: slow, but with the same results. The f32 kernels for AVX-512 are compiled with the same 16
 lanes for AVX2.
 """
 
@@ -26,8 +26,11 @@ def kernels_for_test(name: str) -> Kernels:
     if VARIANTS["avx2"].unavailable() is not None:
         pytest.skip(f"kernels for {variant.title}: {variant.unavailable()}")
     sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
-    if name == "avx512bf16":
-        flags, headers = (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}"), [*headers, MODEL / "immintrin.h"]
+    if variant.precision == "bf16":
+        flags = (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}", *(each for each in variant.flags if each.startswith("-D")))
+        if name == "amx":
+            flags = (*flags, "-DSLM_AMX_MODEL")
+        headers += sorted(MODEL.glob("*.h"))
     else:
         flags = (*COMMON_FLAGS, *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))
     return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)

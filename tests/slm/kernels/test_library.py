@@ -84,7 +84,7 @@ def new_model(**changes) -> LanguageModel:
     "changed",
     [
         {},
-        {"LOSS_ROWS = 24 * MR": "LOSS_ROWS = 40 * MR", "GRADIENT_ROWS = 1024": "GRADIENT_ROWS = 4096"},
+        {"LOSS_ROWS = 192": "LOSS_ROWS = 320", "GRADIENT_ROWS = 1024": "GRADIENT_ROWS = 4096"},
         {"NR = 32": "NR = 64", "NORM_PARTS = 64": "NORM_PARTS = 96"},
     ],
 )

@@ -1,0 +1,152 @@
+// The matrix micro-kernel in AMX: 32 rows of 32 columns in four tiles of 16 x 16. See tile.h.
+//
+// A panel of B is as tiles want it: 16 pairs are 16 rows of 128 bytes, the left half of which is one tile and the right
+// half another. Every product reduces over whole groups of 16 pairs; operands are filled up with zeros to that.
+#pragma once
+#include "amx.h"
+#include "gemm_pack.h"
+
+constexpr long L2_BYTES = 1024 * 1024;  // packed panels that a task keeps in its core's second-level cache (2 MiB)
+constexpr long GROUP = 16;              // pairs of one step
+constexpr long TILE = 16;               // rows and columns of a tile
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+static const TileConfig TILE_CONFIG;
+
+// The thread's tiles. Loaded anew in each parallel region: torch's products share the threads and set tiles of their own.
+struct TileUnit {
+    TileUnit() { amx::load_config(&TILE_CONFIG); }
+    ~TileUnit() { amx::release(); }
+    TileUnit(const TileUnit&) = delete;
+};
+
+INLINE constexpr long groups_of(long n_pairs) { return ceil_div(n_pairs, GROUP); }
+
+// Pairs of a product whose reduced dimension has `count` values.
+INLINE constexpr long pairs_of(long count) { return groups_of(ceil_div(count, 2)) * GROUP; }
+
+// Hands the sums in tiles 0 to 3 on by rows.
+template <class Use>
+INLINE void use_sums(long rows, Use&& use) {
+    alignas(64) float sums[2 * TILE][NR];
+    amx::store<0>(sums, sizeof sums[0]);
+    amx::store<1>(sums[0] + TILE, sizeof sums[0]);
+    if (rows > TILE) {
+        amx::store<2>(sums[TILE], sizeof sums[0]);
+        amx::store<3>(sums[TILE] + TILE, sizeof sums[0]);
+    }
+    for (long r = 0; r < rows; r++) use((int)r, _mm512_load_ps(sums[r]), _mm512_load_ps(sums[r] + TILE));
+}
+
+INLINE void zero_sums() {
+    amx::zero<0>();
+    amx::zero<1>();
+    amx::zero<2>();
+    amx::zero<3>();
+}
+
+// Rows [16, 32) or [0, 16) of the left operand are in tile 4 or 5; 16 pairs of a panel go to tiles 6 and 7.
+template <bool Both>
+INLINE void multiply_step(const pair_t* top, const pair_t* bottom, long stride, const pair_t* B) {
+    amx::load<6>(B, NR * sizeof(pair_t));
+    amx::load<4>(top, stride);
+    amx::multiply<0, 4, 6>();
+    amx::load<7>(B + TILE, NR * sizeof(pair_t));
+    amx::multiply<1, 4, 7>();
+    if (Both) {
+        amx::load<5>(bottom, stride);
+        amx::multiply<2, 5, 6>();
+        amx::multiply<3, 5, 7>();
+    }
+}
+
+template <bool Both, class Ahead>
+INLINE void multiply_rows(long n_pairs, const pair_t* A, long lda, const pair_t* B, Ahead&& ahead) {
+    for (long g = 0; g < groups_of(n_pairs); g++) {
+        ahead(g);
+        const pair_t* a = A + g * GROUP;
+        multiply_step<Both>(a, a + TILE * lda, lda * (long)sizeof(pair_t), B + g * GROUP * NR);
+    }
+}
+
+// The same where not all rows of a tile exist: what exists is copied next to zeros. Only the ends of matrices come here.
+template <class Ahead>
+inline void multiply_few_rows(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Ahead&& ahead) {
+    alignas(64) pair_t some[2 * TILE][GROUP] = {};
+    for (long g = 0; g < groups_of(n_pairs); g++) {
+        ahead(g);
+        for (long r = 0; r < rows; r++) memcpy(some[r], A + r * lda + g * GROUP, sizeof some[r]);
+        amx::stores_are_done();
+        multiply_step<true>(some[0], some[TILE], sizeof some[0], B + g * GROUP * NR);
+    }
+}
+
+template <class Use, class Ahead = Nothing>
+INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+    amx::stores_are_done();
+    zero_sums();
+    if (rows >= 2 * TILE)
+        multiply_rows<true>(n_pairs, A, lda, B, ahead);
+    else if (rows == TILE)
+        multiply_rows<false>(n_pairs, A, lda, B, ahead);
+    else
+        multiply_few_rows(rows, n_pairs, A, lda, B, ahead);
+    use_sums(min_of(rows, MR), use);
+}
+
+// 32 (or 16) columns of rows [0, rows) as rows of pairs along the rows, which tiles read: out [columns][n_pairs]. Rows are
+// filled up with zeros to whole groups.
+INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t* out, long n_pairs) {
+    for (long i = 0; i < rows; i += 2 * GROUP) {
+        for (long c = 0; c < columns; c += TILE) {
+            __m512i pairs[16];
+#pragma GCC unroll 16
+            for (int g = 0; g < 16; g++) {
+                const long even = i + 2 * g;
+                const bf16* row = from + even * ld + c;
+                prefetch_far(row + AHEAD * ld);
+                prefetch_far(row + (AHEAD + 1) * ld);
+                pairs[g] = even >= rows ? _mm512_setzero_si512() : pairs16(row, even + 1 < rows ? row + ld : nullptr);
+            }
+            transpose16(pairs);
+#pragma GCC unroll 16
+            for (int r = 0; r < 16; r++) _mm512_storeu_si512(out + (c + r) * n_pairs + i / 2, pairs[r]);
+        }
+    }
+}
+
+// A tile of `rows` rows (16 or 32) that pack_left has laid out, `lda` pairs from row to row.
+template <class Use, class Ahead = Nothing>
+INLINE void tile_packed(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+    tile(rows, n_pairs, A, lda, B, use, ahead);
+}
+
+// Rows of a left operand that lies by columns: the pair k of row r is at A[r + k * ld]. Copied by rows, up to MAX_PAIRS.
+struct Columns {
+    static constexpr long MAX_PAIRS = 64;
+    alignas(64) pair_t by_rows[MR][MAX_PAIRS];
+    long rows, n_pairs;
+
+    INLINE Columns(long rows, long n_pairs, const pair_t* A, long ld) : rows(rows), n_pairs(n_pairs) {
+        for (long k = 0; k < n_pairs; k += GROUP)
+            for (long row = 0; row < rows; row += TILE) {
+                __m512i pairs[16];
+#pragma GCC unroll 16
+                for (int g = 0; g < 16; g++)
+                    pairs[g] = k + g < n_pairs ? _mm512_loadu_si512(A + row + (k + g) * ld) : _mm512_setzero_si512();
+                transpose16(pairs);
+#pragma GCC unroll 16
+                for (int r = 0; r < 16; r++) _mm512_storeu_si512(by_rows[row + r] + k, pairs[r]);
+            }
+    }
+};
+
+template <class Use>
+INLINE void tile(const Columns& a, const pair_t* B, Use&& use) {
+    tile(a.rows, a.n_pairs, a.by_rows[0], Columns::MAX_PAIRS, B, use);
+}

@@ -1,0 +1,123 @@
+"""Kernels are tried in a child process before first use: what dies or computes garbage is left out, and named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slm.kernels import choice, self_check
+from slm.kernels.library import VARIANTS, Variant
+from tests.helpers.kernels import kernels_for_test
+
+AVX2 = VARIANTS["avx2"]
+needs_avx2 = pytest.mark.skipif(AVX2.unavailable() is not None, reason=f"kernels: {AVX2.unavailable()}")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_right_kernels_are_far_inside_the_bound(name):
+    kernels = kernels_for_test(name)
+    assert self_check.distance(kernels) < self_check.ALLOWED[kernels.dtype] / 2
+
+
+@pytest.mark.parametrize("name", ["avx2", "amx"])
+def test_kernels_that_drop_a_store_are_seen(name):
+    kernels = kernels_for_test(name)
+    right = kernels.slm_linear
+
+    def forgetful(x, m, k, packed, n, residual, out):
+        right(x, m, k, packed, n, residual, out)
+        out[-1] = 0  # the last row
+
+    kernels.slm_linear = forgetful
+    try:
+        assert self_check.distance(kernels) > self_check.ALLOWED[kernels.dtype]
+    finally:
+        kernels.slm_linear = right
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path) -> Path:
+    """A library of its own, whose trial is not known yet."""
+    library = tmp_path / "kernels.so"
+    library.touch()
+    monkeypatch.setattr(Variant, "build", lambda self: library)
+    return library.with_suffix(".trial.json")
+
+
+def python_that(monkeypatch, tmp_path, command: str) -> Path:
+    """Children of this process run a shell command instead of Python; the file counts how often."""
+    count, script = tmp_path / "count", tmp_path / "python"
+    script.write_text(f"#!/bin/sh\necho x >> {count}\n{command}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(choice.sys, "executable", str(script))
+    return count
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("kill -ILL $$", "die with SIGILL"),
+        ("kill -SEGV $$", "die with SIGSEGV"),
+        ("""echo '{"right": false, "error": 0.7}'""", "compute wrong gradients (off by 70% of their size)"),
+        ("""echo '{"right": false, "error": NaN}'""", "compute wrong gradients"),
+        ("""echo '{"right": true, "error": 0.01}'""", None),
+    ],
+)
+def test_the_trials_answer_is_kept(monkeypatch, tmp_path, cache, command, says):
+    count = python_that(monkeypatch, tmp_path, command)
+    for _ in range(2):
+        found = choice.fault(AVX2)
+        assert found is None if says is None else says in found
+    assert count.read_text() == "x\n"
+    assert json.loads(cache.read_text()) == {"fault": found}
+
+
+@pytest.mark.parametrize("command", ["kill -TERM $$", "exit 3", "echo nothing"])
+def test_a_trial_without_an_answer_is_made_again(monkeypatch, tmp_path, cache, command):
+    count = python_that(monkeypatch, tmp_path, command)
+    assert choice.fault(AVX2) is None
+    assert choice.fault(AVX2) is None
+    assert count.read_text() == "x\nx\n"
+    assert not cache.exists()
+
+
+def test_kernels_that_cannot_be_built_are_named(monkeypatch):
+    def build(self):
+        raise RuntimeError("g++ could not build the training kernels: no space\nleft")
+
+    monkeypatch.setattr(Variant, "build", build)
+    assert choice.fault(AVX2) == "cannot be built (g++ could not build the training kernels: no space left)"
+
+
+def test_the_fastest_kernels_that_work_are_chosen(monkeypatch):
+    monkeypatch.setattr(
+        Variant, "unavailable", lambda self: None if self.precision == "bf16" else "this is no test of f32"
+    )
+    faults = {"amx": "die with SIGILL", "avx512bf16": None}
+    monkeypatch.setattr(choice, "fault", lambda variant: faults[variant.name])
+    chosen, reason = choice.choose("bf16")
+    assert chosen == VARIANTS["avx512bf16"]
+    assert reason == "those for AMX die with SIGILL"
+    faults["amx"] = None
+    assert choice.choose("bf16") == (VARIANTS["amx"], None)
+    faults.update({"amx": "die with SIGILL", "avx512bf16": "die with SIGBUS"})
+    assert choice.choose("bf16") == (None, "those for AMX die with SIGILL; those for AVX512-BF16 die with SIGBUS")
+    assert choice.choose("f32") == (None, "this is no test of f32")
+
+
+@needs_avx2
+def test_the_real_kernels_pass_their_real_trial():
+    assert choice._try_it("avx2") == (True, None)
+
+
+def test_amx_needs_linuxs_permission(monkeypatch):
+    from slm.kernels import library
+
+    amx = VARIANTS["amx"]
+    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(amx.needs))
+    monkeypatch.setattr(library, "_tiles_permitted", lambda: False)
+    assert amx.unavailable() == "Linux does not give this process AMX's tiles"
+    assert replace(amx, name="other").unavailable() != "Linux does not give this process AMX's tiles"
+    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(amx.needs) - {"amx_bf16"})
+    assert amx.unavailable() == "this processor has no amx_bf16"
