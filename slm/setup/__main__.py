@@ -21,7 +21,9 @@ def main(argv: list[str]) -> int:
     uv = shutil.which("uv")
     state = environment.inspect(venv)
     if options["check"] != "no":
-        problems = requirements.find_problems(venv, new=state.missing, uv=uv)
+        # An installation that was interrupted has yet to build llama.cpp, too.
+        new = not environment.holds(venv, "llama_cpp")
+        problems = requirements.find_problems(venv, new=new, uv=uv)
         if problems:
             print("\n".join(["Before slm can be installed:", *(f"  - {line}" for line in problems)]), file=sys.stderr)
             return 1

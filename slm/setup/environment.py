@@ -57,6 +57,11 @@ def inspect(venv: Path) -> State:
     return State(no_pip=_answer(venv, "import pip; print(1)") is None, stale=stale, old_home=old_home)
 
 
+def holds(venv: Path, package: str) -> bool:
+    """Whether a package is installed there."""
+    return any(venv.glob(f"lib/python3.*/site-packages/{package}"))
+
+
 def make_ready(venv: Path, state: State, *, uv: str | None) -> None:
     """Make the environment, or repair it, so that it has a Python and, where there is no uv, pip."""
     if state.missing:

@@ -27,7 +27,7 @@ _PROGRAMS = {
 def find_problems(venv: Path, *, new: bool, uv: str | None) -> list[str]:
     """A line for each thing that is missing, all at once.
 
-    ``new``: the environment has yet to be made. ``uv``: the path of uv, where it is installed.
+    ``new``: the environment or llama.cpp has yet to be made. ``uv``: the path of uv, where it is installed.
     """
     found = []
     writable = _nearest_folder(venv)

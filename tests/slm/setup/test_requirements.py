@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slm.setup import __main__ as setup
 from slm.setup import index, requirements
 from tests.helpers import REPOSITORY
 
@@ -116,6 +117,17 @@ def test_everything_that_is_missing_is_said_at_once(bare_path, tmp_path, monkeyp
     assert [line.split(":")[0] for line in lines[:2]] == ["  - there is no C compiler", "  - there is no C++ compiler"]
     assert "http://127.0.0.1:9/simple cannot be reached (Connection refused)" in lines[-1]
     assert not (tmp_path / "env").exists()
+
+
+def test_an_installation_that_was_interrupted_still_needs_a_compiler(bare_path, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "unreachable_index", lambda uv: [])
+    venv = tmp_path / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    assert setup.main([f"venv={venv}", "check=only"]) == 1
+    assert "there is no C++ compiler" in capsys.readouterr().err
+    (next(venv.glob("lib/python3.*")) / "site-packages/llama_cpp").mkdir()
+    assert setup.main([f"venv={venv}", "check=only"]) == 0
+    assert capsys.readouterr().out == "Nothing is missing.\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run as somebody else")
