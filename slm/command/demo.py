@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         (cli.spelled("chat", model=root), "the model in this terminal"),
         (own_text, "your own text"),
     ):
-        print(f"  {command:<42} {about}")
+        print(f"  {command:<42}  {about}")
     return 0
 
 
