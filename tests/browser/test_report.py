@@ -174,6 +174,8 @@ def test_dark_and_on_a_phone(opened, runs, pictures):
     assert drawn(opened, "loss") > 100
     boxes = "[...document.querySelectorAll('figure, .tiles > div, article')]"
     assert opened.run(f"{boxes}.filter((box) => box.getBoundingClientRect().right > innerWidth).length") == 0
+    assert not opened.tab.is_visible("#hint .mouse"), "keys and dragging are named on a phone"
+    assert opened.tab.is_visible("#hint .touch")
     opened.screenshot(pictures / "report-phone.png")
     assert opened.errors == []
 
