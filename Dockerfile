@@ -30,7 +30,7 @@ FROM ${BASE}
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates g++ libgomp1 python3 \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 --home-dir /data slm \
+    && useradd --uid 10001 --home-dir /data --no-create-home slm \
     && install -d -o slm -g slm /data /data/runs /data/cache
 COPY --from=build /opt/slm/venv /opt/slm/venv
 ENV PATH=/opt/slm/venv/bin:$PATH XDG_CACHE_HOME=/data/cache HF_HOME=/data/cache/huggingface PYTHONUNBUFFERED=1
