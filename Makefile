@@ -77,7 +77,7 @@ watch: setup ## follow a run from another terminal: RUN=runs/latest
 	@$(SLM) watch $(call quote,run=$(RUN)) $(ARGS)
 
 report: setup ## compare runs in one HTML file: RUNS="runs/a runs/b"
-	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),$(RUN))]) $(ARGS)
+	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),'$(RUN)')]) $(ARGS)
 
 export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0
 	@$(SLM) export $(call quote,run=$(RUN)) $(call quote,quant=$(QUANT)) $(ARGS)

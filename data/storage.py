@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -49,8 +50,28 @@ def fsync(path: Path) -> None:
 
 
 def cache_home() -> Path:
-    """The folder of all files that can be made again: ``slm`` in ``$XDG_CACHE_HOME`` (unset or empty: ``~/.cache``)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm"
+    """The folder of all files that can be made again: ``slm`` in ``$XDG_CACHE_HOME`` (unset or empty: ``~/.cache``).
+
+    Where that would be in a home directory that cannot be written (in a container, say), it is in a folder of this
+    user's for temporary files.
+    """
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "slm"
+    home = Path(os.path.expanduser("~")) / ".cache"
+    there = next((each for each in (home, *home.parents) if os.path.isdir(each)), None)
+    own = None if there and os.access(there, os.W_OK | os.X_OK) else _own_temporary_folder()
+    return (own or home) / "slm"
+
+
+def _own_temporary_folder() -> Path | None:
+    """A folder that only this user may write: programs are started from the cache. None where there can be none."""
+    folder = Path(tempfile.gettempdir()) / f"cache-of-user-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    return folder if found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022 else None
 
 
 def fingerprint(values: Any) -> str:

@@ -65,9 +65,18 @@ def load_config(config_name: str, overrides: list[str], *, literal: Collection[s
 
 
 def _items(text: str) -> list[str]:
-    """``[a,'b']`` or ``a,b`` as a list of texts."""
-    items = (item.strip() for item in text.strip().removeprefix("[").removesuffix("]").split(","))
-    return [item[1:-1] if item[:1] in ("'", '"') and item[-1:] == item[:1] else item for item in items if item]
+    """``[a,'b, c']`` or ``a,b`` as a list of texts. A quote ends an item where a comma or the end follows it."""
+    rest, found = text.strip().removeprefix("[").removesuffix("]").strip(), []
+    while rest:
+        quote = rest[0]
+        end = re.search(rf"{quote}\s*(,|$)", rest[1:]) if quote in ("'", '"') else None
+        if end:
+            item, rest = rest[1 : 1 + end.start()], rest[1 + end.end() :]
+        else:
+            item, _, rest = rest.partition(",")
+        found.append(item.strip() if not end else item)
+        rest = rest.strip()
+    return [item for item in found if item]
 
 
 def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:

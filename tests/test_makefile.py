@@ -45,8 +45,8 @@ def test_names_with_blanks_and_quotes_stay_one_word(checkout):
 
 
 def test_the_runs_of_a_report(checkout):
-    assert words(checkout, "report") == ["report", "runs=[runs/latest]"]
-    assert words(checkout, "report", "RUN=a b/x") == ["report", "runs=[a b/x]"]
+    assert words(checkout, "report") == ["report", "runs=['runs/latest']"]
+    assert words(checkout, "report", "RUN=a, b/it's") == ["report", "runs=['a, b/it's']"]
     assert words(checkout, "report", "RUNS= a  b ") == ["report", "runs=[a,b]"]
     assert words(checkout, "report", "RUNS=a b/x,c") == ["report", "runs=[a b/x,c]"]
 

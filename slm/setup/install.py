@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 from data.errors import UserError
-from data.storage import cache_home
 from slm.setup import index
 from slm.setup.requirements import may_write
 
@@ -45,7 +44,8 @@ def install(venv: Path, torch_index: str, *, uv: str | None) -> None:
 
 def installer(python: Path, uv: str | None) -> list[str]:
     """The command that installs, up to its packages."""
-    cache = [] if may_write(cache_home().parent) else ["--no-cache" if uv else "--no-cache-dir"]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    cache = [] if may_write(folder) else ["--no-cache" if uv else "--no-cache-dir"]
     if uv:
         return [uv, "pip", "install", "--quiet", "--python", str(python), *cache]
     return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *cache]

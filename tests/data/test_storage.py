@@ -5,7 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -157,3 +159,20 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
         atomic_write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_home_that_cannot_be_written_has_its_cache_among_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent/home")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path).startswith(str(tmp_path)))  # root may write anywhere
+    folder = cache_home().parent
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # What others may write, or have put there, is not used.
+    folder.chmod(0o777)
+    assert cache_home() == Path("/nonexistent/home/.cache/slm")
+    folder.rmdir()
+    (tmp_path / "theirs").mkdir()
+    folder.symlink_to(tmp_path / "theirs")
+    assert cache_home() == Path("/nonexistent/home/.cache/slm")

@@ -159,3 +159,21 @@ def test_plain_values_and_back():
 def test_a_value_in_the_place_of_a_group_is_one_line(value):
     with pytest.raises(UserError, match=r"train is a group of options, not .*: .* as in train\.max_steps="):
         load_config("train", [f"train={value}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("[a,'b']", ["a", "b"]),
+        ("a, b", ["a", "b"]),
+        ("['a, b','c'] ", ["a, b", "c"]),
+        ("['it's, a',\"b\"]", ["it's, a", "b"]),
+        ("it's", ["it's"]),
+        ("['it's']", ["it's"]),
+        ("'a", ["'a"]),
+        ("[]", []),
+    ],
+)
+def test_a_literal_list_has_any_characters(text, items):
+    words = ["model=x", f"serve.models={text}"]
+    assert load_config("serve", words, literal=("model", "serve.models"))["serve"]["models"] == items
