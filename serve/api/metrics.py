@@ -73,6 +73,11 @@ class PoolCollector(Collector):
             "Tokens of running sequences in the KV cache, as the engine last reported.",
             _if_loaded(lambda e: e.engine.stats.kv_used),
         )
+        yield self._gauge(
+            "threads",
+            "Threads that the engine computes with, as it last reported; fewer while other programs use cores.",
+            _if_loaded(lambda e: e.engine.stats.threads),
+        )
         preempted = _if_loaded(lambda e: e.engine.stats.preempted)
         yield self._counter(
             "preemptions",

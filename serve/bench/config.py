@@ -23,6 +23,7 @@ class BenchOptions:
     open_s: float = 10.0
     extra: list[str] = field(default_factory=lambda: ["prefix", "repeat"])
     extra_clients: int = 16
+    busy: list[int] = field(default_factory=lambda: [1, 4])
     prompt_words: int = 100
     prefix_tokens: int = 600
     new_tokens: int = 128
@@ -44,6 +45,8 @@ class BenchOptions:
                 raise UserError(f"bench.{name} is {getattr(self, name)}; it must be at least 1")
         if not self.clients or not all(1 <= n <= 1024 for n in self.clients):
             raise UserError(f"bench.clients is {self.clients}; give numbers from 1 to 1024")
+        if not all(1 <= n <= 1024 for n in self.busy):
+            raise UserError(f"bench.busy is {self.busy}; give numbers of clients from 1 to 1024, or [] for none")
         if not all(0 < rate <= 10 for rate in self.open):
             raise UserError(f"bench.open is {self.open}; give parts of the limit, such as [0.5,0.8]")
         unknown = sorted(set(self.extra) - set(EXTRA))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +27,26 @@ def measure(contender: Contender, model: Path, cases: list[Case], into: Measured
         run_load(Load(port=server.port, clients=warm))
         for case in cases:
             before = server.cpu_s()
-            report = run_load(Load(port=server.port, clients=case.bodies, arrivals=case.arrivals))
+            with busy_processes(case.n_busy):
+                report = run_load(Load(port=server.port, clients=case.bodies, arrivals=case.arrivals))
             used = {name: value - before.get(name, 0.0) for name, value in server.cpu_s().items()}
             figures = summary(report) | {f"cpu_{name}": value / report.wall_s for name, value in used.items()}
             into.setdefault(case.key, {}).setdefault(f"{case.n:g}", []).append(figures)
             print(f"{contender.name} {case.key} {case.n:g}: {figures['tokens_per_s']:.0f} tokens/s", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def busy_processes(n: int) -> Iterator[None]:
+    """So many processes that each want a core all the time, as a compiler does. Each has a session of its own, as a
+    program in another terminal has."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command, start_new_session=True) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
 
 
 def summary(report: Report) -> Figures:

@@ -23,6 +23,7 @@ def make_record(
     """``servers`` holds the figures by server, workload and number of clients; ``mean_tokens`` is a prompt's length.
 
     ``ratios`` compares our server's throughput in the closed loop with the limit and with each other server.
+    ``busy_to_quiet`` compares each server's throughput next to a busy process with its own without one.
     """
     limit = {
         f"{each.batch}": {
@@ -54,7 +55,18 @@ def make_record(
         "single_stream": {"llama-bench": vars(single)} if single is not None else {},
         "servers": servers,
         "ratios": ratios,
+        "busy_to_quiet": {name: busy for name, by_key in servers.items() if (busy := _busy_to_quiet(by_key))},
         "sampling": {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p},
         "options": options.options,
         "machine": machine_record(),
+    }
+
+
+def _busy_to_quiet(by_key: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """By number of clients, for those that were measured both ways."""
+    quiet = by_key["plain"]
+    return {
+        n: busy["tokens_per_s"] / quiet[n]["tokens_per_s"]
+        for n, busy in by_key.get("busy", {}).items()
+        if n in quiet and quiet[n]["tokens_per_s"]
     }

@@ -14,6 +14,7 @@ _TITLES = {
     "open": "Open loop: random arrivals, as a part of the limit",
     "prefix": "A shared prefix (closed loop)",
     "repeat": "Greedy replies that repeat themselves (closed loop)",
+    "busy": "One other busy process (closed loop)",
 }
 
 
@@ -40,6 +41,9 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
     for name, by_key in record["servers"].items():
         if rate := by_key.get("plain", {}).get("1", {}).get("decode_tokens_per_s"):
             print(f"{name}: decode {rate:,.0f} tokens/s, one client, from its first text to its last")
+    for name, by_n in record["busy_to_quiet"].items():
+        of_quiet = ", ".join(f"{ratio:.2f} with {n} client{'s' * (n != '1')}" for n, ratio in by_n.items())
+        print(f"{name}: of its quiet speed while another process is busy: {of_quiet}")
     for note in notes:
         print(note)
 

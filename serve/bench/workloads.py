@@ -52,22 +52,26 @@ class Case:
     """One measurement of a server."""
 
     key: str
-    """``plain``, ``open``, ``prefix`` or ``repeat``."""
+    """``plain``, ``open``, ``prefix``, ``repeat`` or ``busy``."""
     n: float
     """Clients, or for ``open`` the arrival rate as a part of the limit."""
     bodies: list[list[dict[str, Any]]]
     """The requests of each client, in order."""
     arrivals: list[float] | None = None
     """Of an open loop: seconds from the start to each request."""
+    n_busy: int = 0
+    """Other processes that each keep a core busy meanwhile."""
 
 
 def cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], prompt_tokens: float) -> list[Case]:
     """The measurements of each server. ``limit`` and the mean ``prompt_tokens`` set the rates of the open loop."""
     body = _RequestMaker(options, prompts)
     found = []
-    for n in options.clients:
-        rounds = max(options.rounds, -(-_FEWEST // n))
-        found.append(Case(key="plain", n=n, bodies=[[body() for _ in range(rounds)] for _ in range(n)]))
+    for key, clients, n_busy in (("plain", options.clients, 0), ("busy", options.busy, 1)):
+        for n in clients:
+            rounds = max(options.rounds, -(-_FEWEST // n))
+            bodies = [[body() for _ in range(rounds)] for _ in range(n)]
+            found.append(Case(key=key, n=n, bodies=bodies, n_busy=n_busy))
     best = max(each.workload(prompt_tokens, options.new_tokens) for each in limit) / options.new_tokens
     rng = random.Random(options.seed)
     for part in options.open:

@@ -34,6 +34,9 @@ class EngineOptions:
     """
     threads: int = 0
     """0: the cores this process may use."""
+    adapt_threads: bool = True
+    """Whether the engine computes with fewer threads while other programs use cores. The number of threads can change
+    the rounding of a sequence's attention; with ``exact`` it stays the same, and so does it without this option."""
     prefix_cache: bool = True
     """Whether a slot keeps what it has computed, for later prompts with the same prefix (of 16 tokens or more). The
     rest of such a prompt is computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""

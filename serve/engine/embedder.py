@@ -7,6 +7,7 @@ longer for it than one batch takes, and shares no cache with it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,9 +47,12 @@ class _Input:
 
 
 class Embedder:
-    """A queue of texts. The context is made when the first text comes: most servers never need one."""
+    """A queue of texts. The context is made when the first text comes: most servers never need one.
 
-    def __init__(self, model: Model, *, context: int, threads: int) -> None:
+    ``threads`` is asked before each batch.
+    """
+
+    def __init__(self, model: Model, *, context: int, threads: Callable[[], int]) -> None:
         self._model, self._n_ctx, self._threads = model, context, threads
         self._queue: deque[_Input] = deque()
         self._context: Context | None = None
@@ -80,7 +84,7 @@ class Embedder:
                 n_batch=_BATCH,
                 n_ubatch=_BATCH,
                 n_seq_max=_SEQUENCES,
-                n_threads=self._threads,
+                n_threads=self._threads(),
                 embeddings=True,
             )
         request = _Request(id=command.id, vectors=[None] * len(inputs), n_tokens=sum(map(len, inputs)))
@@ -111,6 +115,7 @@ class Embedder:
             return []
         assert self._context is not None
         chunks = self._fill()
+        self._context.set_threads(self._threads())
         try:
             self._context.decode(self._batch)
             rows = self._context.embeddings_all(len(self._batch))

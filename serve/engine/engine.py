@@ -55,7 +55,7 @@ class Engine:
                 fixed_chunk=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
             ),
         )
-        self._embedder = Embedder(self._model, context=self.info.context, threads=self.info.threads)
+        self._embedder = Embedder(self._model, context=self.info.context, threads=lambda: self._runner.threads)
         self._tokenizer = BackgroundTokenizer(self._model)
         self._vocabulary = Vocabulary(self._model)
         self._proposer = make_proposer(config, self._runner)
@@ -78,6 +78,7 @@ class Engine:
             waiting=scheduler.n_waiting,
             kv_used=scheduler.n_computed,
             preempted=self.n_preempted,
+            threads=self._runner.threads,
         )
 
     # -- commands ------------------------------------------------------------------------------------------
@@ -139,6 +140,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Computes one batch of generation and one of embeddings, where there are any. Returns the events; there are
         none when a sequence had to be preempted."""
+        self._runner.adapt_threads()
         events = self._expire() + self._generate() + self._embedder.step()
         if self._tokenizer.busy:
             events += self._tokenizer.step(patient=not (self._generations or self._embedder.busy))
@@ -153,7 +155,8 @@ class Engine:
         for each in [each for each in self._generations.values() if each.deadline <= now]:
             if each.n_generated > 0:
                 text = each.detokenizer.finish()
-                events.append(self._finish(each, text, "stop" if each.detokenizer.stopped else "length"))
+                finish: FinishReason = "stop" if each.detokenizer.stopped else "length"
+                events.append(self._finish(each, text, finish, expired=True))
             else:
                 message = f"No token was made within the {each.request.deadline_s:g} seconds that the request has."
                 events += self._fail([each.sequence.id], message, code="deadline_exceeded")
@@ -213,8 +216,8 @@ class Engine:
             self._end(sequence_id)
         return [Failure(id=each, code=code, message=message) for each in sequence_ids]
 
-    def _finish(self, ended: Generation, text: str, finish: FinishReason) -> Delta:
-        delta = ended.last_delta(text, finish)
+    def _finish(self, ended: Generation, text: str, finish: FinishReason, *, expired: bool = False) -> Delta:
+        delta = ended.last_delta(text, finish, expired=expired)
         self._end(ended.sequence.id)
         return delta
 

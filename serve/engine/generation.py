@@ -14,7 +14,16 @@ import numpy as np
 
 from serve.engine.batch_plan import Chunk
 from serve.engine.detokenizer import Detokenizer
-from serve.engine.messages import Delta, Failure, FinishReason, Generate, PrefillDone, SamplingParams, TokenLogprob
+from serve.engine.messages import (
+    Delta,
+    Failure,
+    FinishReason,
+    Generate,
+    PrefillDone,
+    SamplingParams,
+    StoppedBy,
+    TokenLogprob,
+)
 from serve.engine.sequence import Sequence
 from serve.engine.tokenize import tokenize_within
 from serve.engine.vocabulary import Vocabulary, log_probabilities
@@ -92,8 +101,8 @@ class Generation:
             return None
         return Delta(id=self.sequence.id, text=text, logprobs=logprobs, completion_tokens=self.n_generated)
 
-    def last_delta(self, text: str, finish: FinishReason) -> Delta:
-        """The last event of the sequence."""
+    def last_delta(self, text: str, finish: FinishReason, *, expired: bool = False) -> Delta:
+        """The last event of the sequence. ``expired``: its time is over."""
         # After a stop string, only the tokens that began before it count. Otherwise all of the text has come out.
         logprobs = self._take_logprobs() if self.detokenizer.stopped else tuple(self.pending_logprobs)
         return Delta(
@@ -102,9 +111,15 @@ class Generation:
             logprobs=logprobs,
             completion_tokens=self.n_generated,
             finish=finish,
+            stopped_by=self._limit(expired) if finish == "length" else None,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
         )
+
+    def _limit(self, expired: bool) -> StoppedBy:
+        if expired:
+            return "timeout_s"
+        return "max_tokens" if self.max_generated == self.request.max_tokens else "context"
 
     def _take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Those of tokens whose text has begun to come out."""

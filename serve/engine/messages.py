@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
+StoppedBy = Literal["max_tokens", "context", "timeout_s"]
+"""What cut a text off that ended with "length": the request's number of tokens, the end of the model's context, or the
+time that the request had."""
 FailureCode = Literal["context_length_exceeded", "invalid_request", "engine_error", "engine_died", "deadline_exceeded"]
 
 
@@ -189,6 +192,8 @@ class Delta:
     completion_tokens: int = 0
     """Tokens generated so far, the end-of-generation token included."""
     finish: FinishReason | None = None
+    stopped_by: StoppedBy | None = None
+    """Only with ``finish`` "length"."""
     drafted_tokens: int = 0
     """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0
@@ -233,6 +238,8 @@ class Stats:
     """Tokens of running sequences in the cache."""
     preempted: int = 0
     """Since this engine's start."""
+    threads: int = 0
+    """That the engine computes with at the moment."""
 
 
 Event = Ready | StartFailed | PrefillDone | Delta | Failure | Reply | Stats

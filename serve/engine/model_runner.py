@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
+from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
 
 
@@ -21,6 +23,8 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         started = time.perf_counter()
+        server = multiprocessing.parent_process()
+        free_cores = FreeCores([server.pid] if server is not None and server.pid is not None else [])
         self.model = Model(config.model_path, n_gpu_layers=config.n_gpu_layers)
         context = config.context or min(self.model.n_ctx_train, DEFAULT_CONTEXT)
         shared = config.kv_tokens > 0
@@ -28,6 +32,9 @@ class ModelRunner:
         kv_tokens = max(config.kv_tokens, context) if shared else config.slots * context
         self._batch_invariant = config.exact
         threads = config.threads or compute_threads()
+        self._thread_count = (
+            ThreadCount(threads, free_cores) if config.adapt_threads and not config.exact and threads > 1 else None
+        )
         try:
             self.context = Context(
                 self.model,
@@ -75,6 +82,16 @@ class ModelRunner:
 
     def _name(self, token: int) -> str:
         return self.model.token_to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    @property
+    def threads(self) -> int:
+        """Threads of the next batch."""
+        return self.context.n_threads
+
+    def adapt_threads(self) -> None:
+        """Computes with fewer threads while other programs use the cores, and with all again when they have ended."""
+        if self._thread_count is not None:
+            self.context.set_threads(self._thread_count.update())
 
     def run(self, plan: Plan) -> list[int]:
         """Computes the batch; returns, per chunk, the batch index of its last token.

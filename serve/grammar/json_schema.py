@@ -12,7 +12,9 @@ import json
 from itertools import combinations
 from typing import Any
 
+from serve.grammar import numbers
 from serve.grammar.gbnf import check
+from serve.grammar.patterns import format_rule, pattern_rule
 from serve.grammar.tree import MAX_REPEATS, GrammarError, quote
 
 MAX_DEPTH = 32
@@ -25,7 +27,8 @@ _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OF_TYPE = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "minItems", "maxItems"},
-    "string": {"minLength", "maxLength"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {*numbers.KEYWORDS},
 }
 _COMBINING = {"enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
 _SUPPORTED = {"type"}.union(_COMBINING, *_OF_TYPE.values())
@@ -156,6 +159,8 @@ class _Converter:
                 return self._array(schema, where, depth)
             case "string":
                 return self._string(schema, where)
+            case "number" | "integer" if not schema.keys().isdisjoint(numbers.KEYWORDS):
+                return numbers.number_rule(schema, kind, _at(where), self._rule)
         return kind
 
     # -- types ---------------------------------------------------------------------------------------------
@@ -205,6 +210,20 @@ class _Converter:
 
     def _string(self, schema: dict[str, Any], where: str) -> str:
         low, high = _bounds(schema, "minLength", "maxLength", where)
+        if "pattern" in schema and "format" in schema:
+            raise GrammarError(f"{_at(where)}: 'pattern' next to 'format' is not supported")
+        for keyword, rule_of in (("pattern", pattern_rule), ("format", format_rule)):
+            if keyword not in schema:
+                continue
+            if not isinstance(schema[keyword], str):
+                raise GrammarError(f"{_at(where)}: {keyword} must be a string")
+            found = rule_of(schema[keyword], _at(where))
+            if found.shortest < low or (high is not None and (found.longest is None or found.longest > high)):
+                has = f"{found.shortest} to {'any number of' if found.longest is None else found.longest}"
+                raise GrammarError(
+                    f"{_at(where)}: this {keyword} gives {has} characters; minLength and maxLength cannot narrow that"
+                )
+            return self._rule(f'"\\"" {found.gbnf} "\\""')
         if (low, high) == (0, None):
             return "string"
         return self._rule(f'"\\"" char{{{low},{"" if high is None else high}}} "\\""')

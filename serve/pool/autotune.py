@@ -22,6 +22,7 @@ from data.storage import cache_home
 from serve.config import TuneMode
 from serve.engine.config import EngineConfig, KvType
 from serve.pool.memory_plan import ModelFacts
+from slm.machine.free_cores import FreeCores
 from slm.machine.hardware import compute_threads, n_threads
 from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
@@ -72,7 +73,8 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
     """The choice for a model file on this machine.
 
     It is read from the cache, or else measured, which takes some seconds and prints a line. Small models and ``mode``
-    "off" get ``untuned()``, and so does a machine that cannot be measured. "force" measures again.
+    "off" get ``untuned()``, and so does a machine that cannot be measured, or where other programs use the cores
+    meanwhile: that choice would stay when they have ended. "force" measures again.
     """
     if mode == "off" or (mode == "auto" and facts.n_params < FEWEST_PARAMS):
         return untuned()
@@ -80,6 +82,7 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
     if mode == "auto" and (known := _read(record)) is not None:
         return known
     print(f"tuning   measuring threads and batch sizes for {path.name}, once", flush=True)
+    cores = FreeCores()
     job = {"model": str(path.resolve()), "n_gpu_layers": n_gpu_layers}
     try:
         done = subprocess.run(
@@ -92,6 +95,9 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
         )
         chosen = Tuned(**json.loads(done.stdout))
     except (subprocess.SubprocessError, OSError, ValueError, TypeError):
+        return untuned()
+    if cores.taken(untuned().threads):
+        print("tuning   other programs use the cores, so the result is not used; the next start measures again")
         return untuned()
     try:
         record.parent.mkdir(parents=True, exist_ok=True)

@@ -177,6 +177,15 @@ class Context:
         self._number: list[int] = []
         """Per entry of the last batch, how many up to it asked for logits."""
 
+    def set_threads(self, n: int) -> None:
+        """Computes with so many threads from the next batch on."""
+        self._check_open()
+        if n < 1:
+            raise MisuseError(f"{n} threads")
+        if n != self.n_threads:
+            C.llama_set_n_threads(self._ctx, n, n)
+            self.n_threads = n
+
     def decode(self, batch: Batch) -> None:
         """Runs the batch; its tokens are then in the cache.
 

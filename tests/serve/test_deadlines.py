@@ -32,6 +32,7 @@ def test_what_there_is_in_the_time(slow):
     body = answer.json()
     assert answer.status_code == 200
     assert body["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["stopped_by"] == "timeout_s"
     assert 0 < body["usage"]["completion_tokens"] < 4000
     assert 0.6 < seconds < 10
     assert slow.wait(lambda: slow.metrics()["slm_sequences_in_flight"] == 0) < 1

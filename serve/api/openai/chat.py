@@ -16,7 +16,7 @@ from serve.api.openai.response_shapes import (
     ChatMessage,
     TopLogprob,
 )
-from serve.engine.messages import Delta, FinishReason, PrefillDone, TokenLogprob
+from serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
 
 
 class ChatCompletionBuilder(ResponseBuilder):
@@ -50,27 +50,36 @@ class ChatCompletionBuilder(ResponseBuilder):
             logprobs = self._logprobs(event.logprobs)
             chunks.append(self._choice_chunk(index, {"content": event.text}, logprobs))
         if event.finish:
-            chunks.append(self._choice_chunk(index, ChatDelta(), None, event.finish))
+            chunks.append(self._choice_chunk(index, ChatDelta(), None, event.finish, event.stopped_by))
         return chunks
 
     def _whole_choices(self) -> list[ChatChoice]:
         choices = []
         for index, choice in enumerate(self._choices):
             assert choice.finish is not None
-            choices.append(
-                ChatChoice(
-                    index=index,
-                    message=ChatMessage(role="assistant", content="".join(choice.text), refusal=None),
-                    logprobs=self._logprobs(choice.logprobs),
-                    finish_reason=choice.finish,
-                )
+            whole = ChatChoice(
+                index=index,
+                message=ChatMessage(role="assistant", content="".join(choice.text), refusal=None),
+                logprobs=self._logprobs(choice.logprobs),
+                finish_reason=choice.finish,
             )
+            if choice.stopped_by is not None:
+                whole["stopped_by"] = choice.stopped_by
+            choices.append(whole)
         return choices
 
     def _choice_chunk(
-        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, finish: FinishReason | None = None
+        self,
+        index: int,
+        delta: ChatDelta,
+        logprobs: ChatLogprobs | None = None,
+        finish: FinishReason | None = None,
+        stopped_by: StoppedBy | None = None,
     ) -> ChatCompletionChunk:
-        return self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}])
+        choice: ChatChunkChoice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        if stopped_by is not None:
+            choice["stopped_by"] = stopped_by
+        return self._chunk([choice])
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
         # Here and above literals, which are made faster than by calling the type: this runs for every token.

@@ -28,11 +28,11 @@ class CompletionBuilder(ResponseBuilder):
         if isinstance(event, PrefillDone):
             if not event.text:
                 return []
-            text, entries, finish = event.text, list(event.logprobs), None
+            text, entries, finish, stopped_by = event.text, list(event.logprobs), None, None
         else:
             prefill = self._choices[index].prefill
             assert prefill is not None
-            text, finish = event.text, event.finish
+            text, finish, stopped_by = event.text, event.finish, event.stopped_by
             entries = _shifted(event.logprobs, len(prefill.text))
         choice: CompletionChoice = {
             "index": index,
@@ -40,6 +40,8 @@ class CompletionBuilder(ResponseBuilder):
             "logprobs": _logprobs(entries) if self._with_logprobs else None,
             "finish_reason": finish,
         }
+        if stopped_by is not None:
+            choice["stopped_by"] = stopped_by
         return [self._completion([choice])]
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
@@ -62,14 +64,15 @@ class CompletionBuilder(ResponseBuilder):
             assert choice.prefill is not None
             echoed = choice.prefill.text
             entries = [*choice.prefill.logprobs, *_shifted(choice.logprobs, len(echoed))]
-            choices.append(
-                CompletionChoice(
-                    index=index,
-                    text=echoed + "".join(choice.text),
-                    logprobs=_logprobs(entries) if self._with_logprobs else None,
-                    finish_reason=choice.finish,
-                )
+            whole = CompletionChoice(
+                index=index,
+                text=echoed + "".join(choice.text),
+                logprobs=_logprobs(entries) if self._with_logprobs else None,
+                finish_reason=choice.finish,
             )
+            if choice.stopped_by is not None:
+                whole["stopped_by"] = choice.stopped_by
+            choices.append(whole)
         return choices
 
 

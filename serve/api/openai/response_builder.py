@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from serve.api.errors import Error
 from serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Usage
-from serve.engine.messages import Delta, FinishReason, PrefillDone, TokenLogprob
+from serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 
@@ -33,6 +33,7 @@ class Choice:
     n_drafted: int = 0
     n_accepted: int = 0
     finish: FinishReason | None = None
+    stopped_by: StoppedBy | None = None
 
 
 class ResponseBuilder(ABC):
@@ -60,7 +61,7 @@ class ResponseBuilder(ABC):
         choice.logprobs.extend(event.logprobs)
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
         choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
-        choice.finish = event.finish
+        choice.finish, choice.stopped_by = event.finish, event.stopped_by
 
     def usage(self) -> Usage:
         """Token counts so far; a prompt counts once, however many choices it has."""

@@ -18,7 +18,7 @@ from typing import (
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from serve.engine.messages import FinishReason
+from serve.engine.messages import FinishReason, StoppedBy
 from serve.pool.model_pool import State
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete"]
@@ -52,6 +52,12 @@ class Usage(TypedDict):
     ]
 
 
+_StoppedBy = Annotated[
+    StoppedBy | None,
+    Field(default=None, description="with finish_reason `length`: what cut the text off. Not a field of OpenAI's"),
+]
+
+
 @_closed
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
@@ -66,6 +72,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Annotated[FinishReason | None, Field(description="null only in a stream, before the end")]
+    stopped_by: NotRequired[_StoppedBy]
 
 
 @_closed
@@ -116,6 +123,7 @@ class ChatChoice(TypedDict):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stopped_by: NotRequired[_StoppedBy]
 
 
 @_closed
@@ -140,6 +148,7 @@ class ChatChunkChoice(TypedDict):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stopped_by: NotRequired[_StoppedBy]
 
 
 @_closed

@@ -41,6 +41,7 @@ class DraftModelProposer:
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         assert config.draft_model is not None
         target, shared = runner.model, config.kv_tokens > 0
+        self._runner = runner
         self._model = Model(config.draft_model, n_gpu_layers=config.n_gpu_layers)
         self._context: Context | None = None
         try:
@@ -113,6 +114,7 @@ class DraftModelProposer:
         out: dict[int, list[int]] = {slot: [] for slot in ready}
         while feed := {slot: tokens for slot, tokens in feed.items() if tokens}:
             self._batch.clear()
+            self._context.set_threads(self._runner.threads)
             last = {}
             for slot, tokens in sorted(feed.items()):
                 held = self._slots[slot].tokens

@@ -29,7 +29,7 @@ def served(name: str, *, loaded: bool) -> SimpleNamespace:
     counters.ttft.observe(500.0)
     counters.itl.observe(0.004, 3)
     counters.e2e.observe(1.5)
-    stats = SimpleNamespace(running=2, waiting=1, kv_used=77, preempted=4)
+    stats = SimpleNamespace(running=2, waiting=1, kv_used=77, preempted=4, threads=2)
     engine = SimpleNamespace(ready=True, n_in_flight=3, stats=stats)
     info = SimpleNamespace(kv_tokens=2048)
     model = SimpleNamespace(engine=engine, info=info, n_bytes=123_456_789) if loaded else None

@@ -16,14 +16,14 @@ def bench(*words, timeout=120):
 
 def test_our_server_alone(tiny_path):
     words = ["bench.clients=[1,2]", "bench.rounds=2", "bench.prompt_words=20", "bench.prefix_tokens=80"]
-    words += ["bench.new_tokens=6", "bench.open=[0.1]", "bench.open_s=1", "bench.extra_clients=2"]
+    words += ["bench.new_tokens=6", "bench.open=[0.1]", "bench.open_s=1", "bench.extra_clients=2", "bench.busy=[2]"]
     words += ["bench.llama_server=off", "bench.llama_cpp_server=off", "serve.threads=1", "serve.slots=2"]
     done = bench(f"model={tiny_path}", *words)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
     ours = record["servers"]["ours"]
     assert record["servers"].keys() == {"ours"}
-    assert set(ours) == {"plain", "open", "prefix", "repeat"}
+    assert set(ours) == {"plain", "open", "prefix", "repeat", "busy"}
     assert set(ours["plain"]) == {"1", "2"}
     for by_n in ours.values():
         for each in by_n.values():
@@ -34,13 +34,17 @@ def test_our_server_alone(tiny_path):
     for n, limit in record["limit"].items():
         assert 0 < limit["tokens_per_s"] < limit["decode"]
         assert record["ratios"]["limit"][n] == pytest.approx(ours["plain"][n]["tokens_per_s"] / limit["tokens_per_s"])
+    busy, quiet = ours["busy"]["2"]["tokens_per_s"], ours["plain"]["2"]["tokens_per_s"]
+    assert record["busy_to_quiet"] == {"ours": {"2": pytest.approx(busy / quiet)}}
     assert "clients" in done.stdout, "a table for people"
+    assert "One other busy process" in done.stdout
 
 
 def test_mistakes_are_told_in_a_line(tiny_path):
     for word, part in (
         ("bench.extra=[sufix]", "prefix"),
         ("bench.rounds=0", "bench.rounds"),
+        ("bench.busy=[0]", "bench.busy"),
         ("bench.llama_server=/nowhere/llama-server", "does not exist"),
     ):
         done = bench(f"model={tiny_path}", word)

@@ -5,15 +5,19 @@ from serve.bench.config import BenchOptions
 from serve.bench.limit import Rates
 from serve.bench.workloads import Prompts, cases, mean_tokens
 
-OPTIONS = BenchOptions(clients=[1, 4], open=[0.5], extra_clients=3, prompt_words=20, prefix_tokens=80, new_tokens=10)
+OPTIONS = BenchOptions(
+    clients=[1, 4], open=[0.5], extra_clients=3, busy=[1], prompt_words=20, prefix_tokens=80, new_tokens=10
+)
 LIMIT = [Rates(batch=1, prefill=1000, decode=100), Rates(batch=4, prefill=1000, decode=300)]
 
 
 def test_the_same_seed_gives_the_same_requests_that_begin_differently():
     first, again = (cases(OPTIONS, Prompts(OPTIONS), LIMIT, 25.0) for _ in range(2))
     assert first == again
-    plain, plain4, opened, prefix, repeat = first
-    assert [each.key for each in first] == ["plain", "plain", "open", "prefix", "repeat"]
+    plain, plain4, busy, opened, prefix, repeat = first
+    assert [each.key for each in first] == ["plain", "plain", "busy", "open", "prefix", "repeat"]
+    assert [each.n_busy for each in first] == [0, 0, 1, 0, 0, 0]
+    assert [len(bodies) for bodies in busy.bodies] == [8]
     assert [len(bodies) for bodies in plain.bodies] == [8], "few clients send more"
     assert [len(bodies) for bodies in plain4.bodies] == [2] * 4
     prompts = [body["prompt"] for bodies in plain4.bodies for body in bodies]

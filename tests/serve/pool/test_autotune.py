@@ -12,9 +12,15 @@ from serve.pool.memory_plan import read_facts
 from slm.machine.hardware import n_threads
 
 
+def free_cores(monkeypatch, free: float | None) -> None:
+    """Free cores that ``autotune`` reads; None: unknown."""
+    monkeypatch.setattr(autotune.FreeCores, "read", lambda self: free)
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    free_cores(monkeypatch, None)  # other tests may run
     return tmp_path / "cache" / "slm" / "tune"
 
 
@@ -26,6 +32,19 @@ def test_measuring_gives_a_choice_that_runs(tiny_path, cache):
     assert 32 <= chosen.prefill_chunk <= 256
     (record,) = cache.glob("*.json")
     assert json.loads(record.read_text()) == asdict(chosen)
+
+
+def test_a_choice_made_while_other_programs_use_the_cores_is_not_kept(tiny_path, cache, monkeypatch, capsys):
+    """Two threads that wait for a core lose against one, and the record would say so for ever."""
+    monkeypatch.setattr(autotune, "compute_threads", lambda: 2)
+    facts = read_facts(tiny_path)
+    free_cores(monkeypatch, 1.2)
+    assert autotune.tuned_for(tiny_path, facts, "force") == autotune.untuned()
+    assert list(cache.glob("*.json")) == []
+    assert "measures again" in capsys.readouterr().out
+    free_cores(monkeypatch, 1.8)
+    autotune.tuned_for(tiny_path, facts, "force")
+    assert len(list(cache.glob("*.json"))) == 1
 
 
 def test_a_path_may_be_relative(tiny_path, cache, monkeypatch):
