@@ -1,5 +1,6 @@
 """Checkpoints written while training goes on: one at a time, the newest and the best kept."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -120,7 +121,9 @@ class Checkpointer:
     def _write(self, path: Path, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
         began = perf_counter()
         if self._background and sys.platform == "linux":  # elsewhere it would be the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+            # Where training itself has a lower priority (nice -n 19), only root could raise the writer's.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
         try:
             checkpoint.write_checkpoint(path, self._config, snapshot, self._save_tokenizer, state=state)
             point_latest(self._root)

@@ -152,3 +152,16 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     training.checkpointer.wait()
     assert (list_checkpoints(tmp_path)[0] / "manifest.json").stat().st_mtime_ns == stamp
     assert json.loads((list_checkpoints(tmp_path)[0] / "trainer_state.json").read_text())["step"] == 1
+
+
+def test_the_checkpoint_is_written_where_the_writers_priority_cannot_be_set(tmp_path, monkeypatch):
+    """``nice -n 19 slm train`` as a user who is not root: nobody else may raise a priority."""
+
+    def refuse(*_) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    training = Training(tmp_path)
+    training.save(1)
+    training.checkpointer.wait()
+    assert names(tmp_path) == ["step-00000001"]
