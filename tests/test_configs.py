@@ -83,6 +83,11 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def refers(value: Any) -> bool:
+    """Whether the value is another option's, as ``${facts.adamw_lr}``."""
+    return isinstance(value, str) and value.startswith("${")
+
+
 def differences(cls: type, tree: dict[str, Any], where: str = "", *, complete: bool = True) -> list[str]:
     """What does not agree between a dataclass and a YAML tree. ``complete``: the tree lists every field."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
@@ -95,7 +100,7 @@ def differences(cls: type, tree: dict[str, Any], where: str = "", *, complete: b
                 found.append(f"{where}{name} is in {cls.__name__}, and not in the file")
         elif inner:
             found += differences(inner, tree[name], f"{where}{name}.", complete=complete)
-        elif default(field) is not dataclasses.MISSING and default(field) != tree[name]:
+        elif default(field) is not dataclasses.MISSING and default(field) != tree[name] and not refers(tree[name]):
             found.append(f"{where}{name} is {tree[name]!r} in the file and {default(field)!r} in {cls.__name__}")
     return sorted(found)
 

@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
-from slm.model.config import ModelConfig
+from slm.model.config import InitConfig, ModelConfig
+
+MOST_NS_STEPS = 5
+"""Newton-Schulz iterations for which Muon has coefficients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +41,84 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, its warm-up and its decay."""
+    """The optimizer, its learning rates and their schedule. The defaults are the classic recipe's."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon"] = "adamw"
+    """``muon``: Muon for the layers' matrices, AdamW for embedding, head and gains."""
     lr: float
-    """Peak learning rate."""
+    """Peak learning rate; with Muon that of the layers' matrices."""
+    embed_lr: float = 0.3
+    """Muon: AdamW's peak learning rate of the embedding at a width of 256; others get it times (width / 256)^-0.5."""
+    head_lr: float = 0.004
+    """Muon: the same of an untied head."""
+    tied_lr: float = 0.01
+    """Muon: the same of an embedding that is the head, too (``model.tie_embeddings``)."""
+    gain_lr: float = 0.02
+    """Muon: AdamW's peak learning rate of the norms' gains."""
     betas: tuple[float, ...] = (0.9, 0.95)
+    """AdamW's."""
     eps: float = 1e-8
+    """AdamW's."""
     weight_decay: float = 0.1
-    """Per unit of learning rate, on matrices only."""
+    """Per unit of learning rate, on matrices only. Muon's is cautious."""
+    momentum: tuple[float, ...] = (0.85, 0.95)
+    """Muon's momentum at the first step and after ``momentum_steps``."""
+    momentum_steps: int = 300
+    ns_steps: int = 5
+    """Muon's Newton-Schulz iterations, 1 to 5."""
+    second_moment: bool = True
+    """Muon: even out the rows of an update (NorMuon)."""
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    """The decay after the warm-up: a cosine over the whole run, or constant and then linear, or constant and then
+    1 - sqrt (wsd)."""
+    decay_fraction: float = 0.7
+    """linear and wsd: the share of the run over which the learning rate falls."""
     warmup_steps: int = 100
     min_lr_ratio: float = 0.1
     """Final learning rate as a share of the peak."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0 leaves gradients alone."""
+    average: float = 0.0
+    """Validate and save a moving average of the weights: the share that each step keeps of it, for example 0.99; 0: the
+    weights themselves."""
+    init_embed_std: float = InitConfig.embed_std
+    """A new model's weights: deviation of the embedding of a model with a head of its own."""
+    init_head_std: float = InitConfig.head_std
+    """Of that head."""
+    init_tied_std: float = InitConfig.tied_std
+    """Of an embedding that is the head, too."""
+    init_matrix_std: float = InitConfig.matrix_std
+    """Of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
+    init_output_gain: float = InitConfig.output_gain
+    """Of o_proj and down_proj, in units of 0.02 / sqrt(2 n_layers); 0: zeros."""
+    init_qk_gain: float = InitConfig.qk_gain
+    """Gains of the norms of queries and keys (qwen3)."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise UserError(f"optim.lr must be positive, not {self.lr}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optim.betas must be two numbers from 0 to below 1, not {list(self.betas)}")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise UserError(f"optim.min_lr_ratio must be from 0 to 1, not {self.min_lr_ratio}")
+        for name in ("lr", "embed_lr", "head_lr", "tied_lr", "gain_lr"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"optim.{name} must be positive, not {getattr(self, name)}")
+        for name in ("betas", "momentum"):
+            pair = getattr(self, name)
+            if len(pair) != 2 or not all(0 <= each < 1 for each in pair):
+                raise UserError(f"optim.{name} must be two numbers from 0 to below 1, not {list(pair)}")
+        if not 1 <= self.ns_steps <= MOST_NS_STEPS:
+            raise UserError(f"optim.ns_steps must be from 1 to {MOST_NS_STEPS}, not {self.ns_steps}")
+        weights = tuple(name for name in vars(self) if name.startswith("init_"))
+        for name in ("warmup_steps", "momentum_steps", "weight_decay", "grad_clip", *weights):
+            if getattr(self, name) < 0:
+                raise UserError(f"optim.{name} must not be negative, not {getattr(self, name)}")
+        if not 0 <= self.average < 1:
+            raise UserError(f"optim.average must be from 0 to below 1, for example 0.99, not {self.average}")
+        for name in ("min_lr_ratio", "decay_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"optim.{name} must be from 0 to 1, not {getattr(self, name)}")
+
+    @property
+    def init(self) -> InitConfig:
+        """The weights that a new model starts from."""
+        fields = ("embed_std", "head_std", "tied_std", "matrix_std", "output_gain", "qk_gain")
+        return InitConfig(**{name: getattr(self, f"init_{name}") for name in fields})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +246,8 @@ class RunConfig:
     train: TrainConfig
     logger: LoggerConfig
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the preset states about itself (parameters, FLOPs, memory); a test compares it with the formulas."""
+    """What the preset states about itself: parameters, FLOPs, memory (a test compares them with the formulas), and the
+    learning rate and warm-up of the classic recipe."""
 
     def __post_init__(self) -> None:
         name = self.name or self.preset

@@ -14,10 +14,13 @@ ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 def resolve(argv: list[str], choose_micro_batch: ChooseMicroBatch) -> RunConfig:
     """Training's options in ``argv`` as a checked configuration; UserError for what a person can mend.
 
-    The run's name is filled in, and with ``resume=CHECKPOINT`` its directory. For ``train.micro_batch=auto``
-    ``choose_micro_batch`` divides an optimizer step's sequences into passes; it is given the configuration without
-    that option.
+    A run that starts from a downloaded model (``init_from``) has the classic optimizer unless ``optim=`` names another:
+    Muon's learning rates are those of new models. The run's name is filled in, and with ``resume=CHECKPOINT`` its
+    directory. For ``train.micro_batch=auto`` ``choose_micro_batch`` divides an optimizer step's sequences into passes;
+    it is given the configuration without that option.
     """
+    if _says(argv, "init_from") and not _says(argv, "optim"):
+        argv = ["optim=classic", *argv]
     composed = load_config("train", argv)
     automatic = composed["train"]["micro_batch"] == "auto"
     if automatic:
@@ -25,6 +28,12 @@ def resolve(argv: list[str], choose_micro_batch: ChooseMicroBatch) -> RunConfig:
     config = _with_run_directory(build(RunConfig, composed))
     _check(config)
     return choose_micro_batch(config) if automatic else config
+
+
+def _says(argv: list[str], key: str) -> bool:
+    """Whether the command line gives ``key`` a value other than null."""
+    values = [value for name, sign, value in (word.partition("=") for word in argv) if sign and name == key]
+    return bool(values) and values[-1] not in ("null", "")
 
 
 def _with_run_directory(config: RunConfig) -> RunConfig:

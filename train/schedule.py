@@ -1,4 +1,4 @@
-"""The learning rate over a run: linear warm-up, then a cosine down to a floor."""
+"""The learning rate over a run: linear warm-up, then a decay down to a floor."""
 
 import math
 
@@ -8,10 +8,19 @@ from train.config import OptimConfig
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     """The rate of optimizer step ``step`` (from 0) when ``progress`` (0 to 1) of the run is done.
 
-    The caller measures progress by steps or, where time bounds the run, by time. The decay takes all of it, so that it
-    ends when the run ends.
+    The caller measures progress by steps or, where time bounds the run, by time, so that the decay ends when the run
+    ends. A cosine takes all of the run, ``linear`` and ``wsd`` the last ``decay_fraction`` of it.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * _shape(config, min(1.0, max(0.0, progress))))
+
+
+def _shape(config: OptimConfig, progress: float) -> float:
+    """The share of the peak above the floor, 1 to 0."""
+    if config.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    if progress <= 1 - config.decay_fraction:
+        return 1.0
+    left = (1 - progress) / config.decay_fraction
+    return left if config.schedule == "linear" else 1 - math.sqrt(1 - left)  # wsd: Hägele et al. 2024

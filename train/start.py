@@ -37,6 +37,7 @@ from train.distributed.shared_state import (
 )
 from train.environment import Environment, prepare
 from train.memory import check_memory, resource_errors
+from train.optim.average import Average
 from train.run.checkpointer import Checkpointer
 from train.run.resume import (
     ResumePoint,
@@ -211,7 +212,8 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[L
         )
     warning = check_memory(shape, train)
     torch.manual_seed(train.seed)
-    model = (checkpoint.load_model(directory) if directory and ranks.main else LanguageModel(shape)).train()
+    model = checkpoint.load_model(directory) if directory and ranks.main else LanguageModel(shape, config.optim.init)
+    model.train()
     ranks.broadcast(list(model.parameters()))
     return model, warning
 
@@ -259,10 +261,13 @@ def _make_trainer(
 ) -> Trainer:
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
     train = config.train
-    optimizer = make_shared_optimizer(ranks, model, config.optim, zero1=train.shard_optimizer)
+    optimizer = make_shared_optimizer(
+        ranks, model, config.optim, zero1=train.shard_optimizer, precision=environment.precision
+    )
+    average = Average(model, config.optim.average)
     state = RunState(train)
     if point.checkpoint:
-        restore(ranks, point, model, optimizer)
+        restore(ranks, point, model, optimizer, average)
         state.resume(point.state)
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
@@ -293,6 +298,7 @@ def _make_trainer(
         tokenizer=tokenizer,
         model=model,
         optimizer=optimizer,
+        average=average,
         loader=loader,
         backend=backend,
         validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch),

@@ -17,7 +17,7 @@ from slm.model.transformer import LanguageModel
 from train.backend import Backend, count_scored
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
-from train.optim import Optimizer
+from train.optim.interface import Optimizer
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def train_step(
             "resume from the last checkpoint with a lower optim.lr, or train.precision=f32"
         )
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_ratio", 1.0)
     optimizer.step()
     backend.weights_changed()
     optimizer.zero_grad(set_to_none=True)

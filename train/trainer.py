@@ -32,7 +32,8 @@ from train.distributed.shared_state import (
 from train.environment import Environment
 from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
-from train.optim import Optimizer
+from train.optim.average import Average
+from train.optim.interface import Optimizer
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import back_up_later_checkpoints, newest_intact, rounding
@@ -57,6 +58,7 @@ class Trainer:
     tokenizer: Tokenizer
     model: LanguageModel
     optimizer: Optimizer
+    average: Average
     loader: Loader
     backend: Backend
     validator: Validator
@@ -140,6 +142,7 @@ class Trainer:
             self.log.guard_event("skipped", state.step, error=reason, skipped=state.guards.skipped)
             return
         assert not self.checkpointer.reads_live_tensors, "the weights changed without a call of before_update"
+        self.average.update()
         self._first_step = False
         state.step += 1
         state.tokens += result.tokens
@@ -188,6 +191,15 @@ class Trainer:
         state.window = MetricsWindow()
 
     def _validate(self) -> None:
+        """Score the model, or the average of its weights where there is one."""
+        with self.average.in_place():
+            if self.average.on:
+                self.backend.weights_changed()
+            self._score()
+        if self.average.on:
+            self.backend.weights_changed()
+
+    def _score(self) -> None:
         try:
             result = self.validator(self.backend, self.sync.signal_received, self.ranks)
         except Exception:
@@ -243,12 +255,13 @@ class Trainer:
             "config": to_dict(self.config),
         }
         with self.interrupt.saving():
-            tensors, resynced = gather_state(self.ranks, self.model, self.optimizer)
+            tensors, resynced = gather_state(self.ranks, self.model, self.optimizer, self.average)
             if resynced:
                 self.backend.weights_changed()
                 self.log.print(RESYNCED)
             if self.ranks.main:
-                self.checkpointer.save(self.state.step, checkpoint.take_snapshot(self.model, tensors), state)
+                weights = self.model.state_dict() | self.average.weights()
+                self.checkpointer.save(self.state.step, checkpoint.take_snapshot(weights, tensors), state)
         self._saved_elapsed = self.sync.agreed_elapsed(self.state.elapsed)
         if self._by_step(self.state.step):
             self.state.guards.saved()
@@ -272,7 +285,7 @@ class Trainer:
                 # Those that are left are damaged or not by steps. A resumed run must not begin at one of them.
                 back_up_later_checkpoints(self.root, point.checkpoint)
             jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
-            restore(self.ranks, point, self.model, self.optimizer)
+            restore(self.ranks, point, self.model, self.optimizer, self.average)
             state.rewind(point.state)
             self.backend.weights_changed()
             state.guards.rolled_back(point.state.get("guards", {}), jump)

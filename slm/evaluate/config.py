@@ -31,6 +31,8 @@ class TextOptions:
 class EvalConfig(TextOptions):
     """What to score and how much of it. Without ``text``, it is WikiText-2's raw test set from the Hub."""
 
+    contiguous: int | None = None
+    """Score in a third definition, too: windows of this many tokens that do not overlap, every token scored."""
     n_ctx: int = 512
     """Window of llama.cpp's definition, tokens; a model with less context gets less."""
     files: list[Path] | None = None
@@ -42,6 +44,8 @@ class EvalConfig(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.contiguous is not None and self.contiguous < 8:
+            raise UserError(f"eval.contiguous={self.contiguous} must be at least 8 tokens")
         if self.n_ctx < 8:
             raise UserError(f"eval.n_ctx={self.n_ctx} must be at least 8 tokens")
 

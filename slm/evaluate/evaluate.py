@@ -17,13 +17,14 @@ from slm.evaluate.perplexity import (
     Scorer,
     bits_per_byte,
     chunked_plan,
+    contiguous_plan,
     reduce,
     sliding_plan,
     word_perplexity,
 )
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
-from slm.evaluate.text import Text, read_text, shorten
+from slm.evaluate.text import Text, first_documents, read_text, shorten
 from slm.exported import stale_lines
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
@@ -45,7 +46,10 @@ ROW_KEYS = ("file", "engine", "definition", "perplexity", "stderr", "word_perple
 
 
 def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
-    """Two rows per model, checkpoint first. UserError where there is nothing to score or the text is too short."""
+    """Two rows per model (three with ``contiguous``), checkpoint first.
+
+    UserError where there is nothing to score or the text is too short.
+    """
     files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
     for path in files:
         check_is_model(path)
@@ -76,7 +80,7 @@ def longest_window(config: EvalConfig, path: Path) -> int:
     """Tokens of context the file's scorer needs for both definitions."""
     metadata = read_header(path).metadata
     own = metadata.get(f"{metadata['general.architecture']}.context_length", LONGEST_DEFAULT_CONTEXT)
-    return min(own, max(config.n_ctx, sliding_context(config, own)))
+    return min(own, max(config.n_ctx, config.contiguous or 0, sliding_context(config, own)))
 
 
 def sliding_context(config: EvalConfig, own: int) -> int:
@@ -85,7 +89,7 @@ def sliding_context(config: EvalConfig, own: int) -> int:
 
 
 def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]]:
-    """Both definitions for one model."""
+    """All definitions for one model."""
     # llama.cpp's tool drops one newline at the end; both definitions do, so that they score the same tokens.
     content, ids = shorten(scorer, text.content.removesuffix("\n"), config.max_tokens)
     part = Text(content=content, name=text.name)
@@ -93,14 +97,23 @@ def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]
     chunked = chunked_plan(scorer, ids, config.n_ctx)
     sliding = sliding_plan(scorer, ids, context)
     n_ctx = chunked[1][0].stop - chunked[1][0].start
-    total = sum(window.stop - window.start for _, windows in (chunked, sliding) for window in windows)
+    plans = [chunked, sliding]
+    if config.contiguous:
+        documents, ids_of_each = first_documents(scorer, text, config.max_tokens)
+        plans.append(contiguous_plan(scorer, ids_of_each, config.contiguous))
+    total = sum(window.stop - window.start for _, windows in plans for window in windows)
     with progress_bar(scorer.name, total) as progress:
-        by_chunks = reduce(scorer.nll(chunked[1], chunked[0], progress))
-        by_sliding = reduce(scorer.nll(sliding[1], sliding[0], progress))
-    return [
-        row(scorer, f"llama.cpp/{n_ctx}", by_chunks, None),
-        row(scorer, f"sliding/{context}", by_sliding, part),
+        scores = [reduce(scorer.nll(windows, stream, progress)) for stream, windows in plans]
+    rows = [
+        row(scorer, f"llama.cpp/{n_ctx}", scores[0], None),
+        row(scorer, f"sliding/{context}", scores[1], part),
     ]
+    if config.contiguous:
+        length = min(config.contiguous, scorer.max_context)
+        n_bytes = sum(len(document.encode()) for document in documents)
+        corpus = row(scorer, f"contiguous/{length}", scores[2], None)
+        rows.append(corpus | {"bits_per_byte": bits_per_byte(scores[2].nll, n_bytes)})
+    return rows
 
 
 def row(scorer: Scorer, definition: str, score: Score, text: Text | None) -> dict[str, Any]:
@@ -142,6 +155,7 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
         caption=(
             "llama.cpp/N: windows of N tokens that do not overlap, second halves scored (as llama-perplexity does)\n"
             "sliding/T: context T, stride T/2, every token scored once; word perplexity and bits per byte are its own\n"
-            "the two are different quantities: compare only rows of one definition, and perplexities of one tokenizer"
+            "contiguous/T: windows of T tokens that do not overlap, every token scored; bits per byte of documents\n"
+            "they are different quantities: compare only rows of one definition, and perplexities of one tokenizer"
         ),
     )

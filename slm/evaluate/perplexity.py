@@ -8,8 +8,12 @@
   each with at least T/2 tokens before it (fewer at the start). The first token is predicted from the
   beginning-of-text token, else the end-of-text one, as lm-eval does.
 
-Word perplexity and bits per byte are lm-eval's: the sliding pass's total over the words (separated by whitespace)
-and UTF-8 bytes of the original text, so that they compare across tokenizers.
+- **contiguous windows** (asked for only): the documents of a corpus, joined by the end-of-text token; windows of T
+  tokens that do not overlap, every token scored once, the first of a window with nothing before it but its own input.
+  Bits per byte are all of its nats, end-of-text tokens included, over the UTF-8 bytes of the documents.
+
+Word perplexity and the sliding window's bits per byte are lm-eval's: the sliding pass's total over the words (separated
+by whitespace) and UTF-8 bytes of the original text, so that they compare across tokenizers.
 
 Shape suffixes: V vocabulary, N scored tokens. This module loads neither torch nor llama.cpp.
 """
@@ -82,6 +86,15 @@ def sliding_windows(n_tokens: int, context: int, stride: int | None = None) -> l
         if scored >= n_tokens:
             break
     return windows
+
+
+def contiguous_windows(n_tokens: int, length: int) -> list[Window]:
+    """Windows of ``length`` inputs side by side (the last may be shorter); every token but the first is one target."""
+    return [
+        Window(start=start, stop=stop, first=0, last=stop - start)
+        for start in range(0, n_tokens - 1, length)
+        for stop in [min(start + length, n_tokens - 1)]
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,3 +199,11 @@ def sliding_plan(scorer: Scorer, ids: np.ndarray, context: int) -> tuple[np.ndar
     start = scorer.document_start
     stream = ids if start is None else np.concatenate([np.array([start], ids.dtype), ids])
     return stream, sliding_windows(len(stream), min(context, scorer.max_context))
+
+
+def contiguous_plan(scorer: Scorer, documents: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, list[Window]]:
+    """The stream of ``documents`` (ids of each), each after the token that starts one, and its windows."""
+    start = scorer.document_start
+    before = [] if start is None else [np.array([start], np.int32)]
+    stream = np.concatenate([part for ids in documents for part in (*before, ids)])
+    return stream, contiguous_windows(len(stream), min(length, scorer.max_context))

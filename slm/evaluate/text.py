@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.errors import UserError
 from slm.evaluate.perplexity import Scorer
 
 
@@ -17,6 +18,8 @@ class Text:
 
     content: str
     name: str
+    documents: tuple[str, ...] = ()
+    """The documents of a corpus; empty: the content is one."""
 
     @property
     def n_words(self) -> int:
@@ -28,9 +31,19 @@ class Text:
 
 
 def read_text(path: Path | None) -> Text:
-    """The text to score. A file is taken as it is; without one, WikiText-2's raw test set."""
-    from data.sources import wikitext
+    """The text to score. A text file is taken as it is; without one, WikiText-2's raw test set.
 
+    The documents (column ``text``) of a Parquet or JSON Lines file are joined by blank lines.
+    """
+    from data.sources import files, wikitext
+
+    if path is not None and path.is_file() and files.file_format(str(path)) in ("parquet", "jsonl"):
+        reading, name = files.Reading(), str(path)
+        found = (files.parse(raw, name, end, reading) for raw, end in files.read(name, 0, reading))
+        documents = tuple(document for document in found if document)
+        if not documents:
+            raise UserError(f"{path} is empty: give a file with text")
+        return Text(content="\n\n".join(documents), name=path.name, documents=documents)
     return Text(content=wikitext.load(path), name="WikiText-2 raw test" if path is None else path.name)
 
 
@@ -44,3 +57,15 @@ def shorten(scorer: Scorer, content: str, max_tokens: int | None) -> tuple[str, 
         part = part[:-1]
     part = part.rstrip() or content
     return part, scorer.tokenize(part)
+
+
+def first_documents(scorer: Scorer, text: Text, max_tokens: int | None) -> tuple[list[str], list[np.ndarray]]:
+    """The documents of ``text`` from the start, until they have ``max_tokens``, and the ids of each."""
+    documents, ids, n_tokens = [], [], 0
+    for document in text.documents or (text.content,):
+        documents.append(document)
+        ids.append(scorer.tokenize(document))
+        n_tokens += len(ids[-1])
+        if max_tokens is not None and n_tokens >= max_tokens:
+            break
+    return documents, ids

@@ -130,12 +130,12 @@ def _write_config(directory: Path, config: ModelConfig) -> None:
     )
 
 
-def take_snapshot(model: LanguageModel, tensors: dict[str, Tensor]) -> Snapshot:
+def take_snapshot(weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> Snapshot:
     """The tensors of a checkpoint: the model's and the trainer's (optimizer moments, random states).
 
     They are shared with training until ``detach()`` is called on what is returned, which must be before they change.
     """
-    return Snapshot({WEIGHTS: model.state_dict(), OPTIMIZER: tensors})
+    return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors})
 
 
 def save_checkpoint(
@@ -147,7 +147,7 @@ def save_checkpoint(
     state: dict[str, Any],
 ) -> None:
     """Write a whole checkpoint: ``write_checkpoint`` of what ``model`` and ``tensors`` hold."""
-    write_checkpoint(directory, model.config, take_snapshot(model, tensors), save_tokenizer, state=state)
+    write_checkpoint(directory, model.config, take_snapshot(model.state_dict(), tensors), save_tokenizer, state=state)
 
 
 def write_checkpoint(

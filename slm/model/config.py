@@ -195,3 +195,22 @@ class ModelConfig:
         else:
             config |= {"use_sliding_window": False, "sliding_window": None}
         return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfig:
+    """Standard deviations of normal weights. The defaults are GPT-2's recipe."""
+
+    embed_std: float = 0.02
+    """Of the embedding of a model with a head of its own."""
+    head_std: float = 0.02
+    """Of that head."""
+    tied_std: float = 0.02
+    """Of an embedding that is the head, too."""
+    matrix_std: float = 0.02
+    """Of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
+    output_gain: float = 1.0
+    """Of the two projections that write to the residual stream (o_proj and down_proj), in units of 0.02 / sqrt(2
+    n_layers); 0: zeros."""
+    qk_gain: float = 1.0
+    """Gains of the norms of queries and keys (qwen3); attention's logits grow with its square."""

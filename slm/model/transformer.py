@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slm.model.attention import causal_attention
-from slm.model.config import ModelConfig
+from slm.model.config import InitConfig, ModelConfig
 from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
+from slm.model.initialization import CLASSIC, initialize
 
 
 class RMSNorm(nn.Module):
@@ -161,11 +162,10 @@ class Decoder(nn.Module):
 class LanguageModel(nn.Module):
     """The whole model. ``state_dict`` names are Hugging Face's; a tied head has no entry of its own.
 
-    New weights are normal with deviation 0.02, the two projections that write to the residual stream scaled by
-    1 / sqrt(2 n_layers) (GPT-2's recipe). Set the seed with torch before building.
+    New weights are random as ``init`` says. Set the seed with torch before building.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, init: InitConfig = CLASSIC) -> None:
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
@@ -173,16 +173,7 @@ class LanguageModel(nn.Module):
         self.model = Decoder(config)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        scale = 1 / math.sqrt(2 * self.config.n_layers)
-        for name, parameter in self.named_parameters():
-            if parameter.is_meta or parameter.ndim < 2:
-                continue
-            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            nn.init.normal_(parameter, std=0.02 * (scale if residual else 1.0))
+        initialize(self, config.n_layers, init)
 
     @property
     def head_weight_VD(self) -> Tensor:

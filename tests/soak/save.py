@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
     from train.config import RunConfig
     from train.environment import prepare
     from train.model_shape import model_shape
-    from train.optim import make_optimizer, state_tensors
+    from train.optim.make import make_optimizer
+    from train.optim.state import state_tensors
     from train.run.checkpointer import Checkpointer
     from train.step import train_step
 
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
         return perf_counter() - began
 
     def snapshot() -> Any:
-        return take_snapshot(model, state_tensors(model, optimizer))
+        return take_snapshot(model.state_dict(), state_tensors(model, optimizer))
 
     try:
         step(), step()

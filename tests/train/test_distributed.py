@@ -178,6 +178,42 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, t
         same_state(parts / name, pair[0] / name)
 
 
+def test_muon_is_the_same_in_two_processes_in_one_and_with_its_state_divided(words, tmp_path):
+    muon = ("optim=muon", "optim.average=0.8")
+    run(two(words("pair", TWO, *muon)))
+    run(one(words("one", ONE, *muon)))
+    run(two(words("shared", TWO, *muon, "train.shard_optimizer=true")))
+    runs = tmp_path / "runs"
+    assert losses(runs / "pair") == pytest.approx(losses(runs / "one"), rel=1e-3)
+    assert losses(runs / "pair")[-1] < losses(runs / "pair")[0] - 0.5
+    assert losses(runs / "shared") == losses(runs / "pair")
+    for step in (3, 8):
+        name = f"checkpoints/step-{step:08d}"
+        same_state(runs / "shared" / name, runs / "pair" / name)
+
+
+def test_an_average_of_the_weights_is_what_a_run_validates_and_saves(words, tmp_path):
+    """Training itself goes the same way; resumed without the average, too."""
+    run(one(words("plain", ONE)))
+    run(one(words("averaged", ONE, "optim.average=0.9")))
+    plain, averaged = (tmp_path / "runs" / name for name in ("plain", "averaged"))
+    assert losses(averaged) == losses(plain)
+    assert [r["val_loss"] for r in records(averaged)[-1:]] != [r["val_loss"] for r in records(plain)[-1:]]
+    weights = [load_file(root / "checkpoints/step-00000008/model.safetensors") for root in (plain, averaged)]
+    state = load_file(averaged / "checkpoints/step-00000008/optimizer.safetensors")
+    for name, weight in weights[0].items():
+        assert torch.equal(state[f"{name}.trained"], weight), name
+        assert not torch.equal(weights[1][name], weight), name
+    for root, option in ((plain, []), (averaged, ["optim.average=0"])):
+        run(
+            one(words(root.name, ONE, "train.max_steps=10", "optim.schedule=linear", "optim.decay_fraction=0", *option))
+        )
+    assert losses(averaged) == losses(plain)
+    assert not any(
+        key.endswith(".trained") for key in load_file(averaged / "checkpoints/step-00000010/optimizer.safetensors")
+    )
+
+
 def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words, tmp_path):
     root = tmp_path / "runs" / "pair"
     shutil.copytree(pair[0], root)

@@ -33,6 +33,19 @@ def test_a_checkpoint_names_its_run_unless_a_name_is_given():
     assert str(other.root) == "runs/other"
 
 
+def test_a_downloaded_model_is_trained_with_adamw_unless_another_optimizer_is_named():
+    assert resolve(["preset=10m", "optim=muon"], no_choice).optim.name == "muon"
+    tuned = resolve(["preset=10m", "init_from=smollm2", "optim.lr=1e-4"], no_choice).optim
+    assert (tuned.name, tuned.lr, tuned.schedule) == ("adamw", 1e-4, "cosine")
+    assert resolve(["preset=10m", "init_from=smollm2", "optim=muon"], no_choice).optim.name == "muon"
+
+
+def test_classic_and_adamw_are_one_recipe_with_the_presets_learning_rate():
+    classic, adamw = (resolve(["preset=50m", f"optim={name}"], no_choice).optim for name in ("classic", "adamw"))
+    assert classic == adamw
+    assert (classic.lr, classic.warmup_steps, classic.schedule) == (1.5e-3, 300, "cosine")
+
+
 def test_auto_is_given_the_presets_own_numbers():
     seen = []
 

@@ -15,7 +15,7 @@ from slm.model.transformer import LanguageModel
 from train.backend import AutogradBackend, make_backend
 from train.config import OptimConfig, TrainConfig
 from train.environment import Environment
-from train.optim import load_state_tensors, make_optimizer, state_tensors
+from train.optim.make import make_optimizer
 from train.step import train_step
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
@@ -63,6 +63,15 @@ def test_it_is_plain_adamw_with_decay_on_the_layers_matrices_only():
         torch.testing.assert_close(new, old * (1 - 1e-2 * decay) - 1e-2 * update, atol=1e-5, rtol=1e-4)
 
 
+def test_with_muon_the_loss_falls_and_each_group_has_its_rate():
+    model = new_model()
+    optimizer = make_optimizer(model, OptimConfig(name="muon", lr=0.02, tied_lr=0.01, gain_lr=0.01))
+    losses = [step(model, optimizer, [blocks(4)], lr=0.01).loss for _ in range(15)]
+    assert losses[-1] < losses[0] - 1
+    embedding = 0.01 * (32 / 256) ** -0.5
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, embedding / 2, 0.005])
+
+
 def test_clipping_scales_the_gradient_and_reports_the_norm_before():
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -83,27 +92,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_update():
         step(model, optimizer, [blocks(2)])
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.nan_to_num(), before[name].nan_to_num()), name
-
-
-def test_optimizer_state_survives_by_name():
-    model, other = new_model(), new_model()
-    optimizer, fresh = make_optimizer(model, OPTIM), make_optimizer(other, OPTIM)
-    step(model, optimizer, [blocks(2)])
-    other.load_state_dict(model.state_dict())
-    load_state_tensors(other, fresh, state_tensors(model, optimizer))
-    step(model, optimizer, [blocks(2, seed=1)])
-    step(other, fresh, [blocks(2, seed=1)])
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_the_state_of_another_optimizer_is_refused():
-    model = new_model()
-    optimizer = make_optimizer(model, OPTIM)
-    step(model, optimizer, [blocks(2)])
-    momentum_only = {k: v for k, v in state_tensors(model, optimizer).items() if not k.endswith("exp_avg_sq")}
-    with pytest.raises(UserError, match=r"holds only step, exp_avg of the state of .*resume=never"):
-        load_state_tensors(model, make_optimizer(model, OPTIM), momentum_only)
 
 
 def test_bf16_autocast_learns_what_f32_learns():

@@ -19,7 +19,10 @@ from slm.model.transformer import LanguageModel
 from train.config import OptimConfig
 from train.distributed.ranks import Ranks
 from train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
-from train.optim import Optimizer, load_state_tensors, make_optimizer, state_tensors
+from train.optim.average import TRAINED, Average
+from train.optim.interface import Optimizer
+from train.optim.make import make_optimizer
+from train.optim.state import load_state_tensors, state_tensors
 from train.run.resume import ResumePoint
 
 RNG = "rng.torch"
@@ -54,14 +57,19 @@ def broadcast_tokenizer(ranks: Ranks, make: Callable[[], Tokenizer], folder: Pat
         return load_tokenizer(copy)
 
 
-def make_shared_optimizer(ranks: Ranks, model: LanguageModel, config: OptimConfig, *, zero1: bool) -> Optimizer:
+def make_shared_optimizer(
+    ranks: Ranks, model: LanguageModel, config: OptimConfig, *, zero1: bool, precision: str = "f32"
+) -> Optimizer:
     """The run's optimizer; with ``zero1`` and several ranks its state is divided over them."""
     if zero1 and ranks.size > 1:
-        return Zero1Optimizer(ranks, model, lambda shard: make_optimizer(shard, config))
-    return make_optimizer(model, config)
+        tied = model.config.tie_embeddings  # a shard may be without the head
+        return Zero1Optimizer(ranks, model, lambda shard: make_optimizer(shard, config, precision, tied=tied))
+    return make_optimizer(model, config, precision)
 
 
-def gather_state(ranks: Ranks, model: LanguageModel, optimizer: Optimizer) -> tuple[dict[str, Tensor], bool]:
+def gather_state(
+    ranks: Ranks, model: LanguageModel, optimizer: Optimizer, average: Average
+) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a checkpoint besides the weights (complete on rank 0 only), and whether a resync was needed.
 
     The same sums may differ in a bit on other processors. A checkpoint is one state: every rank takes rank 0's, and
@@ -69,17 +77,19 @@ def gather_state(ranks: Ranks, model: LanguageModel, optimizer: Optimizer) -> tu
     """
     if isinstance(optimizer, Zero1Optimizer):
         own = state_tensors(optimizer.shard, optimizer)
-        resynced = ranks.resync(list(model.parameters()))
+        resynced = ranks.resync([*model.parameters(), *average.tensors()])
     else:
         own = state_tensors(model, optimizer)
-        resynced = ranks.resync([*model.parameters(), *own.values()])
+        resynced = ranks.resync([*model.parameters(), *average.tensors(), *own.values()])
         own = own if ranks.main else {}
+    if ranks.main:
+        own |= average.trained()
     rng = torch.get_rng_state()
     return gather_tensors(ranks, own | {_rng_name(ranks.rank): rng}), resynced
 
 
-def restore(ranks: Ranks, point: ResumePoint, model: LanguageModel, optimizer: Optimizer) -> None:
-    """Put weights, optimizer state and random state of a checkpoint back on every rank."""
+def restore(ranks: Ranks, point: ResumePoint, model: LanguageModel, optimizer: Optimizer, average: Average) -> None:
+    """Put weights, their average, optimizer state and random state of a checkpoint back on every rank."""
     if ranks.main and point.checkpoint is not None:
         weights = checkpoint.load_weights(point.checkpoint)
         checkpoint.load_into(model, weights, where=str(point.checkpoint))
@@ -87,8 +97,10 @@ def restore(ranks: Ranks, point: ResumePoint, model: LanguageModel, optimizer: O
     part = optimizer.shard if isinstance(optimizer, Zero1Optimizer) else model
     names = tuple(f"{name}." for name, _ in part.named_parameters())
     rng = _rng_name(ranks.rank)
-    tensors = scatter_tensors(ranks, point.tensors, lambda name: name == rng or name.startswith(names))
+    everywhere = (f".{TRAINED}", rng)
+    tensors = scatter_tensors(ranks, point.tensors, lambda name: name.endswith(everywhere) or name.startswith(names))
     load_state_tensors(part, optimizer, tensors)
+    average.load(tensors)
     if rng in tensors:  # absent where there were fewer ranks
         torch.set_rng_state(tensors[rng])
 

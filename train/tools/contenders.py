@@ -52,7 +52,7 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
 
     from train.backend import make_backend
     from train.environment import Environment, number_format, prepare
-    from train.optim import make_optimizer
+    from train.optim.make import make_optimizer
     from train.step import StepResult, train_step
     from train.tools.breakdown import breakdown
 
@@ -65,7 +65,7 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
         precision, _ = number_format(config.train)
         environment = Environment(threads=threads, precision=precision, compile=False, notes=())
     model, shape = _model(config)
-    optimizer = make_optimizer(model, config.optim)
+    optimizer = make_optimizer(model, config.optim, environment.precision)
     batches = _batches(config, shape.vocab_size)
     began = perf_counter()
     backend = make_backend(model, config.train, environment)

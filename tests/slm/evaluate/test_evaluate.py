@@ -52,6 +52,32 @@ def test_two_rows_for_the_checkpoint_and_each_model(run, capsys):
     assert sliding["tokens"] == len(tiny.tokenizer().encode(text))
 
 
+def test_documents_of_a_corpus_in_contiguous_windows(run, capsys):
+    """All nats over all bytes, every token scored once, from windows of the model's own forward pass."""
+    import torch
+
+    from slm.model.checkpoint import load_model
+
+    documents = [tiny.text(3_000, seed=seed) for seed in (1, 2, 3)]
+    path = run / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
+    assert main([f"run={run}", f"eval.text={path}", "eval.threads=1", "eval.contiguous=64", "eval.n_ctx=64"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out.splitlines()[-1]) if row["definition"] == "contiguous/64"]
+    assert len(rows) == 3
+    tokenizer = tiny.tokenizer()
+    ids = [id for each in documents for id in (tokenizer.eot_id, *tokenizer.encode(each))]
+    model, nats = load_model(resolve(run).checkpoint()), 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 64):
+            window = torch.tensor(ids[start : start + 65])
+            losses = torch.nn.functional.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum")
+            nats += losses.item()
+    assert rows[0]["tokens"] == len(ids) - 1
+    assert rows[0]["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(len(each.encode()) for each in documents))
+    assert rows[1]["bits_per_byte"] == pytest.approx(rows[0]["bits_per_byte"], rel=1e-3)
+    assert rows[0]["word_perplexity"] is None
+
+
 def test_less_text_and_other_windows(run, capsys):
     rows, _ = evaluate(
         run,

@@ -1,11 +1,14 @@
 """The model computes what transformers computes, and a checkpoint goes both ways."""
 
+import dataclasses
+import functools
+
 import pytest
 import torch
 
 from data.errors import UserError
 from slm.model.checkpoint import load_config, load_model, save_model
-from slm.model.config import ModelConfig
+from slm.model.config import InitConfig, ModelConfig
 from slm.model.transformer import LanguageModel
 
 SMALL = dict(
@@ -163,3 +166,40 @@ def test_a_truncated_file_and_a_missing_config_are_told(tmp_path):
         load_model(tmp_path)
     with pytest.raises(UserError, match="not a model directory"):
         load_config(tmp_path / "nowhere")
+
+
+def test_new_weights_have_the_deviations_that_are_asked_for():
+    shape = ModelConfig(
+        arch="qwen3",
+        vocab_size=512,
+        n_layers=2,
+        d_model=256,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=64,
+        ffn_dim=512,
+        seq_len=32,
+        tie_embeddings=False,
+    )
+
+    def deviations(init: InitConfig) -> dict[str, float]:
+        torch.manual_seed(1)
+        return {name: p.std().item() for name, p in LanguageModel(shape, init).named_parameters() if p.ndim == 2}
+
+    near = functools.partial(pytest.approx, rel=0.03)
+    classic, layer = deviations(InitConfig()), "model.layers.1."
+    for name in ("model.embed_tokens.weight", "lm_head.weight", f"{layer}mlp.gate_proj.weight"):
+        assert classic[name] == near(0.02)
+    for name in (f"{layer}mlp.down_proj.weight", f"{layer}self_attn.o_proj.weight"):
+        assert classic[name] == near(0.01)
+    init = InitConfig(embed_std=0.8, head_std=0.001, matrix_std=0.0, output_gain=0.0, qk_gain=1.2)
+    muon = deviations(init)
+    assert muon["model.embed_tokens.weight"] == near(0.8)
+    assert muon["lm_head.weight"] == near(0.001)
+    assert muon[f"{layer}mlp.up_proj.weight"] == near(0.7 / 16)
+    assert muon[f"{layer}mlp.down_proj.weight"] == muon[f"{layer}self_attn.o_proj.weight"] == 0
+    gains = LanguageModel(shape, init).model.layers[0]
+    assert gains.self_attn.q_norm.weight.tolist() == pytest.approx([1.2] * 64)
+    assert gains.input_layernorm.weight.tolist() == [1.0] * 256
+    tied = LanguageModel(dataclasses.replace(shape, tie_embeddings=True), InitConfig(embed_std=0.8, tied_std=0.03))
+    assert tied.model.embed_tokens.weight.std().item() == near(0.03)

@@ -14,7 +14,8 @@ from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import list_checkpoints
 from train.config import OptimConfig
-from train.optim import make_optimizer, state_tensors
+from train.optim.make import make_optimizer
+from train.optim.state import state_tensors
 from train.run import checkpointer as checkpointer_module
 from train.run.checkpointer import Checkpointer
 
@@ -55,7 +56,7 @@ class Training:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def save(self, step: int, val_loss: float | None = None) -> None:
-        snapshot = checkpoint.take_snapshot(self.model, state_tensors(self.model, self.optimizer))
+        snapshot = checkpoint.take_snapshot(self.model.state_dict(), state_tensors(self.model, self.optimizer))
         validation = {"step": step, "val_loss": val_loss} if val_loss is not None else {}
         self.checkpointer.save(step, snapshot, {"step": step, "validation": validation})
 

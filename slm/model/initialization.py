@@ -1,0 +1,40 @@
+"""The weights that a new model starts from.
+
+Tested in tests/slm/model/test_transformer.py.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from slm.model.config import InitConfig
+
+CLASSIC = InitConfig()
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, n_layers: int, init: InitConfig) -> None:
+    """Give every matrix of a model new random weights. The norms' gains are 1, those of queries and keys ``qk_gain``.
+
+    Random numbers are torch's: set its seed before.
+    """
+    output_std = init.output_gain * 0.02 / math.sqrt(2 * n_layers)
+    tied = not hasattr(model, "lm_head")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue
+        if parameter.ndim < 2:
+            nn.init.constant_(parameter, init.qk_gain if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            _normal(parameter, output_std)
+        elif "embed_tokens" in name:
+            _normal(parameter, init.tied_std if tied else init.embed_std)
+        elif name.startswith("lm_head"):
+            _normal(parameter, init.head_std)
+        else:
+            _normal(parameter, init.matrix_std or 0.7 / math.sqrt(parameter.shape[1]))
+
+
+def _normal(parameter: nn.Parameter, std: float) -> None:
+    nn.init.normal_(parameter, std=std) if std else nn.init.zeros_(parameter)

@@ -1,0 +1,1 @@
+"""Optimizers: AdamW, Muon, and the state of either by parameter name."""

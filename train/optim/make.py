@@ -1,0 +1,86 @@
+"""The optimizer of a run: which parameters get which update, and their learning rates.
+
+Tested in tests/train/optim/test_make.py.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from train.config import OptimConfig
+from train.optim.interface import Parameters
+from train.optim.muon import Muon
+
+REFERENCE_WIDTH = 256
+"""The width for which ``embed_lr`` and ``head_lr`` are given."""
+
+
+def make_optimizer(
+    model: Parameters, config: OptimConfig, precision: str = "f32", *, tied: bool | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer that ``config`` names, over all parameters of ``model``.
+
+    A group's ``lr_ratio`` is its learning rate as a share of ``config.lr``. ``precision``: in what Muon's products are
+    computed, ``bf16`` or ``f32``. ``tied``: whether the embedding is the head, too; None: as ``model``'s names say.
+    """
+    if config.name == "muon":
+        if tied is None:
+            tied = all(not name.startswith("lm_head") for name, _ in model.named_parameters())
+        return _muon(model, config, precision, tied)
+    return _adamw(model, config)
+
+
+def _adamw(model: Parameters, config: OptimConfig) -> torch.optim.AdamW:
+    """Fused AdamW (Loshchilov and Hutter 2019): decay on the layers' matrices, none on norms and embeddings."""
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        matrix = parameter.ndim >= 2 and "embed_tokens" not in name
+        (decayed if matrix else kept).append(parameter)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    betas = (config.betas[0], config.betas[1])
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+
+
+def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) -> Muon:
+    parts: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "gains": []}
+    for name, parameter in model.named_parameters():
+        parts[part_of(name, parameter)].append(parameter)
+    matrices = {
+        "kind": "muon",
+        "params": parts["matrices"],
+        "lr_ratio": 1.0,
+        "weight_decay": config.weight_decay,
+        "momentum": config.momentum,
+        "momentum_steps": config.momentum_steps,
+        "ns_steps": config.ns_steps,
+        "second_moment": config.second_moment,
+    }
+    embed_lr = config.tied_lr if tied else config.embed_lr
+    rates = {"embedding": embed_lr, "head": config.head_lr, "gains": config.gain_lr}
+    for part in ("embedding", "head"):
+        if parts[part]:
+            rates[part] *= (parts[part][0].shape[1] / REFERENCE_WIDTH) ** -0.5
+    others: list[dict[str, Any]] = [
+        {
+            "kind": "adamw",
+            "params": parts[part],
+            "lr_ratio": rate / config.lr,
+            "betas": config.betas,
+            "eps": config.eps,
+            "weight_decay": 0.0,
+        }
+        for part, rate in rates.items()
+        if parts[part]
+    ]
+    return Muon([matrices, *others], dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def part_of(name: str, parameter: nn.Parameter) -> str:
+    """``matrices`` (of layers), ``embedding`` (a tied head too), ``head`` or ``gains``."""
+    if "embed_tokens" in name:
+        return "embedding"
+    if name.startswith("lm_head"):
+        return "head"
+    return "matrices" if parameter.ndim >= 2 else "gains"
