@@ -85,7 +85,7 @@ def test_the_sub_command_does_the_work_in_any_folder(tmp_path):
     for name in ("train.py", "slm.py", "data.py"):
         (tmp_path / name).write_text("raise SystemExit('this is not slm')\n")
     out = slm("plan", "preset=10m", "tokens_per_s=1000", cwd=tmp_path, PYTHONSAFEPATH="1")
-    assert '"n_params": 11539456' in out.splitlines()[-1]
+    assert '"n_params": 13636608' in out.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
 
 
