@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
         return ("step", MOMENTUM, SECOND_MOMENT) if group["second_moment"] else ("step", MOMENTUM)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None, "closures are not supported"
         for group in self.param_groups:
@@ -63,8 +63,8 @@ class Muon(torch.optim.Optimizer):
         states = [self._state(p, exp_avg=torch.zeros_like, exp_avg_sq=torch.zeros_like) for p in parameters]
         beta1, beta2 = group["betas"]
         adamw(
-            parameters,
-            [p.grad for p in parameters],
+            list(parameters),
+            [_gradient(p) for p in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -90,8 +90,9 @@ class Muon(torch.optim.Optimizer):
         for p, state, out_MK in zip(parameters, states, update_NMK, strict=True):
             state["step"] += 1
             momentum = _momentum(group, state["step"].item())
-            state[MOMENTUM].lerp_(p.grad, 1 - momentum)
-            torch.lerp(p.grad, state[MOMENTUM], momentum, out=out_MK)  # Nesterov
+            gradient_MK = _gradient(p)
+            state[MOMENTUM].lerp_(gradient_MK, 1 - momentum)
+            torch.lerp(gradient_MK, state[MOMENTUM], momentum, out=out_MK)  # Nesterov
         update_NMK = orthogonalize(update_NMK, group["ns_steps"], self._dtype).float()
         if second_moment:
             update_NMK = _even_out(update_NMK, [state[SECOND_MOMENT] for state in states])
@@ -110,6 +111,11 @@ class Muon(torch.optim.Optimizer):
             state |= {key: new(parameter.detach()) for key, new in make.items()}
             self.state[parameter] = state
         return state
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def _momentum(group: dict[str, Any], step: float) -> float:
