@@ -7,7 +7,8 @@ from export.config import ExportConfig
 from export.staging import exit_on_sigterm
 from slm import cli, report
 from slm.configuration import load
-from slm.llama.verdict import require_working_build
+from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
 
 EXIT_NOT_PROVEN = 3
@@ -65,4 +66,4 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda argv: guarded(lambda: main(argv), advice=crash_advice))

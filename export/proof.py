@@ -19,6 +19,7 @@ import numpy as np
 from slm.evaluate.perplexity import Score, Window, chunked_plan, reduce
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
 from slm.llama.model import Model
+from slm.machine.crash_guard import doing
 
 PROBES = (
     "",
@@ -135,6 +136,7 @@ class Proof:
     def compare(self, path: Path, file_type: str) -> Comparison:
         """Run the GGUF at ``path`` and compare it with the checkpoint."""
         with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True) as scorer:
+            doing(f"comparing {path.name} with its checkpoint")
             failures = token_failures(scorer.llama, self.strings, self.ids)
             if scorer.bos != self.checkpoint.bos:
                 failures.append(

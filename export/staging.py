@@ -17,6 +17,7 @@ from types import TracebackType
 
 from data.errors import UserError
 from data.storage import fsync
+from slm.machine.crash_guard import temporary
 
 _STAGING = re.compile(r"\.export-(\d+)")
 
@@ -32,6 +33,7 @@ class Staging:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(self.out)
+            temporary(self.folder)
             self.folder.mkdir()
         except OSError as error:
             raise UserError(

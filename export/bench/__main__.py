@@ -13,7 +13,8 @@ from export.config import UNQUANTIZED
 from export.staging import exit_on_sigterm
 from slm import cli, report
 from slm.configuration import load
-from slm.llama.verdict import require_working_build
+from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
 
 
@@ -71,4 +72,4 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda argv: guarded(lambda: main(argv), advice=crash_advice))

@@ -2,6 +2,8 @@
 
 from slm import cli
 from slm.evaluate.evaluate import main
+from slm.llama.verdict import crash_advice
+from slm.machine.crash_guard import guarded
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda argv: guarded(lambda: main(argv), advice=crash_advice))

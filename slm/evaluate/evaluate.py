@@ -28,6 +28,7 @@ from slm.evaluate.text import Text, first_documents, read_text, shorten
 from slm.exported import stale_lines
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
+from slm.machine.crash_guard import doing
 from slm.machine.hardware import compute_threads, share_cores
 
 
@@ -97,6 +98,7 @@ def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]
     chunked = chunked_plan(scorer, ids, config.n_ctx)
     sliding = sliding_plan(scorer, ids, context)
     n_ctx = chunked[1][0].stop - chunked[1][0].start
+    doing(f"scoring {scorer.name}")
     plans = [chunked, sliding]
     if config.contiguous:
         documents, ids_of_each = first_documents(scorer, text, config.max_tokens)

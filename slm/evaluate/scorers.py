@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slm.evaluate.perplexity import Progress, Window, nll_of
+from slm.machine.crash_guard import doing
 from slm.machine.hardware import compute_threads
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class GGUFScorer:
         from slm.llama.model import Model
 
         self.path, self.name, self.exact, self.n_threads = path, path.name, exact, n_threads
+        doing(f"loading {path.name}")
         self.llama = Model(path)
         self.max_context = min(context, self.llama.n_ctx_train)
         self.bos = self.llama.bos if self.llama.add_bos and self.llama.bos >= 0 else None

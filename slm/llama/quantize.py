@@ -16,6 +16,7 @@ from data.errors import UserError, nearest
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import ggml_type_id, read_header
 from slm.llama.log import clear_log, first_error, log_lines
+from slm.machine.crash_guard import doing
 from slm.machine.hardware import n_threads as default_threads
 
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
@@ -79,6 +80,7 @@ def quantize(
     if tensor_types:
         params.tt_overrides = ctypes.cast(overrides, ctypes.POINTER(C.llama_model_tensor_override))
     clear_log()
+    doing(f"quantizing {src.name} to {name}")
     status = C.llama_model_quantize(os.fsencode(src), os.fsencode(dst), ctypes.byref(params))
     del entries, rows, overrides
     if status != 0:

@@ -86,6 +86,13 @@ def require_working_build() -> None:
         raise UserError(f"llama.cpp, as it is installed here, {fault}: {REBUILD} builds it again for this processor")
 
 
+def crash_advice() -> str:
+    """What to do when a command that computes with llama.cpp has died although the trial went well."""
+    suspect = examine().suspect
+    likely = f"{suspect} is the likeliest cause; " if suspect else ""
+    return f"{likely}nothing was published; {REBUILD} builds llama.cpp again for this processor"
+
+
 def examine() -> Verdict:
     """The kept verdict about this build and machine, or else a new one."""
     kept = _cache_file()

@@ -164,9 +164,35 @@ def test_a_killed_export_leaves_no_file_under_a_final_name(tmp_path, how):
         assert child.returncode == 128 + signal.SIGTERM
         assert left == []
     else:
-        assert left == [f".export-{child.pid}"]
+        assert [name.rpartition("-")[0] for name in left] == [".export"]
         export(ExportConfig(threads=1, run=root, quant=["f16"]))
         assert sorted(path.name for path in out.iterdir()) == ["export.json", "run-1.4M-v1.0-F16.gguf"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the export is not watched elsewhere")
+@pytest.mark.parametrize(
+    ("module", "function", "says"),
+    [
+        ("slm.llama.quantize", "llama_model_quantize", "while quantizing run-1.4M-v1.0-F32.gguf to q4_k_m"),
+        ("slm.llama.model", "llama_model_load_from_file", "while loading run-1.4M-v1.0-F32.gguf"),
+        ("slm.llama.context", "llama_decode", "while comparing run-1.4M-v1.0-F32.gguf with its checkpoint"),
+    ],
+)
+def test_a_crash_of_llama_cpp_is_one_line_and_leaves_nothing(tmp_path, module, function, says):
+    root = tiny.run(tmp_path / "run")
+    program = (
+        "import ctypes, importlib, runpy, sys\n"
+        f"importlib.import_module({module!r}).C.{function} = lambda *_: ctypes.string_at(0)\n"
+        f"sys.argv = ['export', 'run={root}', 'quant=q4_k_m', 'base=f32']\n"
+        "runpy.run_module('export', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
+    assert done.returncode == 128 + signal.SIGSEGV, done.stderr
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("error")]
+    assert line.startswith(f"error: native code died with SIGSEGV {says}; ")
+    assert "-m slm.llama.rebuild builds llama.cpp again" in line
+    assert "Traceback" not in done.stderr
+    assert list((root / "gguf").iterdir()) == []
 
 
 @pytest.mark.parametrize(
