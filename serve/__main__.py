@@ -8,6 +8,7 @@ import errno
 import importlib
 import ipaddress
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,10 @@ def main(argv: list[str]) -> int:
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):
         require_working_build()
-        return asyncio.run(_serve(config, paths, listener))
+        try:
+            return asyncio.run(_serve(config, paths, listener))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -69,6 +73,7 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
     from serve.pool.memory_plan import budget_bytes, fewer_slots, read_facts
     from serve.pool.model_pool import Pool, Served
 
+    _cancel_on_interrupt()
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
     engines = {name: engine_config(options, path) for name, path in paths.items()}
@@ -88,10 +93,24 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
         def show() -> None:
             _banner(pool, info, config.host, port, keyed=bool(keys))
 
-        await http.serve_http(pool, options, keys, listener, show)
+        return await http.serve_http(pool, options, keys, listener, show)
     finally:
         await pool.close()
-    return 0
+
+
+def _cancel_on_interrupt() -> None:
+    """The first Ctrl-C ends the loading of a model in an orderly way; further ones change nothing. The HTTP server
+    takes the signal over."""
+    this, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert this is not None
+    seen: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        seen.append(number)
+        if len(seen) == 1 and not loop.is_closed():
+            loop.call_soon_threadsafe(this.cancel)
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import re
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from data.errors import UserError
@@ -29,10 +30,14 @@ from slm.report import plain
 if TYPE_CHECKING:
     from serve.chat_template import RenderedChat
 
+_COMMANDS = ("/help", "/reset", "/exit", "/quit")
 _HELP = """/help   this text
 /reset  forget the conversation
 /exit   leave (or Ctrl-D)
-Ctrl-C stops a reply."""
+Ctrl-C stops a reply. A message that begins with a slash and a word is written with a space before it."""
+_REPLY_PART = 4
+"""The oldest messages are forgotten where they would leave less than this part of the context for a reply (or less than
+``max_tokens``, if that is smaller)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,10 @@ class Reply:
     seconds: float
     """Of decoding, without the prefill."""
     finish: str
+    stopped_by: str | None = None
+    """What cut it off: see ``serve.engine.messages.StoppedBy``."""
+    n_forgotten: int = 0
+    """Messages that were dropped before it, because the context was full."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -89,32 +98,73 @@ class Conversation:
     def send(self, text: str, show: Callable[[str], None]) -> Reply:
         """Sends a message (or, for a base model, text to continue); ``show`` gets the reply's text as it comes.
 
-        Ctrl-C ends the reply early. Raises ``UserError`` when the text does not fit the context.
+        When the context is full, the oldest messages are forgotten, the system message excepted. Ctrl-C ends the reply
+        early. Raises ``UserError`` when the text does not fit the context.
         """
         from serve.chat_template import ChatTemplateError, RenderedChat
 
         if not self.chat.own:
             return self._generate(RenderedChat(text=text, add_special=True, parse_special=False), show)
+        before = list(self._messages)
         self._messages.append({"role": "user", "content": text})
         try:
-            parse_content = self._config.parse_special_in_content
-            prompt = self.chat.render(self._messages, parse_special_in_content=parse_content)
-            reply = self._generate(prompt, show)
+            prompt, n_forgotten = self._fitting_prompt()
+            reply = replace(self._generate(prompt, show), n_forgotten=n_forgotten)
         except ChatTemplateError as error:
-            self._messages.pop()
+            self._messages = before
             raise UserError(str(error)) from None
         except UserError:
-            self._messages.pop()
+            self._messages = before
             raise
         self._messages.append({"role": "assistant", "content": reply.text})
         return reply
 
+    def _fitting_prompt(self) -> tuple[RenderedChat, int]:
+        """The conversation as a prompt, and how many of its oldest messages were dropped to make room for a reply."""
+        most = self.info.context - min(self._config.max_tokens, self.info.context // _REPLY_PART)
+        first = int(self._messages[0]["role"] == "system")
+        n_forgotten = 0
+        while True:
+            parse_content = self._config.parse_special_in_content
+            prompt = self.chat.render(self._messages, parse_special_in_content=parse_content)
+            if len(self._messages) <= first + 1 or self._engine.count_tokens(self._request(prompt)) <= most:
+                return prompt, n_forgotten
+            # A turn goes as a whole, so that the user's messages and the replies still alternate.
+            del self._messages[first : first + 2]
+            n_forgotten += 2
+
     def _generate(self, prompt: RenderedChat, show: Callable[[str], None]) -> Reply:
-        config = self._config
         self._n_replies += 1
-        key = str(self._n_replies)
-        request = Generate(
-            id=key,
+        request = self._request(prompt)
+        key = request.id
+        texts: list[str] = []
+        n_tokens, finish, stopped_by, began = 0, "stopped", None, time.perf_counter()
+        with _interrupts() as interrupted:
+            events = self._engine.handle(request)
+            while True:
+                for event in events:
+                    if isinstance(event, Failure):
+                        raise UserError(f"{event.message} (/reset forgets the conversation)")
+                    if isinstance(event, PrefillDone):
+                        began = time.perf_counter()
+                    elif isinstance(event, Delta):
+                        texts.append(event.text)
+                        show(event.text)
+                        n_tokens, finish = event.completion_tokens, event.finish or finish
+                        stopped_by = event.stopped_by
+                if interrupted and self._engine.busy:
+                    self._engine.handle(Cancel(id=key))
+                    finish, stopped_by = "stopped", None
+                if not self._engine.busy:
+                    break
+                events = self._engine.step()
+        seconds = time.perf_counter() - began
+        return Reply(text="".join(texts), n_tokens=n_tokens, seconds=seconds, finish=finish, stopped_by=stopped_by)
+
+    def _request(self, prompt: RenderedChat) -> Generate:
+        config = self._config
+        return Generate(
+            id=str(self._n_replies),
             prompt=prompt.text,
             add_special=prompt.add_special,
             parse_special=prompt.parse_special,
@@ -130,28 +180,6 @@ class Conversation:
                 seed=secrets.randbits(32) if config.seed is None else config.seed,
             ),
         )
-        texts: list[str] = []
-        n_tokens, finish, began = 0, "stopped", time.perf_counter()
-        with _interrupts() as interrupted:
-            events = self._engine.handle(request)
-            while True:
-                for event in events:
-                    if isinstance(event, Failure):
-                        raise UserError(f"{event.message} (/reset forgets the conversation)")
-                    if isinstance(event, PrefillDone):
-                        began = time.perf_counter()
-                    elif isinstance(event, Delta):
-                        texts.append(event.text)
-                        show(event.text)
-                        n_tokens, finish = event.completion_tokens, event.finish or finish
-                if interrupted and self._engine.busy:
-                    self._engine.handle(Cancel(id=key))
-                    finish = "stopped"
-                if not self._engine.busy:
-                    break
-                events = self._engine.step()
-        seconds = time.perf_counter() - began
-        return Reply(text="".join(texts), n_tokens=n_tokens, seconds=seconds, finish=finish)
 
     def close(self) -> None:
         """Frees the model."""
@@ -179,8 +207,29 @@ def _show(text: str) -> None:
 
 
 def _figures(reply: Reply) -> str:
-    why = {"length": ", stopped by max_tokens or the context", "stopped": ", stopped by you"}
-    return f"[{reply.n_tokens} tokens, {reply.tokens_per_s:.1f} tokens/s{why.get(reply.finish, '')}]"
+    why = {
+        "max_tokens": ", stopped by max_tokens",
+        "context": ", stopped because the context is full",
+        "stopped": ", stopped by you",
+    }
+    ended = why.get(reply.stopped_by or reply.finish, "")
+    figures = f"[{reply.n_tokens} tokens, {reply.tokens_per_s:.1f} tokens/s{ended}]"
+    if reply.n_forgotten:
+        figures += f"\n(the context is full: the oldest {reply.n_forgotten} messages are forgotten)"
+    return figures
+
+
+def _command(line: str) -> str | None:
+    """The command that a line gives; None for a message. Raises ``UserError`` where there is no such command."""
+    # A path is a message, and so is what stands behind a space.
+    if not re.match(r"/\w*(\s|$)", line):
+        return None
+    word, *rest = line.split()
+    if word not in _COMMANDS:
+        raise UserError(f"there is no command {word}; there are {', '.join(_COMMANDS)}")
+    if rest:
+        raise UserError(f"{word} takes nothing after it")
+    return word
 
 
 def _once(conversation: Conversation, prompt: str) -> None:
@@ -211,22 +260,19 @@ def _converse(conversation: Conversation) -> None:
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /exit leaves)")
             continue
-        match line.strip():
-            case "":
-                continue
-            case "/exit" | "/quit":
-                return
-            case "/help":
-                print(_HELP)
-                continue
-            case "/reset":
-                conversation.reset()
-                print("(forgotten)")
-                continue
-            case command if command.startswith("/") and " " not in command:
-                print(f"there is no command {command}; /help lists them")
-                continue
+        if not line.strip():
+            continue
         try:
+            match _command(line):
+                case "/exit" | "/quit":
+                    return
+                case "/help":
+                    print(_HELP)
+                    continue
+                case "/reset":
+                    conversation.reset()
+                    print("(forgotten)")
+                    continue
             if not conversation.chat.own:
                 _show(line)
             reply = conversation.send(line, _show)

@@ -3,6 +3,7 @@ spell a command that they advise."""
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -43,6 +44,8 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
+        # A second Ctrl-C would end Python in the middle of its end, with a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:

@@ -6,8 +6,10 @@ Tested in tests/serve/test_life.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -26,12 +28,14 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_listening = on_listening
+        self.forced_by: int | None = None
+        """The second signal's number."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # uvicorn's own handlers raise the signal again after a clean end; a clean end here has exit status 0.
         for number in _SIGNALS:
-            signal.signal(number, lambda *_: self.stop())
+            signal.signal(number, lambda number, _: self.stop(number))
         self._on_listening()
         try:
             yield
@@ -40,17 +44,23 @@ class _Server(uvicorn.Server):
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
 
-    def stop(self) -> None:
-        self.force_exit = self.should_exit
+    def stop(self, number: int) -> None:
+        """Called for each signal: the first lets running requests finish, the second cuts them off."""
+        if self.should_exit and not self.force_exit:
+            self.force_exit, self.forced_by = True, number
+            # uvicorn cancels the requests, and would log a traceback for each.
+            logging.getLogger("uvicorn.error").disabled = True
+            print("interrupted: running requests are cut off", file=sys.stderr, flush=True)
         self.should_exit = True
 
 
 async def serve_http(
     pool: Pool, options: ServerOptions, keys: list[str], listener: socket.socket, on_listening: Callable[[], None]
-) -> None:
+) -> int:
     """Answers requests with a started pool until a signal comes. After it returns, signals are ignored.
 
-    The first signal lets running requests finish; a second one does not. ``on_listening`` is called before requests
+    Returns the exit status. The first signal lets running requests finish, which is a clean end (0). A second one cuts
+    them off (128 and the signal's number, as a shell reports it). ``on_listening`` is called before requests
     are answered, when signals are already handled. The caller closes the pool. Raises ``UserError`` when the access log
     cannot be opened.
     """
@@ -64,4 +74,6 @@ async def serve_http(
         lifespan="off",
         access_log=False,  # `serve.api.access_log` writes one
     )
-    await _Server(config, on_listening).serve(sockets=[listener])
+    server = _Server(config, on_listening)
+    await server.serve(sockets=[listener])
+    return 0 if server.forced_by is None else 128 + server.forced_by

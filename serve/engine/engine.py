@@ -122,6 +122,10 @@ class Engine:
         self._scheduler.add(begun.sequence)
         return []
 
+    def count_tokens(self, request: Generate) -> int:
+        """Tokens of the request's prompt. Of one that does not fit the context it is only certain that it does not."""
+        return generation.n_prompt_tokens(request, model=self._model, context=self.info.context)
+
     def _end(self, sequence_id: str) -> None:
         ended = self._generations.pop(sequence_id, None)
         if ended is None:

@@ -135,17 +135,7 @@ def start(
 
     ``context``: most tokens of a sequence. Raises ``LlamaError`` for a bad token id or sampling parameter.
     """
-    if isinstance(request.prompt, str):
-        prompt, complete = tokenize_within(
-            model,
-            request.prompt,
-            context,
-            add_special=request.add_special,
-            parse_special=request.parse_special,
-            literal_spans=request.literal_spans,
-        )
-    else:
-        prompt, complete = [model.check_token(token) for token in request.prompt], True
+    prompt, complete = _prompt_tokens(request, model, context)
     if not prompt:
         # A model needs something to continue. BOS, or the end of a document before, stands for an empty prompt.
         first = model.bos if model.bos >= 0 else model.eos
@@ -177,6 +167,25 @@ def start(
         prompt_offsets=prompt_offsets,
         # Last: it holds memory of llama.cpp's, which an error after it would leave behind.
         sampler=make_sampler(model, request.sampling, prompt, context=context),
+    )
+
+
+def n_prompt_tokens(request: Generate, *, model: Model, context: int) -> int:
+    """Tokens of the prompt; more than ``context`` where it does not fit."""
+    return len(_prompt_tokens(request, model, context)[0])
+
+
+def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[int], bool]:
+    """The prompt's tokens, and whether these are all: a long text is not tokenized to its end."""
+    if not isinstance(request.prompt, str):
+        return [model.check_token(token) for token in request.prompt], True
+    return tokenize_within(
+        model,
+        request.prompt,
+        context,
+        add_special=request.add_special,
+        parse_special=request.parse_special,
+        literal_spans=request.literal_spans,
     )
 
 

@@ -11,7 +11,11 @@ import threading
 import time
 
 import httpx
+import psutil
 import pytest
+
+from serve.engine.engine_main import PROCESS_NAME
+from tests.helpers import REPOSITORY
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "hello", "max_tokens": 2}
@@ -167,6 +171,35 @@ def test_two_signals_to_an_idle_server(tmp_path, tiny_path, start_server, number
     assert "Traceback" not in log
     assert "Error" not in log
     assert "interrupted" not in log
+
+
+@pytest.mark.parametrize("pause_s", [0.02, 0.1, 0.3])
+def test_two_signals_while_a_model_loads(tmp_path, slow_path, pause_s):
+    """One line and the status of an interrupted command, whenever the second comes."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "serve", f"model={slow_path}", "port=0", "serve.threads=1"]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        # Its engine is there, but has not loaded the model.
+        deadline = time.monotonic() + 30
+        while not any(each.name() == PROCESS_NAME for each in psutil.Process(process.pid).children(recursive=True)):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(pause_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(10) == 130
+    finally:
+        process.kill()
+    text = log.read_text()
+    assert "Traceback" not in text
+    assert text.splitlines()[-1] == "interrupted"
+    assert text.count("interrupted") == 1
 
 
 def test_the_engine_does_not_outlive_a_killed_server(slow_server):

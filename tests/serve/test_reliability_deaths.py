@@ -201,5 +201,9 @@ def test_a_second_signal_ends_at_once(slow_server):
         time.sleep(0.5)
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(10) == 130
     assert not psutil.pid_exists(engine)
+    log = server.log.read_text()
+    assert "Traceback" not in log
+    assert "ERROR" not in log
+    assert log.count("interrupted") == 1

@@ -5,6 +5,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from data.errors import UserError
+from serve.config import TerminalConfig
+from serve.terminal import Conversation
 from tests.helpers.tiny_gguf import exported_run
 
 
@@ -21,7 +26,7 @@ def test_one_prompt(tiny_path):
     done = terminal(*ask)
     assert done.returncode == 0
     assert done.stdout.startswith(prompt)
-    assert re.search(r"\[12 tokens, [\d.]+ tokens/s, stopped by max_tokens or the context\]\n$", done.stdout)
+    assert re.search(r"\[12 tokens, [\d.]+ tokens/s, stopped by max_tokens\]\n$", done.stdout)
     again = terminal(*ask)
     assert again.stdout.rpartition("[")[0] == done.stdout.rpartition("[")[0]
 
@@ -31,6 +36,48 @@ def test_conversation_and_commands(chat_path):
     assert done.returncode == 0
     for part in ("Chat.", "Ctrl-C stops", "[3 tokens", "no command /nothing", "(forgotten)"):
         assert part in done.stdout
+
+
+def test_commands_that_do_not_exist_are_refused_with_those_that_do(chat_path):
+    typed = "/nothing at all\n/reset now\n/usr/bin is a folder\n /nothing\n/exit\n"
+    done = terminal(f"model={chat_path}", "max_tokens=3", typed=typed)
+    assert "error: there is no command /nothing; there are /help, /reset, /exit, /quit" in done.stdout
+    assert "error: /reset takes nothing after it" in done.stdout
+    assert "(forgotten)" not in done.stdout
+    assert done.stdout.count("tokens/s") == 2, "a path is a message, and so is what stands behind a space"
+
+
+def test_a_full_context_drops_the_oldest_messages(chat_path):
+    """The system message stays, and the conversation never comes to a dead end."""
+    typed = "".join(f"message {i} of a long talk about a fox and a bird\n" for i in range(8))
+    words = [f"model={chat_path}", "context=256", "max_tokens=40", "seed=1", "system=Be kind."]
+    done = terminal(*words, typed=typed)
+    assert done.returncode == 0
+    assert len(re.findall(r"^\[\d+ tokens", done.stdout, re.M)) == 8, done.stdout
+    assert "(the context is full: the oldest 2 messages are forgotten)" in done.stdout
+    assert "error" not in done.stdout
+
+
+def test_what_ended_a_reply_is_named(tiny_path):
+    done = terminal(f"model={tiny_path}", "prompt=the old fox", "context=64", "max_tokens=500", "seed=5")
+    assert "stopped because the context is full]" in done.stdout
+
+
+def test_the_system_message_is_kept(chat_path):
+    conversation = Conversation(
+        TerminalConfig(model=str(chat_path), system="Be kind.", context=256, max_tokens=30, threads=1, seed=1)
+    )
+    try:
+        replies = [conversation.send("once upon a time there was a girl " * 2, lambda _: None) for _ in range(6)]
+        assert sum(reply.n_forgotten for reply in replies) > 0
+        assert conversation._messages[0] == {"role": "system", "content": "Be kind."}
+        assert [each["role"] for each in conversation._messages[1:3]] == ["user", "assistant"]
+        before = list(conversation._messages)
+        with pytest.raises(UserError, match="maximum context length"):
+            conversation.send("x " * 3000, lambda _: None)
+        assert conversation._messages == before, "what is refused changes nothing"
+    finally:
+        conversation.close()
 
 
 def test_control_tokens_that_one_types_are_text(chat_path):
