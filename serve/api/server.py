@@ -29,7 +29,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_listening = on_listening
         self.forced_by: int | None = None
-        """The second signal's number."""
+        """The second signal's number, where it cut requests off."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,10 +47,12 @@ class _Server(uvicorn.Server):
     def stop(self, number: int) -> None:
         """Called for each signal: the first lets running requests finish, the second cuts them off."""
         if self.should_exit and not self.force_exit:
-            self.force_exit, self.forced_by = True, number
-            # uvicorn cancels the requests, and would log a traceback for each.
-            logging.getLogger("uvicorn.error").disabled = True
-            print("interrupted: running requests are cut off", file=sys.stderr, flush=True)
+            self.force_exit = True
+            if self.server_state.tasks:
+                self.forced_by = number
+                # uvicorn cancels the requests, and would log a traceback for each.
+                logging.getLogger("uvicorn.error").disabled = True
+                print("interrupted: running requests are cut off", file=sys.stderr, flush=True)
         self.should_exit = True
 
 
@@ -60,7 +62,7 @@ async def serve_http(
     """Answers requests with a started pool until a signal comes. After it returns, signals are ignored.
 
     Returns the exit status. The first signal lets running requests finish, which is a clean end (0). A second one cuts
-    them off (128 and the signal's number, as a shell reports it). ``on_listening`` is called before requests
+    off those that still run (128 and the signal's number, as a shell reports it). ``on_listening`` is called before requests
     are answered, when signals are already handled. The caller closes the pool. Raises ``UserError`` when the access log
     cannot be opened.
     """
