@@ -62,9 +62,9 @@ async def serve_http(
     """Answers requests with a started pool until a signal comes. After it returns, signals are ignored.
 
     Returns the exit status. The first signal lets running requests finish, which is a clean end (0). A second one cuts
-    off those that still run (128 and the signal's number, as a shell reports it). ``on_listening`` is called before requests
-    are answered, when signals are already handled. The caller closes the pool. Raises ``UserError`` when the access log
-    cannot be opened.
+    off those that still run (128 and the signal's number, as a shell reports it). ``on_listening`` is called before
+    requests are answered, when signals are already handled. The caller closes the pool. Raises ``UserError`` when the
+    access log cannot be opened.
     """
     config = uvicorn.Config(
         make_app(pool, options, keys=keys),
