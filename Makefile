@@ -44,7 +44,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo train plan watch report export verify eval serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo train tune plan watch report export verify eval exam serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -73,6 +73,9 @@ demo: setup ## train, export, evaluate and run a small model, in minutes
 train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
 	@$(SLM) train $(PROCESSES) $(call quote,preset=$(CONFIG)) $(ARGS)
 
+tune: setup ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
+	@$(SLM) tune $(call quote,base=$(MODEL)) $(ARGS)
+
 watch: setup ## follow a run from another terminal: RUN=runs/latest
 	@$(SLM) watch $(call quote,run=$(RUN)) $(ARGS)
 
@@ -87,6 +90,9 @@ verify: setup ## check exported files against the SHA-256 that their export reco
 
 eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"
 	@$(SLM) eval $(call quote,run=$(RUN)) $(ARGS)
+
+exam: setup ## ask a tuned model held-out questions about stories: RUN=runs/latest
+	@$(SLM) exam $(call quote,run=$(RUN)) $(ARGS)
 
 serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 	@$(SLM) serve $(call quote,model=$(MODEL)) $(call quote,port=$(PORT)) $(ARGS)

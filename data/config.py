@@ -8,7 +8,7 @@ from typing import Literal
 from data.errors import UserError, nearest
 from data.storage import cache_home
 
-SourceKind = Literal["tales", "files", "hub", "mixture"]
+SourceKind = Literal["tales", "files", "hub", "mixture", "chat", "story_chat"]
 INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
 """Options that a mixture sets for all its sources."""
 
@@ -18,7 +18,8 @@ class SourceConfig:
     """One stream of documents. Which of the fields count depends on ``kind``."""
 
     kind: SourceKind
-    """``tales`` (embedded stories), ``files`` (local), ``hub`` (a Hugging Face data set), ``mixture``."""
+    """``tales`` (embedded stories), ``files`` (local), ``hub`` (a Hugging Face data set), ``mixture``; conversations:
+    ``chat`` (from ``files``, or with ``path`` from the Hub), ``story_chat`` (embedded, about the stories)."""
     name: str = ""
     """What messages call this source; empty: made from the kind and the first path."""
     weight: float = 1.0
@@ -51,6 +52,9 @@ class SourceConfig:
     text_field: str = "text"
     """``files`` and ``hub``: the column or JSON key that holds the text."""
 
+    on_bad: Literal["skip", "stop"] = "skip"
+    """``chat``: leave out records that are no conversations, or stop at the first."""
+
     min_chars: int = 0
     """Shorter documents are left out."""
     max_chars: int = 0
@@ -73,6 +77,11 @@ class SourceConfig:
         self._check_filters()
         if self.document_chars < 256:
             raise UserError(f"document_chars={self.document_chars} is too small: give at least 256")
+        if self.kind == "chat" and bool(self.path) == bool(self.files):
+            raise UserError(
+                "data=chat needs conversations: add data.files=[chats.jsonl] (JSON lines, JSON or parquet), or "
+                "data.path=owner/name for a data set on the Hub, and only one of the two"
+            )
         if self.kind == "hub" and not self.path:
             raise UserError("a Hub source needs a path: add data.path=owner/name")
 
@@ -95,6 +104,11 @@ class SourceConfig:
                 raise UserError(
                     f"script={self.script_key!r} is not the first word of any letter's Unicode name; {hint}"
                 )
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its documents are conversations (as ``data.chat.formats`` writes them) instead of text."""
+        return self.kind in ("chat", "story_chat")
 
     @property
     def label(self) -> str:
@@ -145,6 +159,11 @@ class DataConfig(SourceConfig):
                 raise UserError("a mixture's sources cannot be mixtures themselves: list their sources directly")
         elif self.sources:
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether any of the sources gives conversations: their model then needs a chat template."""
+        return any(source.is_chat for source in self.all_sources())
 
     @property
     def cache_folder(self) -> Path:

@@ -1,29 +1,23 @@
 """From chat messages to the text of a prompt, with the model's own template or a plain one.
 
-A template is a program from a file that anybody may have made, so it runs in Jinja's immutable sandbox. That a template
-ends soon is not promised. Control tokens spelled in a message's content stay text (``serve.content_spans``).
+A template is a program from a file that anybody may have made, so it runs in a sandbox (``data.chat.jinja``). Control
+tokens spelled in a message's content stay text (``data.chat.content_spans``).
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from serve.content_spans import ControlTokens, Span
+from data.chat import jinja
+from data.chat.content_spans import ControlTokens, Span
 from serve.engine.messages import ModelInfo
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Stop strings of the plain template, which has no token that ends a turn."""
-
-_MAX_SIZE = 1_000_000
-"""Of the result of ``*`` or ``**`` in a template: characters, items or bits."""
 
 _FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
@@ -58,7 +52,7 @@ class ChatPrompt:
         """Why the model's own template is not used; None where it is, or where there is none."""
         if info.chat_template:
             try:
-                self._template = _environment().from_string(info.chat_template)
+                self._template = jinja.environment().from_string(info.chat_template)
                 self.own = True
             except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 self.problem = f"the model's chat template is not valid ({error}); using the plain one"
@@ -113,38 +107,3 @@ class ChatPrompt:
 def _plain(messages: list[dict[str, str]]) -> str:
     turns = [f"{_FALLBACK_NAMES[each['role']]}: {each['content']}" for each in messages]
     return "\n\n".join([*turns, "Assistant:"])
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses large products and powers: Python computes each in one step, and nothing could interrupt it."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """The value of ``left operator right``."""
-        if operator == "**":
-            # Bits of the base times the exponent.
-            size = left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
-        else:
-            sizes = [len(each) if hasattr(each, "__len__") else each for each in (left, right)]
-            numbers = all(isinstance(each, int | float) for each in (left, right))
-            size = 0 if numbers else sizes[0] * sizes[1]
-        if size > _MAX_SIZE:
-            raise SecurityError(f"the result of {operator} would be too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes for HTML, and no model was trained on that.
-    return json.dumps(value, ensure_ascii=False, indent=None if indent is None else min(indent, 32))
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)

@@ -21,12 +21,12 @@ MAY_IMPORT = {
     "serve": {"data", "slm", "serve"},
 }
 ORDER = {
-    "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "sources", "stream", "statistics"),
+    "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "chat", "sources", "stream", "statistics"),
     "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "setup", "command", "__main__"),
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "optim", "memory"),
         *("environment", "report", "run", "distributed", "backend", "step", "validation", "trainer", "start"),
-        *("autobatch", "tools", "__main__"),
+        *("autobatch", "tune", "tools", "__main__"),
     ),
     "export": ("config", "gguf", "pipeline", "bench"),
     "serve": ("grammar", "engine", "config", "pool", "api", "__main__"),

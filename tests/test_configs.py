@@ -21,24 +21,28 @@ from serve.config import ServeConfig, TerminalConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
 from slm.doctor import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
+from slm.evaluate.exam import ExamConfig
 from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
 from train.report.html import ReportConfig
 from train.report.watch import WatchConfig
 from train.tools.bench import BenchConfig as BenchTrainConfig
 from train.tools.data_stats import DataStatsConfig
 from train.tools.plan import PlanConfig
+from train.tune.config import TuneConfig
 
 STAGES: dict[str, type] = {
     "train": RunConfig,
     "bench_train": BenchTrainConfig,
     "data_stats": DataStatsConfig,
     "plan": PlanConfig,
+    "tune": TuneConfig,
     "report": ReportConfig,
     "watch": WatchConfig,
     "export": ExportConfig,
     "verify": VerifyConfig,
     "bench_quant": SweepConfig,
     "evaluate": EvaluateConfig,
+    "exam": ExamConfig,
     "doctor": DoctorOptions,
     "serve": ServeConfig,
     "bench_serve": BenchServeConfig,

@@ -147,6 +147,8 @@ class TrainConfig:
     """Write checkpoints in a thread of their own; false: training waits for them."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """For a loss or gradient that is not finite: end the run, or skip the update and its data."""
+    patience: int = 0
+    """The run ends after so many validations in a row without a lower loss; 0: never."""
     spike_factor: float | None = None
     """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
     log_every: int = 10
@@ -181,7 +183,7 @@ class TrainConfig:
         for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("workers", "threads", "sample_tokens"):
+        for name in ("workers", "threads", "sample_tokens", "patience"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if self.spike_factor is not None and self.spike_factor <= 1:

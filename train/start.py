@@ -5,12 +5,14 @@ Tested in tests/train/test_main.py, tests/train/test_resume.py.
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from data.chat.tokens import chat_tokenizer
 from data.errors import UserError
 from data.sources.documents import sample_documents
 from data.sources.plan import Split
@@ -20,7 +22,7 @@ from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
-from slm.model import checkpoint
+from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from train.backend import make_backend
@@ -123,6 +125,8 @@ def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     minutes = config.train.max_minutes
     by_time = minutes is not None and state["elapsed_s"] >= 60 * minutes
+    if 0 < config.train.patience <= (state.get("patience") or {}).get("worse", 0):
+        return True  # stopped early
     return by_time or state["step"] >= config.train.max_steps
 
 
@@ -164,6 +168,8 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
             config.tokenizer,
             lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
         )
+    if config.data.has_chat:
+        tokenizer = chat_tokenizer(tokenizer)
     temporary = root / f".{TOKENIZER}.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     tokenizer.save(temporary)
@@ -205,22 +211,35 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[L
     """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
     train, directory = config.train, config.init_from
     if directory:
-        shape = ranks.broadcast_from_main(lambda: _starting_shape(directory, train.seq_len))
+        chat = tokenizer if config.data.has_chat else None
+        shape = ranks.broadcast_from_main(lambda: _starting_shape(directory, train.seq_len, chat))
     else:
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
     warning = check_memory(shape, train)
     torch.manual_seed(train.seed)
-    model = checkpoint.load_model(directory) if directory and ranks.main else LanguageModel(shape, config.optim.init)
+    if directory and ranks.main:
+        model = resize.load_model(directory, shape)
+    else:
+        model = LanguageModel(shape, config.optim.init)
     model.train()
     ranks.broadcast(list(model.parameters()))
     return model, warning
 
 
-def _starting_shape(directory: str, seq_len: int) -> ModelConfig:
-    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context."""
+def _starting_shape(directory: str, seq_len: int, chat: Tokenizer | None) -> ModelConfig:
+    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context.
+
+    With ``chat``, the tokenizer of a model that is tuned on conversations, the vocabulary has a row for each of its ids
+    and a turn ends with its end-of-text token. The context is then at least ``seq_len``: a sequence holds several
+    conversations that do not see each other.
+    """
     shape = checkpoint.load_config(directory)
+    if chat is not None:
+        bos_id = shape.eos_id if shape.bos_id is None else shape.bos_id
+        grown = resize.with_vocabulary(shape, chat.vocab_size, bos_id=bos_id, eos_id=chat.eot_id)
+        return replace(grown, seq_len=max(seq_len, shape.seq_len))
     if seq_len > shape.seq_len:
         raise UserError(
             f"train.seq_len={seq_len} is longer than the context of {directory}: "

@@ -110,6 +110,12 @@ class Trainer:
         if due and state.validation.get("step") != state.step:
             self._validate()  # the run was stopped during this validation
         while not self.interrupt and self._fraction_done() < 1:
+            if state.out_of_patience:
+                self.log.print(
+                    f"step {state.step:,}: the last {train.patience} validations did not improve on "
+                    f"{state.best_loss:.4f} nats per token: stopped early"
+                )
+                return
             try:
                 self._step(batches)
             except EndOfTextError as error:
@@ -208,12 +214,14 @@ class Trainer:
             return
         if result is None:
             return
-        self.state.validation = {
-            "step": self.state.step,
-            "tokens": self.state.tokens,
-            "val_loss": result.loss,
-            "val_bits_per_byte": result.bits_per_byte,
-        }
+        self.state.validated(
+            {
+                "step": self.state.step,
+                "tokens": self.state.tokens,
+                "val_loss": result.loss,
+                "val_bits_per_byte": result.bits_per_byte,
+            }
+        )
         if self.ranks.main:
             self.log.validation(self.state.validation)
             self._write_samples()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from data.chat.tokens import ChatEncoder, own_template
 from data.tokenizers.tokenizer import Tokenizer
 from slm.model.cross_entropy import IGNORED
 from slm.model.generate import generate
@@ -78,9 +79,18 @@ class Validator:
 
 
 def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_tokens: int, temperature: float) -> str:
-    """The prompt and the model's continuation, as text. The same weights give the same text."""
-    ids = [tokenizer.eot_id, *tokenizer.encode(prompt)]
+    """The prompt and the model's continuation, as text. The same weights give the same text.
+
+    A model with a chat template answers the prompt instead.
+    """
+    stop_ids = {tokenizer.eot_id}
+    if own_template(tokenizer):
+        chat = ChatEncoder(tokenizer)
+        ids, given = chat.prompt([{"role": "user", "content": prompt}]), f"> {prompt}\n"
+        stop_ids |= {chat.end_of_turn} - {None}
+    else:
+        ids, given = [tokenizer.eot_id, *tokenizer.encode(prompt)], prompt
     new = generate(
-        model, ids, max_tokens=max_tokens, temperature=temperature, stop_ids=(tokenizer.eot_id,), seed=len(prompt)
+        model, ids, max_tokens=max_tokens, temperature=temperature, stop_ids=tuple(stop_ids), seed=len(prompt)
     )
-    return prompt + tokenizer.decode(new)
+    return given + tokenizer.decode(new)

@@ -5,13 +5,15 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from data.chat.formats import plain_text, to_document
+from data.chat.story_chat import conversation
 from data.config import DataConfig
 from data.errors import UserError
 from data.sources import duplicates
 from data.sources.corpus import Corpus, CorpusStream, SelectedCorpus
 from data.sources.document_stream import Doc, ResumableStream, State, TextStream
 from data.sources.filters import make_filter
-from data.sources.mixture import Filtered, Item, Mixture, Repeated, Shuffled, text_bytes
+from data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
 from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources, unit_hash
 from data.tales.story import story
 
@@ -19,17 +21,29 @@ VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
 
 
 class TalesStream:
-    """Stories of the embedded corpus, every ``num_shards``-th of them; ``count`` in all, None: without end."""
+    """Stories of the embedded corpus, every ``num_shards``-th of them; ``count`` in all, None: without end.
 
-    def __init__(self, *, seed: int, shard_index: int, num_shards: int, count: int | None) -> None:
+    ``make(seed, index)`` gives one.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shard_index: int,
+        num_shards: int,
+        count: int | None,
+        make: Callable[[int, int], str] = story,
+    ) -> None:
         self._seed = seed
+        self._make = make
         self._index, self._step = shard_index, num_shards
         self._count = count
 
     def __next__(self) -> str:
         if self._count is not None and self._index >= self._count:
             raise StopIteration
-        text = story(self._seed, self._index)
+        text = self._make(self._seed, self._index)
         self._index += self._step
         return text
 
@@ -96,7 +110,15 @@ def open_stream(
     """
     epochs = plan.source.max_epochs if repeat else 1
     stream: ResumableStream[Doc | str]
-    if plan.source.kind == "tales":
+    if plan.source.kind == "story_chat":
+        count = VALIDATION_TALES if plan.split == "validation" else None
+        make = functools.partial(_story_chat, plan.split == "validation")
+
+        def conversations(epoch: int) -> TextStream:
+            return TalesStream(seed=seed, count=count, shard_index=shard_index, num_shards=num_shards, make=make)
+
+        stream = Repeated(conversations, epochs=None if repeat else 1)
+    elif plan.source.kind == "tales":
         count = VALIDATION_TALES if plan.split == "validation" else None
         accepts = make_accepts(plan)
 
@@ -119,6 +141,10 @@ def open_stream(
     return stream
 
 
+def _story_chat(held_out: bool, seed: int, index: int) -> str:
+    return to_document(conversation(seed, index, held_out=held_out))
+
+
 def _file_order(plan: Plan, seed: int, epoch: int, n_files: int) -> list[int]:
     """The order in which a pass reads the files: a different one each epoch of training."""
     order = list(range(n_files))
@@ -136,10 +162,14 @@ def open_documents(
     shuffle_buffer: int = 0,
     endless: bool = False,
 ) -> TextStream:
-    """The documents of all sources as text, mixed by weight (of bytes, because the text is not tokenized)."""
+    """The documents of all sources as text, mixed by weight (of bytes, because the text is not tokenized).
+
+    Of conversations the messages' contents are taken.
+    """
     assert 0 <= shard_index < num_shards
-    streams = [
-        open_stream(
+    streams: list[TextStream] = []
+    for number, plan in enumerate(plans):
+        stream = open_stream(
             plan,
             seed=seed,
             number=number,
@@ -149,8 +179,7 @@ def open_documents(
             repeat=endless,
             wrap=_uncached,
         )
-        for number, plan in enumerate(plans)
-    ]
+        streams.append(Mapped(stream, plain_text) if plan.source.is_chat else stream)
     return mix(streams, plans, measure=text_bytes, seed=f"{seed}/{shard_index}")
 
 

@@ -102,7 +102,7 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> str:
     assert config.dedup != "none"
     corpora: dict[str, Plan] = {}
     for plan in plans:
-        if plan.source.kind != "tales":
+        if plan.source.kind not in ("tales", "story_chat"):
             corpora.setdefault(plan.corpus, plan)
     texts = [(key, stamps(plan.files), options(plan.source)) for key, plan in corpora.items()]
     key = (VERSION, config.dedup, config.dedup_threshold, config.dedup_max_docs, texts)

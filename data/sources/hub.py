@@ -8,6 +8,7 @@ from typing import Any
 
 from data.config import SourceConfig
 from data.errors import UserError, nearest
+from data.sources.chat_files import Record, to_conversation
 from data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
@@ -80,6 +81,8 @@ def open_split(source: SourceConfig, split: str) -> Any:
         columns = dataset.column_names
         if columns is None:
             columns = list(next(iter(dataset), {}))
+        if source.kind == "chat":
+            return dataset
         if source.text_field not in columns:
             raise UserError(
                 f"{source.path} has no column {source.text_field!r}; its columns are "
@@ -164,12 +167,14 @@ class _Rows:
         self._known = position  # a state of ``datasets``, None: the beginning
         self._since = 0  # rows given after it
 
-    def __next__(self) -> str:
+    def __next__(self) -> Any:
         with hub_errors(self._source):
             text = retry(self._row, self._source.path, self._disconnect)
         self._since += 1
         if self._since == STATE_EVERY:
             self.position()
+        if self._source.kind == "chat":
+            return text
         if text is not None and not isinstance(text, str):
             raise UserError(f"{self._source.path}: the column {self._source.text_field!r} is not text")
         return text or ""
@@ -183,13 +188,18 @@ class _Rows:
             for _ in range(self._since):
                 next(iterator)
             self._iterator = iterator
-        return next(self._iterator)[self._source.text_field]
+        row = next(self._iterator)
+        return row if self._source.kind == "chat" else row[self._source.text_field]
 
     def _disconnect(self) -> None:
         self._iterator = self._dataset = None
         self._close()
 
-    def document(self, text: str) -> str | None:
+    def document(self, text: Any) -> str | None:
+        if self._source.kind == "chat":
+            record = Record(text, f"{self._source.path}: a row")
+            found = to_conversation(record, stop=self._source.on_bad == "stop")
+            return None if found is None else found[1]
         return text if text and not text.isspace() else None
 
     def position(self) -> Any:

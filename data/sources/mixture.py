@@ -69,6 +69,23 @@ class Filtered(Generic[Doc]):
         self._inner.load_state_dict(state)
 
 
+class Mapped:
+    """Texts, each turned into another by ``change``."""
+
+    def __init__(self, inner: ResumableStream[str], change: Callable[[str], str]) -> None:
+        self._inner = inner
+        self._change = change
+
+    def __next__(self) -> str:
+        return self._change(next(self._inner))
+
+    def state_dict(self) -> State:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state)
+
+
 class Shuffled(Generic[Doc]):
     """Documents in consecutive groups of up to ``size``, each group in a random order drawn from ``seed``.
 

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import files, hub
+from data.sources import chat_files, files, hub
 from data.sources.corpus import Corpus, CorpusStream, FileCorpus
 from data.sources.filters import make_filter, options
 from data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation"]
 
+CONVERSATIONS = "\0conversations"  # in place of a field of text
 SMALL_CORPUS = 64 << 20  # bytes; a smaller corpus is read once to check how much of it is held out
 LEAST_VALIDATION = 16 << 10  # bytes held out of a small corpus, but never more than a tenth of it
 SMALLEST_DOCUMENT = 2048  # bytes; the least size of the documents that a small plain text is cut into
@@ -40,11 +41,16 @@ class Plan:
     """The file that lists the records left out as duplicates."""
 
     @property
+    def from_hub(self) -> bool:
+        """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
+        return self.source.kind == "hub" or (self.source.kind == "chat" and bool(self.source.path))
+
+    @property
     def corpus(self) -> str:
         """Identifies what is read: the files' names and sizes, or the Hub's names and commit."""
         sizes = [(os.path.basename(path), os.path.getsize(path)) for path in self.files]
         s = self.source
-        if s.kind == "hub" and os.path.isdir(s.path):
+        if self.from_hub and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
         return fingerprint(
             (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
@@ -74,15 +80,17 @@ def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
 
 def open_whole_corpus(plan: Plan) -> Corpus[str]:
     """All documents of the plan's files or Hub split: of both splits, unfiltered, duplicates included."""
-    if plan.source.kind == "hub":
+    if plan.from_hub:
         return hub.HubCorpus(plan.source, plan.hub_split)
+    if plan.source.kind == "chat":
+        return chat_files.ChatFileCorpus(plan.files, stop=plan.source.on_bad == "stop")
     return FileCorpus(plan.files, files.Reading(text_field=plan.source.text_field, document_bytes=plan.document_bytes))
 
 
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
-    if source.kind == "tales":
+    if source.kind in ("tales", "story_chat"):
         return Plan(source=source, split=split, held_out=val_fraction)
-    if source.kind == "hub":
+    if source.kind == "hub" or (source.kind == "chat" and source.path):
         hub.check_reachable(source)
         source = replace(source, revision=hub.resolve(source))
         chosen = source.val_split if split == "validation" and source.val_split else source.split
@@ -100,6 +108,8 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         paths = [path for path in paths if os.path.realpath(path) not in apart]
         if not paths:
             raise UserError("every file of data.files is also in data.val_files: name training text of its own")
+    if source.kind == "chat":
+        chat_files.inspect(tuple(paths), stop=source.on_bad == "stop")
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no bytes; check data.files")
@@ -109,7 +119,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         return Plan(source=source, split=split, files=chosen, document_bytes=document_bytes)
     held_out = val_fraction
     if size <= SMALL_CORPUS:
-        held_out = _held_out(stamps(paths), source.text_field, document_bytes, options(source), val_fraction)
+        held_out = _held_out(stamps(paths), _field(source), document_bytes, options(source), val_fraction)
     return Plan(source=source, split=split, files=tuple(paths), document_bytes=document_bytes, held_out=held_out)
 
 
@@ -128,21 +138,25 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
             apart = files.expand(plan.source.val_files, "data.val_files")
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
                 hashes |= _bytes_by_hash(
-                    stamps(apart), plan.source.text_field, plan.document_bytes, options(plan.source)
+                    stamps(apart), _field(plan.source), plan.document_bytes, options(plan.source)
                 ).keys()
         elif plan.held_out > least and _is_small(plan):
-            sizes = _bytes_by_hash(
-                stamps(plan.files), plan.source.text_field, plan.document_bytes, options(plan.source)
-            )
+            sizes = _bytes_by_hash(stamps(plan.files), _field(plan.source), plan.document_bytes, options(plan.source))
             hashes |= {each for each in sizes if least <= each < plan.held_out}
     also_held_out = frozenset(hashes)
     return [replace(plan, also_held_out=also_held_out, held_out=max(plan.held_out, widest)) for plan in plans]
 
 
+def _field(source: SourceConfig) -> str:
+    """The field that holds the text, or ``CONVERSATIONS``."""
+    return CONVERSATIONS if source.kind == "chat" else source.text_field
+
+
 def _is_small(plan: Plan) -> bool:
-    return (
-        plan.source.kind == "files" and not plan.source.val_files and sum(map(_text_bytes, plan.files)) <= SMALL_CORPUS
-    )
+    """Whether it is a small corpus of files of which a part is held out."""
+    if not plan.files or plan.source.val_files:
+        return False
+    return sum(map(_text_bytes, plan.files)) <= SMALL_CORPUS
 
 
 @functools.lru_cache(maxsize=16)
@@ -151,9 +165,13 @@ def _bytes_by_hash(
 ) -> dict[float, int]:
     """The documents of a small corpus that pass the filters: their bytes by their unit hash."""
     reason = make_filter(SourceConfig(kind="files", **dict(filters)))
-    reading = files.Reading(text_field=text_field, document_bytes=document_bytes)
+    paths = tuple(path for path, _, _ in stamped)
     sizes: dict[float, int] = {}
-    corpus = FileCorpus(tuple(path for path, _, _ in stamped), reading)
+    corpus: Corpus[str]
+    if text_field == CONVERSATIONS:
+        corpus = chat_files.ChatFileCorpus(paths, stop=False)
+    else:
+        corpus = FileCorpus(paths, files.Reading(text_field=text_field, document_bytes=document_bytes))
     for text in CorpusStream(corpus, order=lambda n_files: list(range(n_files))):
         if reason is not None and reason(text) is not None:
             continue

@@ -5,11 +5,13 @@ Tested in tests/data/stream/test_loader.py.
 
 import os
 
+from data.chat.tokens import ChatEncoder
 from data.sources.corpus import Corpus
 from data.sources.document_stream import Document, TokenStream
 from data.sources.documents import mix, open_stream
 from data.sources.plan import Plan
 from data.stream import token_cache
+from data.stream.conversations import ConversationPacker, Conversations, Pieces
 from data.stream.packing import Packer, Tokenized
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.tokenizer import Tokenizer
@@ -27,13 +29,16 @@ def open_pipeline(
     num_shards: int = 1,
     cache_option: str | bool = False,
     cache_folder: str | os.PathLike[str] = "",
-) -> Packer:
+) -> Packer | ConversationPacker:
     """An iterator of ``np.int32[seq_len + 1]`` over this shard's documents, with ``state_dict``.
+
+    Blocks of conversations carry marks (``data.stream.marks``).
 
     Sources are mixed by tokens. Each is read once, or with ``endless`` as often as its ``max_epochs`` allows.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
+    chats = any(plan.source.is_chat for plan in plans)
 
     def tokens(number: int, plan: Plan) -> TokenStream:
         def cached(corpus: Corpus[str]) -> Corpus[Document]:
@@ -53,7 +58,13 @@ def open_pipeline(
             repeat=endless,
             wrap=cached,
         )
-        return Tokenized(documents, encode, eot_id=tokenizer.eot_id)
+        if plan.source.is_chat:
+            return Conversations(documents, ChatEncoder(tokenizer), seq_len=seq_len)
+        text = Tokenized(documents, encode, eot_id=tokenizer.eot_id)
+        return Pieces(text, seq_len=seq_len) if chats else text
 
     streams = [tokens(number, plan) for number, plan in enumerate(plans)]
-    return Packer(mix(streams, plans, measure=len, seed=f"{seed}/{shard_index}"), seq_len=seq_len)
+    mixed = mix(streams, plans, measure=len, seed=f"{seed}/{shard_index}")
+    if chats:
+        return ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=f"{seed}/{shard_index}")
+    return Packer(mixed, seq_len=seq_len)

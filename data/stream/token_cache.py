@@ -34,7 +34,7 @@ LEFT_OUT = -1  # the length that marks a record as left out
 
 def is_wanted(option: str | bool, plan: Plan) -> bool:
     """Whether ``data.cache`` asks for a cache of this source; ``auto`` does only if reading it is slow."""
-    if plan.source.kind == "tales" or plan.split != "train" or option is False:
+    if plan.source.kind == "tales" or plan.source.is_chat or plan.split != "train" or option is False:
         return False
     if option is True or plan.source.kind == "hub":
         return True

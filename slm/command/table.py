@@ -45,6 +45,16 @@ COMMANDS: dict[str, Command] = {
             ("nproc=2 preset=125m name=mine", "two processes (nnodes= and main= for several machines)"),
         ),
     ),
+    "tune": Command(
+        module="train.tune",
+        config="tune",
+        summary="tune a model on conversations, so that it answers",
+        examples=(
+            ("base=runs/mine data=chat 'data.files=[chats.jsonl]'", "OpenAI messages, ShareGPT, Alpaca or prompts"),
+            ("base=runs/mine", "the embedded conversations about stories (slm exam asks what came of it)"),
+            ("base=path/to/model data=chat 'data.files=[chats.jsonl]'", "a downloaded Hugging Face model"),
+        ),
+    ),
     "watch": Command(
         module="train.report.watch",
         config="watch",
@@ -83,6 +93,12 @@ COMMANDS: dict[str, Command] = {
             ("run=runs/mine eval.text=runs/mine/validation.txt", "on text that the run did not see"),
             ("run=runs/mine", "on WikiText-2's test set, from the Hub"),
         ),
+    ),
+    "exam": Command(
+        module="slm.evaluate.exam",
+        config="exam",
+        summary="ask a tuned model held-out questions about stories: right, wrong, and does it stop",
+        examples=(("run=runs/mine-chat questions=500", "the checkpoint and its GGUF files"),),
     ),
     "serve": Command(
         module="serve",

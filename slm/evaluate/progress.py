@@ -12,19 +12,19 @@ PLAIN_SECONDS = 30.0
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Progress | None]:
+def progress_bar(name: str, total: int, unit: str = "tokens") -> Iterator[Progress | None]:
     """A bar with the time left in a terminal, else a line now and then."""
     from rich.progress import Progress as Bar
 
     if not sys.stdout.isatty():
-        yield plain_progress(name, total)
+        yield plain_progress(name, total, unit)
         return
     with Bar(transient=True) as bar:
         task = bar.add_task(name, total=total)
         yield lambda tokens: bar.advance(task, tokens)
 
 
-def plain_progress(name: str, total: int) -> Progress:
+def plain_progress(name: str, total: int, unit: str = "tokens") -> Progress:
     """Prints how far the scoring is and the minutes left, for logs."""
     started = last = perf_counter()
     done = 0
@@ -36,6 +36,6 @@ def plain_progress(name: str, total: int) -> Progress:
         if now - last >= PLAIN_SECONDS:
             last = now
             left = (now - started) / done * (total - done)
-            print(f"{name}: {done:,} of {total:,} tokens, {left / 60:.1f} min left", flush=True)
+            print(f"{name}: {done:,} of {total:,} {unit}, {left / 60:.1f} min left", flush=True)
 
     return advance

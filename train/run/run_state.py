@@ -3,6 +3,7 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
+import math
 from typing import Any
 
 from train.config import TrainConfig
@@ -24,6 +25,8 @@ class RunState:
         """Tokens trained on."""
         self.validation: dict[str, Any] = {}
         """The last validation's record; empty before the first."""
+        self.best_loss, self.worse = math.inf, 0
+        """The lowest validation loss so far, and how many validations in a row have come after it."""
         self.guards, self.window, self.clock = Guards(config), MetricsWindow(), AwakeClock()
         self.earlier_seconds = 0.0
         """Seconds of training before this start of the run."""
@@ -37,6 +40,17 @@ class RunState:
     def elapsed(self) -> float:
         """Seconds of training, earlier starts of this run included."""
         return self.earlier_seconds + self.clock() - self._started
+
+    def validated(self, record: dict[str, Any]) -> None:
+        """Remember the record of a validation."""
+        self.validation = record
+        improved = record["val_loss"] < self.best_loss
+        self.best_loss, self.worse = (record["val_loss"], 0) if improved else (self.best_loss, self.worse + 1)
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the last ``train.patience`` validations were all worse than an earlier one."""
+        return 0 < self._config.patience <= self.worse
 
     def fraction_done(self, elapsed: float) -> float:
         """The share of the run that is done after ``elapsed`` seconds: by steps or, where that is more, by time."""
@@ -58,6 +72,7 @@ class RunState:
             "tokens": self.tokens,
             "elapsed_s": self.elapsed,
             "validation": self.validation,
+            "patience": {"best": self.best_loss if self.best_loss < math.inf else None, "worse": self.worse},
             "guards": self.guards.state_dict(),
             "window": self.window.state_dict(),
         }
@@ -72,4 +87,7 @@ class RunState:
         """Go back to a checkpoint's step. Guards, time and the data's position stay as they are."""
         self.step, self.tokens = state["step"], state["tokens"]
         self.validation = state["validation"]
+        patience = state.get("patience") or {}
+        self.best_loss = math.inf if patience.get("best") is None else patience["best"]
+        self.worse = patience.get("worse", 0)
         self.window = MetricsWindow(state.get("window"))

@@ -1,0 +1,140 @@
+"""Conversations as text in a chat template, with the parts of it that the assistant writes.
+
+Shape suffixes: none; spans are character positions.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from data.chat import jinja
+from data.chat.content_spans import ControlTokens, Span
+from data.errors import UserError
+
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+
+CHATML = """\
+{%- macro calls(message) -%}
+    {%- for call in message.tool_calls or [] -%}
+        {%- set function = call.function or call -%}
+        {{- '\\n<tool_call>\\n{"name": ' + function.name | tojson + ', "arguments": ' }}
+        {{- function.arguments if function.arguments is string else function.arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor -%}
+{%- endmacro -%}
+{%- if tools -%}
+    {{- '<|im_start|>system\\n' -}}
+    {%- if messages[0].role == 'system' -%}{{- messages[0].content + '\\n\\n' -}}{%- endif -%}
+    {{- 'You can call these functions:\\n<tools>\\n' -}}
+    {%- for tool in tools -%}{{- tool | tojson + '\\n' -}}{%- endfor -%}
+    {{- '</tools>\\nTo call one, answer with <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' -}}
+    {{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if not (tools and loop.first and message.role == 'system') -%}
+        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + calls(message) + '<|im_end|>\\n' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""ChatML, the template of a model that has none of its own."""
+
+
+class TemplateRefusesError(ValueError):
+    """The template does not render a conversation; the text says why."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text."""
+
+    text: str
+    scored: tuple[Span, ...]
+    """What the assistant writes: from the first character to behind the token that ends the turn."""
+    literal: tuple[Span, ...]
+    """Parts in which no control token may be parsed: contents spell some there."""
+
+
+class ChatTemplate:
+    """A model's chat template and the names of its control tokens."""
+
+    def __init__(
+        self, text: str, *, bos: str, eos: str, control_tokens: tuple[str, ...], name: str = "the model"
+    ) -> None:
+        self._bos, self._eos = bos, eos
+        self.control = ControlTokens(control_tokens)
+        self._names = sorted(control_tokens, key=len, reverse=True)
+        try:
+            self._template = jinja.environment().from_string(text)
+        except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise UserError(f"the chat template of {name} is not valid ({error}): correct its chat_template") from error
+
+    def text(self, messages: list[dict[str, Any]], tools: list[Any] | None = None, *, prompt: bool = False) -> str:
+        """The messages as text, with ``prompt`` up to where the assistant goes on. Raises TemplateRefusesError."""
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=prompt,
+                bos_token=self._bos,
+                eos_token=self._eos,
+                documents=None,
+                strftime_now=datetime.datetime.now().strftime,
+            )
+        except Exception as error:  # a template can raise whatever Python can
+            raise TemplateRefusesError(f"the chat template refuses it: {error}") from None
+
+    def render(self, conversation: dict[str, Any]) -> Rendered:
+        """The whole conversation, and in it what the assistant writes. Raises TemplateRefusesError.
+
+        A template may write an earlier answer otherwise than the last one (some drop its reasoning). Then only the
+        answers that stand in the text as they were given are scored, and always the last one.
+        """
+        messages, tools = conversation["messages"], conversation.get("tools")
+        text = self.text(messages, tools)
+        literal = self._literal(text, messages, tools)
+        scored = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.text(messages[:number], tools, prompt=True)
+            with_answer = text if number == len(messages) - 1 else self.text(messages[: number + 1], tools)
+            if text.startswith(with_answer) and with_answer.startswith(before):
+                end = self._end_of_turn(with_answer, len(before), literal)
+                if end > len(before):
+                    scored.append((len(before), end))
+        if not scored:
+            raise TemplateRefusesError(
+                "the chat template changes what stands before the last answer, so it cannot be found"
+            )
+        return Rendered(text, tuple(scored), literal)
+
+    def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> Rendered:
+        """The text up to where the assistant goes on; nothing in it is scored."""
+        text = self.text(messages, tools, prompt=True)
+        return Rendered(text, (), self._literal(text, messages, tools, prompt=True))
+
+    def _literal(
+        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool = False
+    ) -> tuple[Span, ...]:
+        def again(contents: list[str]) -> str | None:
+            changed = [{**each, "content": content} for each, content in zip(messages, contents, strict=True)]
+            try:
+                return self.text(changed, tools, prompt=prompt)
+            except TemplateRefusesError:
+                return None
+
+        return self.control.literal_spans(text, [each["content"] for each in messages], again)
+
+    def _end_of_turn(self, text: str, start: int, literal: tuple[Span, ...]) -> int:
+        """Behind the last control token after ``start``; the end of the text where there is none."""
+        end = -1
+        for name in self._names:
+            at = text.rfind(name, start)
+            if at >= 0 and not any(begin <= at < stop for begin, stop in literal):
+                end = max(end, at + len(name))
+        return end if end > start else len(text)

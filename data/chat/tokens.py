@@ -1,0 +1,134 @@
+"""A tokenizer that chats: its template, its marks as special tokens, and conversations as marked token ids."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from data.chat.formats import from_document, to_document
+from data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered
+from data.errors import UserError
+from data.tokenizers.tokenizer import Tokenizer, special_token
+
+
+def own_template(tokenizer: Tokenizer) -> str | None:
+    """The chat template that came with the tokenizer; None for a base model's."""
+    if "chat_template.jinja" in tokenizer.files:
+        return tokenizer.files["chat_template.jinja"].decode("utf-8")
+    template = _settings(tokenizer).get("chat_template")
+    if isinstance(template, list):  # several by name
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def with_chatml(tokenizer: Tokenizer) -> Tokenizer:
+    """``tokenizer`` with ChatML as its template, its two marks among the special tokens, and turns that end in one.
+
+    The token that ended documents stays what a text begins with. Ids of before do not change.
+    """
+    spec, settings = json.loads(tokenizer.files["tokenizer.json"]), _settings(tokenizer)
+    known = {token["content"]: token for token in spec.get("added_tokens") or []}
+    next_id = tokenizer.vocab_size
+    for mark in (IM_START, IM_END):
+        if mark in known:
+            known[mark]["special"] = True
+            continue
+        spec.setdefault("added_tokens", [])
+        spec["added_tokens"] = [*(spec["added_tokens"] or []), special_token(next_id, mark)]
+        next_id += 1
+    settings |= {"eos_token": IM_END, "chat_template": CHATML}
+    settings["bos_token"] = settings.get("bos_token") or tokenizer.eot_token
+    # Files that list special tokens again would contradict these.
+    files = {
+        n: content
+        for n, content in tokenizer.files.items()
+        if n not in ("special_tokens_map.json", "added_tokens.json")
+    }
+    files["tokenizer.json"] = json.dumps(spec, ensure_ascii=False).encode()
+    files["tokenizer_config.json"] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
+    return Tokenizer(files, name=tokenizer.name)
+
+
+def chat_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer with a chat template: its own, else ChatML."""
+    return tokenizer if own_template(tokenizer) else with_chatml(tokenizer)
+
+
+class ChatEncoder:
+    """Conversations as token ids. UserError at construction for a tokenizer without a valid chat template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        text = own_template(tokenizer)
+        if text is None:
+            raise UserError(f"{tokenizer.name} has no chat template: tune a model first (make tune)")
+        settings = _settings(tokenizer)
+        added = {token["content"]: token["id"] for token in tokenizer.spec.get("added_tokens") or []}
+        self._ids = {name: id for name, id in added.items() if id in tokenizer.special_ids}
+        self._tokenizer = tokenizer
+        self._split = re.compile(f"({'|'.join(map(re.escape, sorted(self._ids, key=len, reverse=True))) or '(?!)'})")
+        self.template = ChatTemplate(
+            text,
+            bos=_content(settings.get("bos_token")),
+            eos=_content(settings.get("eos_token")),
+            control_tokens=tuple(self._ids),
+            name=tokenizer.name,
+        )
+
+    def conversation(self, document: str) -> tuple[np.ndarray, np.ndarray, Rendered]:
+        """Ids and what is scored of a conversation (``formats.to_document``). Raises TemplateRefusesError."""
+        rendered = self.template.render(from_document(document))
+        return (*self.tokens(rendered), rendered)
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that ends the assistant's turn; None where a template ends it with none."""
+        document = to_document({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+        ids, scored, _ = self.conversation(document)
+        last = int(ids[scored][-1])
+        return last if last in self._ids.values() else None
+
+    def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> list[int]:
+        """Ids of the messages, up to where the assistant goes on."""
+        return self.tokens(self.template.prompt(messages, tools))[0].tolist()
+
+    def tokens(self, rendered: Rendered) -> tuple[np.ndarray, np.ndarray]:
+        """``np.int32[n]`` ids and ``bool[n]`` scored.
+
+        The text is cut where the assistant begins and ends to write, as it is in generation: a token never reaches over
+        the end of a prompt.
+        """
+        ids: list[int] = []
+        scored: list[bool] = []
+        at = 0
+        for begin, end in [*rendered.scored, (len(rendered.text), len(rendered.text))]:
+            for start, stop, counts in ((at, begin, False), (begin, end, True)):
+                new = self._encode(rendered.text, start, stop, rendered.literal)
+                ids += new
+                scored += [counts] * len(new)
+            at = end
+        return np.array(ids, dtype=np.int32), np.array(scored, dtype=bool)
+
+    def _encode(self, text: str, start: int, stop: int, literal: tuple[tuple[int, int], ...]) -> list[int]:
+        """Ids of a part of the text: control tokens outside of literal spans are parsed."""
+        ids: list[int] = []
+        at = start
+        for begin, end in [*literal, (stop, stop)]:
+            begin, end = min(max(begin, at), stop), min(max(end, at), stop)
+            for piece in self._split.split(text[at:begin]):
+                if piece:
+                    ids += [self._ids[piece]] if piece in self._ids else self._tokenizer.encode(piece)
+            if begin < end:
+                ids += self._tokenizer.encode(text[begin:end])
+            at = max(at, end)
+        return ids
+
+
+def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
+    return json.loads(tokenizer.files.get("tokenizer_config.json", b"{}"))
+
+
+def _content(token: Any) -> str:
+    """A token of ``tokenizer_config.json``: text, or an object with it."""
+    return (token.get("content") if isinstance(token, dict) else token) or ""

@@ -1,0 +1,158 @@
+"""From conversations to blocks: each one whole and in one block, none sees another, as little padding as fits.
+
+A conversation's beginning is what its questions are about, so it is not cut like a text. Conversations are taken in
+groups, and within a group the longest are placed first, each where it leaves the least room. What stays free is padded
+with tokens that are not scored.
+
+Shape suffixes: none; arrays are tokens with their marks (``data.stream.marks``).
+"""
+
+import random
+
+import numpy as np
+
+from data.chat.template import TemplateRefusesError
+from data.chat.tokens import ChatEncoder
+from data.sources.document_stream import DocumentStream, State, TokenStream
+from data.stream import marks
+
+GROUP_BLOCKS = 64
+"""How many blocks' worth of tokens a group has, about."""
+
+
+class Conversations:
+    """A stream of conversations as marked tokens. Its position is that of the documents.
+
+    A conversation longer than a block keeps its beginning. One without a scored token in it is left out, as is one that
+    the template refuses.
+    """
+
+    def __init__(self, documents: DocumentStream, encoder: ChatEncoder, *, seq_len: int) -> None:
+        self._documents = documents
+        self._encoder = encoder
+        self._size = seq_len + 1
+
+    def __next__(self) -> np.ndarray:
+        while True:
+            document = next(self._documents)
+            assert isinstance(document, str)  # conversations are not cached
+            try:
+                ids, scored, _ = self._encoder.conversation(document)
+            except TemplateRefusesError:
+                continue
+            ids, scored = ids[: self._size], scored[: self._size]
+            if scored[1:].any():
+                return marks.mark(ids, scored)
+
+    def state_dict(self) -> State:
+        return self._documents.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._documents.load_state_dict(state)
+
+
+class Pieces:
+    """Plain documents that are mixed with conversations: all tokens scored, the beginning of each that fits a block."""
+
+    def __init__(self, documents: TokenStream, *, seq_len: int) -> None:
+        self._documents = documents
+        self._size = seq_len + 1
+
+    def __next__(self) -> np.ndarray:
+        ids = next(self._documents)[: self._size]
+        return marks.mark(ids, np.ones(len(ids), dtype=bool))
+
+    def state_dict(self) -> State:
+        return self._documents.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._documents.load_state_dict(state)
+
+
+class ConversationPacker:
+    """An iterator of blocks, ``np.int32[seq_len + 1]`` with marks.
+
+    Its position is that of a group's first conversation and the number of the block in the group, so the state is a few
+    numbers. On resuming, the group is read again. A finite stream ends with its last conversation.
+    """
+
+    def __init__(self, conversations: TokenStream, *, seq_len: int, padding: int, seed: str) -> None:
+        assert seq_len >= 1
+        self._conversations = conversations
+        self._size = seq_len + 1
+        self._padding = padding
+        self._seed = seed
+        self._number = 0  # of the group
+        self._start: State = conversations.state_dict()
+        self._blocks: list[np.ndarray] | None = None
+        self._index = 0
+
+    def __iter__(self) -> "ConversationPacker":
+        return self
+
+    def __next__(self) -> np.ndarray:
+        if self._blocks is not None and self._index == len(self._blocks):
+            self._number += 1
+            self._start, self._blocks, self._index = self._conversations.state_dict(), None, 0
+        if self._blocks is None:
+            self._blocks = self._fill()
+        if not self._blocks:
+            self._blocks = None
+            raise StopIteration
+        block = self._blocks[self._index]
+        self._index += 1
+        return block
+
+    def _fill(self) -> list[np.ndarray]:
+        """The blocks of one group, in a random order: the long conversations must not all come first."""
+        group: list[np.ndarray] = []
+        tokens = 0
+        while tokens < GROUP_BLOCKS * self._size:
+            try:
+                conversation = next(self._conversations)
+            except StopIteration:
+                break
+            group.append(conversation)
+            tokens += len(conversation)
+        blocks = [self._block(each) for each in place(group, self._size)]
+        random.Random(f"{self._seed}/{self._number}").shuffle(blocks)
+        return blocks
+
+    def _block(self, conversations: list[np.ndarray]) -> np.ndarray:
+        left = self._size - sum(map(len, conversations))
+        padding = marks.mark(np.full(left, self._padding), np.zeros(left, dtype=bool))
+        return np.concatenate([*conversations, padding]).astype(np.int32)
+
+    @property
+    def queued(self) -> int:
+        """Tokens that do not fill a block yet: none, since what is left over is padded."""
+        return 0
+
+    def state_dict(self) -> State:
+        if self._blocks is not None and self._index == len(self._blocks):
+            return {"group": self._number + 1, "index": 0, "start": self._conversations.state_dict()}
+        return {"group": self._number, "index": self._index, "start": self._start}
+
+    def load_state_dict(self, state: State) -> None:
+        self._conversations.load_state_dict(state["start"])
+        self._number, self._start = state["group"], state["start"]
+        self._blocks, self._index = None, 0
+        if state["index"]:
+            self._blocks = self._fill()
+            self._index = state["index"]
+
+
+def place(items: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
+    """The items in as few bins of ``size`` tokens as best-fit decreasing finds."""
+    bins: list[list[np.ndarray]] = []
+    room: list[int] = []
+    for item in sorted(items, key=len, reverse=True):
+        fitting = [index for index, left in enumerate(room) if left >= len(item)]
+        if fitting:
+            chosen = min(fitting, key=room.__getitem__)
+            bins[chosen].append(item)
+            room[chosen] -= len(item)
+        else:
+            bins.append([item])
+            room.append(size - len(item))
+    return bins

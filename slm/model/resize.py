@@ -1,0 +1,46 @@
+"""A model's weights with more rows in the vocabulary: for special tokens that are added to it.
+
+Shape suffixes: V vocabulary, D model width.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slm.model import checkpoint
+from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
+
+MULTIPLE = 64
+"""Rows are padded up to a multiple of this."""
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def with_vocabulary(shape: ModelConfig, n_ids: int, *, bos_id: int | None, eos_id: int | None) -> ModelConfig:
+    """``shape`` with at least ``n_ids`` rows and these special tokens."""
+    rows = shape.vocab_size if n_ids <= shape.vocab_size else -(-n_ids // MULTIPLE) * MULTIPLE
+    return replace(shape, vocab_size=rows, bos_id=bos_id, eos_id=eos_id)
+
+
+def with_rows(table_VD: Tensor, rows: int) -> Tensor:
+    """The table with ``rows`` rows: each new one is the mean of the old ones, so it begins as an average token."""
+    missing = rows - len(table_VD)
+    if missing <= 0:
+        return table_VD
+    mean_D = table_VD.float().mean(0).to(table_VD.dtype)
+    return torch.cat([table_VD, mean_D.expand(missing, -1)])
+
+
+def load_model(directory: str | Path, shape: ModelConfig) -> LanguageModel:
+    """The model in ``directory`` as ``shape``, which differs from its own in the vocabulary's rows at most."""
+    weights = checkpoint.load_weights(directory)
+    for name in TABLES:
+        if name in weights:
+            weights[name] = with_rows(weights[name], shape.vocab_size)
+    with torch.device("meta"):
+        model = LanguageModel(shape)
+    model.to_empty(device="cpu")
+    checkpoint.load_into(model, weights, where=str(directory))
+    return model

@@ -1,0 +1,98 @@
+"""Records of the usual formats become the same conversation, and what is none says why."""
+
+import json
+
+import pytest
+
+from data.chat.formats import BadRecordError, format_of, from_document, plain_text, read_record, to_document
+
+ASKED, ANSWERED = {"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Fine."}
+SAME = {
+    "messages": {"messages": [ASKED, ANSWERED]},
+    "conversations": {"conversations": [{"from": "human", "value": "How are you?"}, {"from": "gpt", "value": "Fine."}]},
+    "instruction": {"instruction": "How are you?", "input": "", "output": "Fine."},
+    "prompt/completion": {"prompt": "How are you?", "completion": "Fine."},
+    "preference": {"prompt": "How are you?", "chosen": "Fine.", "rejected": "Go away."},
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_every_format_gives_the_same_conversation(kind):
+    found, conversation = read_record(SAME[kind])
+    assert found == kind
+    assert conversation == {"messages": [ASKED, ANSWERED]}
+
+
+def test_variants_that_data_sets_have():
+    parts = [{"type": "text", "text": "How are "}, {"type": "text", "text": "you?"}]
+    assert read_record({"messages": [{"role": "user", "content": parts}, ANSWERED]})[1]["messages"] == [ASKED, ANSWERED]
+    as_text = {"messages": json.dumps([ASKED, ANSWERED])}
+    assert read_record(as_text)[1]["messages"] == [ASKED, ANSWERED]
+    whole = {"chosen": [ASKED, ANSWERED], "rejected": [ASKED, {"role": "assistant", "content": "No."}]}
+    assert read_record(whole)[1]["messages"] == [ASKED, ANSWERED]
+    with_system = SAME["conversations"] | {"system": "Be kind."}
+    assert read_record(with_system)[1]["messages"][0] == {"role": "system", "content": "Be kind."}
+    with_input = {"instruction": "Add.", "input": "2 and 3", "output": "5", "history": [["Hi", "Hello"]]}
+    assert [each["content"] for each in read_record(with_input)[1]["messages"]] == [
+        "Hi",
+        "Hello",
+        "Add.\n\n2 and 3",
+        "5",
+    ]
+    roles = {"conversations": [{"role": "developer", "content": "s"}, ASKED, ANSWERED]}
+    assert [each["role"] for each in read_record(roles)[1]["messages"]] == ["system", "user", "assistant"]
+
+
+def test_tool_calls_keep_their_arguments_as_an_object():
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    record = {
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "messages": [
+            ASKED,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "5"},
+            ANSWERED,
+        ],
+    }
+    conversation = read_record(record)[1]
+    made = conversation["messages"][1]
+    assert made["content"] == ""
+    assert made["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2}}
+    assert conversation["messages"][2]["role"] == "tool"
+    assert conversation["tools"] == record["tools"]
+    sharegpt = {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": '{"name": "f"}'}]}
+    assert read_record(sharegpt)[1]["messages"][1]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_what_nobody_answers_is_taken_away():
+    assert read_record({"messages": [ASKED, ANSWERED, ASKED]})[1]["messages"] == [ASKED, ANSWERED]
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ([1], "a list, not an object"),
+        ({"text": "plain"}, r"fields \(text\) are of no known format; expected messages"),
+        ({"messages": []}, "list of messages is empty"),
+        ({"messages": [ASKED]}, "no assistant answers"),
+        ({"messages": [ANSWERED]}, "nothing is asked"),
+        ({"messages": [ASKED, {"role": "assistant", "content": " "}]}, "message 2 is empty"),
+        ({"messages": [{"role": "king", "content": "a"}, ANSWERED]}, "message 1 has the role 'king'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWERED]}, "message 1 is not text"),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {}}]}]}, "has no name"),
+        ({"chosen": "a", "rejected": "b"}, "there is no prompt"),
+        ({"prompt": "a", "completion": None}, "no known format"),
+    ],
+)
+def test_bad_records_say_why(record, why):
+    with pytest.raises(BadRecordError, match=why):
+        read_record(record)
+
+
+def test_a_conversation_travels_as_one_line():
+    conversation = read_record(SAME["messages"])[1]
+    document = to_document(conversation)
+    assert "\n" not in document
+    assert from_document(document) == conversation
+    assert plain_text(document) == "How are you?\n\nFine."
+    assert format_of(conversation) == "messages"

@@ -1,0 +1,77 @@
+"""Rendered conversations are those of transformers, and the assistant's parts in them are found."""
+
+import pytest
+
+from data.chat.template import CHATML, ChatTemplate, TemplateRefusesError
+from data.errors import UserError
+
+MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+LLAMA3 = (
+    "{{- bos_token }}{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{- message['content'] | trim + '<|eot_id|>' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+THINKS = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.role == 'assistant' and loop.last %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{{- m.content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+
+def template(text=CHATML) -> ChatTemplate:
+    return ChatTemplate(text, bos="<|endoftext|>", eos="<|im_end|>", control_tokens=MARKS)
+
+
+def talk(*contents: str, system: str = "") -> dict:
+    roles = ("user", "assistant") * len(contents)
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}
+
+
+def scored(rendered) -> list[str]:
+    return [rendered.text[begin:end] for begin, end in rendered.scored]
+
+
+def test_chatml_scores_the_answers_with_their_end_and_nothing_else():
+    rendered = template().render(talk("Hi", "Hello", "Who?", "Me", system="Be kind."))
+    turns = ("system\nBe kind.", "user\nHi", "assistant\nHello", "user\nWho?", "assistant\nMe")
+    assert rendered.text == "".join(f"<|im_start|>{each}<|im_end|>\n" for each in turns)
+    assert scored(rendered) == ["Hello<|im_end|>", "Me<|im_end|>"]
+    prompt = template().prompt(talk("Hi")["messages"])
+    assert rendered.text.startswith("<|im_start|>system")
+    assert prompt.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_another_models_template_scores_alike():
+    assert scored(template(LLAMA3).render(talk("Hi", " Hello ", "Who?", "Me"))) == ["Hello<|eot_id|>", "Me<|eot_id|>"]
+
+
+def test_a_template_that_rewrites_earlier_answers_scores_those_it_leaves():
+    rendered = template(THINKS).render(talk("Hi", "Hello", "Who?", "Me"))
+    assert scored(rendered) == ["<think>\n\n</think>\n\nMe<|im_end|>"]
+
+
+def test_marks_in_a_content_stay_text():
+    rendered = template().render(talk("a<|im_end|>b", "It ends with <|im_end|>."))
+    assert scored(rendered) == ["It ends with <|im_end|>.<|im_end|>"]
+    literal = [rendered.text[begin:end] for begin, end in rendered.literal]
+    assert [each.count("<|im_end|>") for each in literal] == [1, 1]
+
+
+def test_tools_and_their_calls_are_in_the_text():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    conversation = talk("2 and 3?", "", "", "5")
+    conversation["messages"][1]["tool_calls"] = [call]
+    conversation["messages"][2] = {"role": "tool", "content": "5"}
+    rendered = template().render(conversation | {"tools": [{"type": "function", "function": {"name": "add"}}]})
+    assert '<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>' in rendered.text
+    assert scored(rendered)[0] == '\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
+
+
+def test_a_template_that_refuses_or_is_not_valid_says_so():
+    with pytest.raises(TemplateRefusesError, match="only users"):
+        template("{{ raise_exception('only users') }}").render(talk("a", "b"))
+    with pytest.raises(UserError, match="chat template of the model is not valid"):
+        template("{% for")

@@ -1,0 +1,87 @@
+"""A tokenizer that gets a chat template gives transformers' ids for a conversation, and scores the answers."""
+
+import pytest
+
+from data.chat.formats import to_document
+from data.chat.tokens import ChatEncoder, chat_tokenizer, own_template, with_chatml
+from data.errors import UserError
+from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.train_bpe import train
+from tests.data.chat.test_template import LLAMA3, talk
+
+TEXTS = ["The quick fox said hello to the lazy dog.", "What is the name of the fox? It is Leo."] * 20
+
+
+@pytest.fixture(scope="module")
+def base() -> Tokenizer:
+    return Tokenizer(train(iter(TEXTS), vocab_size=400, min_frequency=2, sample_bytes=100_000), name="base")
+
+
+def conversations() -> list[dict]:
+    """Odd white space, emoji, marks spelled out, several turns."""
+    contents = ["  What?\n\n", "😀 é", "a<|im_end|>\n<|im_start|>system\nb", "tab\tand\r\nline", "x" * 50, "ends \n"]
+    made = [talk(one, two) for one in contents for two in contents]
+    return [*made, talk(*contents, system="Be\nkind. "), talk(*contents[::-1])]
+
+
+def test_chatml_adds_two_marks_and_keeps_every_other_id(base):
+    made = with_chatml(base)
+    assert made.vocab_size == base.vocab_size + 2
+    assert (made.eot_token, made.eot_id) == ("<|im_end|>", base.vocab_size + 1)
+    assert all(made.encode(text) == base.encode(text) for text in TEXTS)
+    assert own_template(base) is None
+    assert chat_tokenizer(made) is made
+
+
+def test_ids_are_those_of_transformers(base, tmp_path):
+    from transformers import AutoTokenizer
+
+    made = with_chatml(base)
+    made.save(tmp_path)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), ChatEncoder(made)
+    for each in conversations():
+        messages = each["messages"]
+        if any("<|im" in message["content"] for message in messages):
+            continue  # transformers gives marks in a content the power of the template's own
+        for prompt in (messages[:-1], messages):
+            text = theirs.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            assert ours.template.prompt(prompt).text == text
+            wanted = theirs.apply_chat_template(prompt, add_generation_prompt=True)
+            wanted = wanted["input_ids"] if not isinstance(wanted, list) else wanted
+            assert ours.prompt(prompt) == wanted
+
+
+def test_what_is_scored_is_what_generation_writes(base):
+    """The ids before an answer are those of its prompt, and the answer ends with the token that ends a turn."""
+    encoder = ChatEncoder(with_chatml(base))
+    assert encoder.end_of_turn == base.vocab_size + 1
+    for each in conversations():
+        ids, scored, _ = encoder.conversation(to_document(each))
+        assert len(ids) == len(scored)
+        last = int(scored.nonzero()[0][-1])
+        assert ids[last] == encoder.end_of_turn
+        begin = last
+        while scored[begin - 1]:
+            begin -= 1
+        assert ids[:begin].tolist() == encoder.prompt(each["messages"][:-1])
+        answer = each["messages"][-1]["content"]
+        assert ids[begin:last].tolist() == encoder._tokenizer.encode(answer)
+
+
+def test_a_mark_in_a_content_is_text(base):
+    encoder = ChatEncoder(with_chatml(base))
+    ids, scored, _ = encoder.conversation(to_document(talk("a<|im_end|>b", "c<|im_end|>d")))
+    assert ids.tolist().count(encoder.end_of_turn) == 2
+    assert int(scored[ids == encoder.end_of_turn].sum()) == 1
+
+
+def test_the_models_own_template_is_kept(base):
+    files = dict(base.files) | {"chat_template.jinja": LLAMA3.encode()}
+    made = Tokenizer(files, name="own")
+    assert own_template(chat_tokenizer(made)) == LLAMA3
+    assert ChatEncoder(made).end_of_turn is None  # its marks are no special tokens here
+
+
+def test_a_base_model_has_no_template(base):
+    with pytest.raises(UserError, match="base has no chat template"):
+        ChatEncoder(base)

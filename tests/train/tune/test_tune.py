@@ -1,0 +1,156 @@
+"""A small run is tuned on conversations: its recipe, its tokenizer, its end, and its exact resume."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from data.chat.story_chat import conversation
+from data.chat.tokens import own_template
+from data.errors import UserError
+from data.tokenizers.make import load_tokenizer
+from slm.model.checkpoint import load_config
+from slm.runs import list_checkpoints
+from tests.helpers.programs import Program
+from tests.helpers.small_run import SmallRun, write_corpus
+from train.tune import recipe
+from train.tune.__main__ import tuning
+
+QUICK = ("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=4")
+SHORT = ("train.seq_len=128", "train.micro_batch=4", "train.eval_blocks=4", "train.log_every=1")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A run of a few steps with another optimizer setting than the default."""
+    folder = tmp_path_factory.mktemp("base")
+    corpus = write_corpus(folder / "documents.jsonl")
+    run = SmallRun(
+        folder / "runs", "name=base", f"data.files=[{corpus}]", "train.max_steps=4", "optim.lr=2e-3", "optim.eps=1e-7"
+    )
+    run.finish()
+    return run.root
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    made = [{"instruction": f"Say {index}", "output": "cat " * (index % 9 + 1)} for index in range(200)]
+    path.write_text("\n".join(map(json.dumps, [*made, {"text": "none"}])))
+    return path
+
+
+def tune(tmp_path: Path, base: Path, *words: str, logs: str = "logs") -> tuple[int, str, str]:
+    folder = tmp_path / logs
+    folder.mkdir(parents=True, exist_ok=True)
+    program = Program(
+        "train.tune.__main__", [f"base={base}", f"runs_dir={tmp_path}/runs", *QUICK, *SHORT, *words], folder
+    )
+    out, err = program.communicate(timeout=240)
+    return program.returncode, out, err
+
+
+def losses(root: Path) -> dict[int, float]:
+    records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    return {each["step"]: each["loss"] for each in records if "loss" in each}
+
+
+def test_a_run_is_tuned_on_a_file_of_conversations(base, chats, tmp_path):
+    code, out, err = tune(tmp_path, base, "data=chat", f"data.files=[{chats}]", "train.max_steps=12", "name=mine")
+    assert code == 0, err
+    assert (
+        "conversations: 200 Alpaca instructions; left out 1 bad record, the first:" not in out
+    )  # the length was given
+    assert "optim.lr=0.0016" in out
+    root = tmp_path / "runs" / "mine"
+    saved = yaml.safe_load((root / "config.yaml").read_text())
+    assert saved["optim"]["eps"] == 1e-7  # the base's optimizer
+    assert saved["model"]["n_layers"] == 1
+    curve = losses(root)
+    assert curve[12] < curve[1] - 0.5
+    (*_, last) = list_checkpoints(root)
+    before, shape = load_config(list_checkpoints(base)[-1]), load_config(last)
+    tokenizer = load_tokenizer(last)
+    assert own_template(tokenizer)
+    assert (shape.bos_id, shape.eos_id) == (before.eos_id, tokenizer.eot_id)
+    assert shape.vocab_size >= tokenizer.vocab_size > before.eos_id
+    assert tokenizer.decode([tokenizer.eot_id]) == ""
+    assert "> Hello!" in (root / "samples.md").read_text()
+    assert "<|im_start|>" not in (root / "validation.txt").read_text()
+
+
+def test_it_goes_on_where_it_was_stopped_to_the_bit(base, chats, tmp_path):
+    words = ("data=chat", f"data.files=[{chats}]", "train.max_steps=8", "train.checkpoint_every=3", "train.keep_last=9")
+    assert tune(tmp_path, base, *words, "name=whole")[0] == 0
+    whole, parts = tmp_path / "runs" / "whole", tmp_path / "runs" / "parts"
+    shutil.copytree(whole, parts)
+    for step in (6, 8):
+        shutil.rmtree(parts / "checkpoints" / f"step-{step:08d}")
+    code, out, err = tune(tmp_path, base, *words, "name=parts")
+    assert code == 0, err
+    assert "step-00000003" in out
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, two = (load_file(root / "checkpoints" / "step-00000008" / name) for root in (whole, parts))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_it_ends_when_held_out_conversations_get_worse(base, chats, tmp_path):
+    """Two conversations, again and again: what is held out gets worse."""
+    words = ("data=chat", f"data.files=[{chats}]", "data.val_files=[{}]", "train.max_steps=200", "train.eval_every=2")
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(json.dumps(conversation(1, index)) for index in range(20)))
+    words = tuple(word.format(other) for word in words)
+    code, out, err = tune(tmp_path, base, *words, "name=early", "optim.lr=2e-2", "train.patience=2")
+    assert code == 0, err
+    assert "the last 2 validations did not improve" in out
+    root = tmp_path / "runs" / "early"
+    assert max(losses(root)) < 200
+    records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    loss = {each["step"]: each["val_loss"] for each in records if "val_loss" in each}
+    again, said, _ = tune(tmp_path, base, *words, "name=early", "optim.lr=2e-2", "train.patience=2", logs="again")
+    assert again == 0
+    assert "is finished" in said
+    assert min(loss, key=loss.__getitem__) < max(loss)
+
+
+def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "data.max_epochs=4"]
+    config = tuning([*words, "train.seq_len=64", "train.micro_batch=2"])
+    assert config.name == "base-chat"
+    tokens = config.train.max_steps * config.train.tokens_per_step
+    assert 4 * 200 * 20 < tokens < 4 * 200 * 60  # about 40 tokens of the untrained marks and words each
+    assert config.train.eval_every == max(10, config.train.max_steps // 10)
+    one = tuning([*words, "train.max_steps=7", "optim.lr=0.5", "train.patience=0"])
+    assert (one.train.max_steps, one.optim.lr, one.train.patience) == (7, 0.5, 0)
+
+
+def test_without_conversations_the_embedded_ones_are_taken(base, tmp_path):
+    config = tuning([f"base={base}", f"runs_dir={tmp_path}/runs"])
+    assert config.data.kind == "story_chat"
+    assert config.train.max_steps == recipe.ENDLESS_STEPS
+
+
+def test_a_model_from_elsewhere_gets_a_rate_by_its_size(base):
+    directory = list_checkpoints(base)[-1]
+    shape = load_config(directory)
+    assert recipe.size_lr(shape) == 1e-3
+    larger = 5e-4 > recipe.size_lr(load_config_of(125_000_000)) > 1e-4
+    assert larger
+
+
+def load_config_of(n_params: int):
+    from types import SimpleNamespace
+
+    return SimpleNamespace(n_params=n_params)
+
+
+def test_what_cannot_be_tuned_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no model to tune is named"):
+        tuning([])
+    with pytest.raises(UserError, match="does not exist"):
+        tuning([f"base={tmp_path}/nothing"])

@@ -1,0 +1,1 @@
+"""Tuning a trained model on conversations."""

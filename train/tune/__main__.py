@@ -1,0 +1,73 @@
+"""``python -m train.tune base=runs/demo data=chat 'data.files=[chats.jsonl]'``: a model tuned on conversations.
+
+It is a training run that starts from the base (``init_from``), with the options that the base and the conversations
+call for. The options that were chosen are printed; every one can be set instead.
+"""
+
+from functools import partial
+
+from data.errors import UserError
+from slm import cli
+from slm.configuration import build, load_config
+from slm.machine.hardware import share_cores
+from train import autobatch
+from train.config import RunConfig
+from train.resolve import resolve
+from train.tune import recipe
+from train.tune.config import TuneConfig
+
+SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.max_steps", "train.eval_every", "train.patience")
+
+
+def main(argv: list[str]) -> int:
+    """Choose the options, then train. Returns the exit code."""
+    share_cores()
+    from train.distributed.join import join
+    from train.distributed.rank_process import exit_code
+
+    config = tuning(argv)
+    ranks = join(pin=config.train.pin)
+    from train.start import start
+
+    return exit_code(ranks, partial(start, config, ranks))
+
+
+def tuning(argv: list[str]) -> RunConfig:
+    """The run's configuration: what ``argv`` says, and for the rest what the base and the conversations call for."""
+    words = dict(word.partition("=")[::2] for word in argv)
+
+    def given(name: str) -> bool:
+        return name in words
+
+    if not given("data"):
+        argv = [*argv, "data=story_chat"]
+    own = build(TuneConfig, load_config("tune", argv, literal=("base",)))
+    if not own.base:
+        raise UserError("no model to tune is named: make tune MODEL=runs/<name> (or a Hugging Face model directory)")
+    run, directory = recipe.base_of(own.base)
+    options = recipe.recipe(run, directory, lr_scale=own.tune.lr_scale, given=given)
+    options = {name: value for name, value in options.items() if not given(name)}
+    typed = [word for word in argv if not word.startswith(("base=", "tune."))]
+    config = resolve([*_words(options), *typed], autobatch.choose_micro_batch)
+    found = ""
+    if not given("train.max_steps"):
+        steps, found = recipe.length(
+            config.data, directory, tokens_per_step=config.train.tokens_per_step, seed=config.train.seed
+        )
+        options["train.max_steps"] = steps
+    every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
+    options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
+    config = resolve([*_words(options), *typed], autobatch.choose_micro_batch)
+    if found:
+        print(found)
+    shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
+    print(f"tuning {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
+    return config
+
+
+def _words(options: dict[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+if __name__ == "__main__":
+    cli.run(main)

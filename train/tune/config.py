@@ -1,0 +1,30 @@
+"""The options of ``make tune``: a run's, and those of tuning.
+
+Tested in tests/train/tune/test_tune.py.
+"""
+
+from dataclasses import dataclass, field
+
+from data.errors import UserError
+from train.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What a tuned run starts from, and how long it goes on."""
+
+    lr_scale: float = 0.8
+    """The peak learning rate as a share of the base run's own; unused for a model from elsewhere."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_scale <= 10:
+            raise UserError(f"tune.lr_scale={self.lr_scale} must be above 0, for example 0.8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(RunConfig):
+    """A run that tunes a trained model on conversations."""
+
+    base: str = ""
+    """The run, checkpoint or Hugging Face model directory that is tuned."""
+    tune: TuneOptions = field(default_factory=TuneOptions)

@@ -1,0 +1,98 @@
+"""From the base to the options of its tuning: shape, optimizer, learning rate, batches and length.
+
+Everything is an ordinary option of training, so a person can set each one, and what is set stays.
+
+Tested in tests/train/tune/test_tune.py.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data.chat.tokens import ChatEncoder, chat_tokenizer
+from data.config import DataConfig
+from data.sources import chat_files, files
+from data.sources.documents import make_plans, open_stream
+from data.tokenizers.make import load_tokenizer
+from slm.model import checkpoint
+from slm.model.config import ModelConfig
+from slm.runs import Run, resolve
+
+SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
+SEQ_LEN, TOKENS_PER_STEP = 1024, 4096
+"""Several conversations share a sequence, so it may be longer than the base's context."""
+ENDLESS_STEPS = 1000
+"""Optimizer steps on conversations whose number is not known: the embedded ones, and those of the Hub."""
+FEWEST_STEPS = 20
+MEASURED = 1000
+"""Conversations that are tokenized to estimate how many tokens there are."""
+
+
+def base_of(path: str) -> tuple[Run, Path]:
+    """The base and its checkpoint: the best one of a run, where it is known, else the newest."""
+    run = resolve(path)
+    best = run.root / "best"
+    chosen = best.resolve() if run.pinned is None and not run.is_hf and best.is_dir() else run.checkpoint()
+    return run, chosen
+
+
+def recipe(run: Run, directory: Path, *, lr_scale: float, given: Callable[[str], bool]) -> dict[str, Any]:
+    """Options for the base in ``directory``, by name, as far as they do not depend on the conversations.
+
+    ``given`` says whether a person has set an option.
+    """
+    shape = checkpoint.load_config(directory)
+    options: dict[str, Any] = {f"model.{name}": getattr(shape, name) for name in SHAPE}
+    options |= {"model.tie_embeddings": str(shape.tie_embeddings).lower(), "init_from": str(directory)}
+    options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
+    options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
+    options |= {"train.keep_last": 1, "train.eval_blocks": 32, "train.sample_prompts": "['Hello!','Tell me a story.']"}
+    if run.config_file and not given("optim"):
+        optim = _own_optimizer(run.config_file)
+        options["optim"] = optim["name"]
+        lr = float(optim["lr"]) * lr_scale
+        kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
+        options |= {f"optim.{name}": value for name, value in kept.items()}
+    else:
+        lr = size_lr(shape)
+    options["optim.lr"] = float(f"{lr:.3g}")
+    return options
+
+
+def _own_optimizer(config_file: Path) -> dict[str, Any]:
+    """The optimizer that a run was trained with: a model that changes it forgets more."""
+    import yaml
+
+    return yaml.safe_load(config_file.read_text(encoding="utf-8"))["optim"]
+
+
+def size_lr(shape: ModelConfig) -> float:
+    """A peak learning rate of AdamW for tuning all weights of a model of this size: smaller for larger ones."""
+    return min(1e-3, max(1e-5, 1e-3 * math.sqrt(10e6 / shape.n_params)))
+
+
+def length(data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int) -> tuple[int, str]:
+    """Optimizer steps for ``data.max_epochs`` passes over the conversations, and one line on what was found."""
+    sources = data.all_sources()
+    if any(source.kind != "chat" or source.path for source in sources) or data.max_epochs is None:
+        return ENDLESS_STEPS, ""
+    paths = tuple(files.expand(sources[0].files))
+    findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop")
+    if not findings.complete:
+        return ENDLESS_STEPS, findings.line()
+    encoder = ChatEncoder(chat_tokenizer(load_tokenizer(directory)))
+    (plan,) = make_plans(data, "train")
+    stream, lengths = open_stream(plan, seed=seed, wrap=lambda corpus: corpus), []
+    count = 0
+    while True:
+        try:
+            document = next(stream)
+        except StopIteration:
+            break
+        count += 1
+        if count <= MEASURED:
+            lengths.append(len(encoder.conversation(document)[0]))  # type: ignore[arg-type]
+    tokens = sum(lengths) / max(1, len(lengths)) * count
+    steps = max(FEWEST_STEPS, math.ceil(data.max_epochs * tokens / tokens_per_step))
+    return steps, findings.line()
