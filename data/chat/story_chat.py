@@ -71,7 +71,7 @@ def exam(n: int, seed: int = 0) -> list[ExamQuestion]:
         wording = ask.wordings[-1] if family == "wordings" else draw.choice(ask.wordings[:-1])
         question = ask.question(facts, wording)
         assert question is not None
-        made.append(ExamQuestion(family, question, [_user(_with_story(facts, question.text, draw))]))
+        made.append(ExamQuestion(family, question, [_user(_with_story(facts.story, question.text, draw))]))
     return made
 
 
@@ -87,8 +87,8 @@ def _assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
-def _with_story(facts: Facts, question: str, draw: random.Random) -> str:
-    return draw.choice((f"{facts.story}\n\n{question}", f"{facts.story}\n\n{question}", f"{question}\n\n{facts.story}"))
+def _with_story(text: str, question: str, draw: random.Random) -> str:
+    return draw.choice((f"{text}\n\n{question}", f"{text}\n\n{question}", f"{question}\n\n{text}"))
 
 
 def _questions(facts: Facts, draw: random.Random, most: int) -> list[Question]:
@@ -104,8 +104,15 @@ def _turns(questions: list[Question]) -> Messages:
 
 
 def _ask(facts: Facts, draw: random.Random) -> Messages:
-    first, *more = _questions(facts, draw, draw.choice((1, 4, 6, 8)))
-    return [_user(_with_story(facts, first.text, draw)), _assistant(first.answer), *_turns(more)]
+    """About a whole story, or as often about its beginning: that is short, so more is asked in as many tokens."""
+    asked = _questions(facts, draw, draw.choice((1, 4, 6, 8)))
+    text = facts.story
+    if draw.random() < 0.5:
+        beginning = "\n\n".join(facts.story.split("\n\n")[: draw.choice((1, 1, 2))])
+        in_it = [each for each in asked if each.expected in beginning]
+        asked, text = (in_it, beginning) if in_it else (asked, text)
+    first, *more = asked
+    return [_user(_with_story(text, first.text, draw)), _assistant(first.answer), *_turns(more)]
 
 
 def _told(facts: Facts, draw: random.Random) -> Messages:
@@ -131,7 +138,7 @@ def _next(facts: Facts, draw: random.Random) -> Messages:
     one, two = draw.choice(pairs)
     asked = draw.choice(questions.NEXT).format(sentence=one)
     return [
-        _user(_with_story(facts, asked, draw)),
+        _user(_with_story(facts.story, asked, draw)),
         _assistant(two),
         *_turns(_questions(facts, draw, draw.choice((0, 2)))),
     ]
@@ -174,7 +181,7 @@ def summary(facts: Facts) -> str:
 
 
 def _retell(facts: Facts, draw: random.Random) -> Messages:
-    asked = _with_story(facts, draw.choice(questions.RETELL), draw)
+    asked = _with_story(facts.story, draw.choice(questions.RETELL), draw)
     return [_user(asked), _assistant(summary(facts)), *_turns(_questions(facts, draw, draw.choice((0, 2))))]
 
 
@@ -190,7 +197,7 @@ def _ending(facts: Facts, draw: random.Random) -> Messages:
             f"At last, {name} and {whom} went home {home}. There was {treat} for both, and {then}.",
         )
     )
-    return [_user(_with_story(facts, draw.choice(questions.ENDING), draw)), _assistant(answer)]
+    return [_user(_with_story(facts.story, draw.choice(questions.ENDING), draw)), _assistant(answer)]
 
 
 def _small_talk(draw: random.Random) -> Messages:

@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.chat.template import TemplateRefusesError
+from data.chat.tokens import ChatEncoder, own_template
+from data.errors import UserError
+from data.tokenizers.make import load_tokenizer
+
 _IDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "eom")
 _ADDED = ("bos", "eos", "sep")
 
@@ -30,6 +35,19 @@ class SpecialTokens:
         return self.ids.get("bos", self.ids.get("eos"))
 
 
+def _end_of_turn(directory: Path) -> int | None:
+    """The token that ends the assistant's turn in the model's chat template; None without one."""
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    tokenizer = load_tokenizer(directory)
+    if own_template(tokenizer) is None:
+        return None
+    try:
+        return ChatEncoder(tokenizer).end_of_turn
+    except (UserError, TemplateRefusesError):
+        return None  # a template that does not render: the GGUF has it as it is
+
+
 def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
     """Read a model directory the way llama.cpp's converter does; ids from ``vocab_size`` up are left out.
 
@@ -40,6 +58,8 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
 
     special = gguf.SpecialVocab(directory, load_merges=False, n_vocab=vocab_size)
     ids = {name: token for name, token in special.special_token_ids.items() if name in _IDS}
+    if "eot" not in ids and (turn := _end_of_turn(directory)) is not None and turn < vocab_size:
+        ids["eot"] = turn
     added = {name: bool(value) for name, value in special.add_special_token.items() if name in _ADDED}
     if "bos" not in ids:
         added["bos"] = False

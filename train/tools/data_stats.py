@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data import statistics
+from data.chat.tokens import ChatEncoder, chat_tokenizer
 from data.config import DataConfig
 from data.errors import UserError
 from data.sources.documents import sample_documents
@@ -21,6 +22,7 @@ from slm import cli
 from slm.configuration import load
 from slm.report import final_json, table
 from train.config import RunConfig
+from train.tools import chat_stats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ def main(argv: list[str]) -> int:
     tokenizer = make_tokenizer(
         config.tokenizer, lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed))
     )
+    if config.data.has_chat:
+        return _chat(config, chat_tokenizer(tokenizer))
     counted = count(config.data, tokenizer, stats, seed=seed)
     show(counted, config.data, tokenizer)
     record: dict[str, Any] = {
@@ -66,6 +70,26 @@ def main(argv: list[str]) -> int:
         record["plot"] = stats.plot
         print(f"document lengths: {stats.plot}")
     final_json(record)
+    return 0
+
+
+def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
+    """The statistics of conversations."""
+    found = chat_stats.count(
+        config.data,
+        ChatEncoder(tokenizer),
+        seq_len=config.train.seq_len,
+        max_docs=config.stats.max_docs,
+        seed=config.train.seed,
+    )
+    chat_stats.show(found, f"{tokenizer.name} ({tokenizer.vocab_size:,} ids)")
+    final_json(
+        {
+            "tokenizer": tokenizer.name,
+            "vocab_size": tokenizer.vocab_size,
+            "sources": {name: each.record() for name, each in found.items()},
+        }
+    )
     return 0
 
 

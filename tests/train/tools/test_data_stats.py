@@ -39,3 +39,32 @@ def test_duplicates_are_found_across_sources(tmp_path):
     assert [each.repeated["exact"] for each, _ in found.values()] == [0, 20]
     assert list(found) == ["same", "same'"]
     assert not (tmp_path / "cache").exists()
+
+
+def test_conversations_are_counted_and_shown_with_what_is_scored(tmp_path, capsys):
+    rows = [{"instruction": f"Say {index}", "output": "yes " * index} for index in range(1, 41)]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*rows, {"text": "none"}])))
+    options = [f"data.files=[{path}]", "tokenizer.vocab_size=300", "train.seq_len=64", "data.val_fraction=0.1"]
+    assert data_stats.main(["data=chat", *options]) == 0
+    out = capsys.readouterr().out
+    assert f"40 Alpaca instructions; left out 1 bad record, the first: {path}:41: its fields (text)" in out
+    assert "example 3 (what is scored is between [[ and ]])" in out
+    assert "assistant\n[[yes " in out
+    assert "<|im_end|>]]" in out
+    source = json.loads(out.splitlines()[-1])["sources"][str(path)]
+    assert source["conversations"] == source["messages"] / 2
+    assert 20 < source["conversations"] < 40  # the rest is held out
+    assert 0 < source["scored_tokens"] < source["tokens"]
+    assert source["longer_than_seq_len"] > 0
+
+
+def test_a_terminal_gets_colour_and_no_marks():
+    from data.chat.template import Rendered
+    from train.tools.chat_stats import colored
+
+    rendered = Rendered("ask\x1b[2Janswer", ((8, 14),), ())
+    assert colored(rendered, terminal=True).endswith("\x1b[32mnswer\x1b[0m") is False
+    assert "\x1b[2J" not in colored(rendered, terminal=True)
+    assert colored(Rendered("ab", ((1, 2),), ()), terminal=True) == "a\x1b[32mb\x1b[0m"
+    assert colored(Rendered("ab", ((1, 2),), ()), terminal=False) == "a[[b]]"

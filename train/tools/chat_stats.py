@@ -1,0 +1,148 @@
+"""Counts over conversations, and three of them as training sees them: what is scored in colour, or between marks.
+
+Tested in tests/train/tools/test_data_stats.py.
+"""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from data.chat.formats import from_document
+from data.chat.template import Rendered, TemplateRefusesError
+from data.chat.tokens import ChatEncoder
+from data.config import DataConfig
+from data.sources import chat_files
+from data.sources.documents import open_stream
+from data.sources.plan import Plan, plan_sources
+from slm.report import plain, table
+
+EXAMPLES = 3
+SHOWN_CHARS = 1500
+COLOR, OFF = "\x1b[32m", "\x1b[0m"
+OPENING, CLOSING = "[[", "]]"
+"""Around what is scored, where there is no terminal to colour it."""
+
+
+@dataclass
+class ChatStatistics:
+    """Counts over the conversations of one source."""
+
+    found: str = ""
+    """What its files hold, in one line; empty for the Hub and the embedded conversations."""
+    refused: int = 0
+    """Conversations that the chat template does not render."""
+    turns: Counter[int] = field(default_factory=Counter)
+    """Number of messages to number of conversations."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each conversation."""
+    scored: int = 0
+    """Tokens that the loss counts: the assistant's, with the token that ends each turn."""
+    too_long: int = 0
+    """Conversations longer than a training sequence: they lose their end."""
+    examples: list[Rendered] = field(default_factory=list)
+
+    def record(self) -> dict[str, Any]:
+        """The counts as plain values."""
+        lengths = np.array(self.lengths or [0])
+        quantiles = zip(
+            ("min", "p10", "median", "p90", "max"), np.percentile(lengths, (0, 10, 50, 90, 100)), strict=True
+        )
+        return {
+            "conversations": len(self.lengths),
+            "refused": self.refused,
+            "messages": sum(count * n for count, n in self.turns.items()),
+            "tokens": int(lengths.sum()),
+            "scored_tokens": self.scored,
+            "scored_share": round(self.scored / max(1, int(lengths.sum())), 4),
+            "longer_than_seq_len": self.too_long,
+            "conversation_tokens": {name: int(value) for name, value in quantiles},
+        }
+
+
+def count(
+    config: DataConfig, encoder: ChatEncoder, *, seq_len: int, max_docs: int, seed: int
+) -> dict[str, ChatStatistics]:
+    """The statistics of each source of conversations, by name: those of the training split."""
+    return {
+        plan.source.label: _count(plan, encoder, seq_len, max_docs, seed)
+        for plan in plan_sources(config, "train")
+        if plan.source.is_chat
+    }
+
+
+def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:
+    stats = ChatStatistics()
+    if plan.files:
+        stats.found = chat_files.inspect(plan.files, stop=plan.source.on_bad == "stop").line()
+    stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
+    while len(stats.lengths) + stats.refused < max_docs:
+        try:
+            document = next(stream)
+        except StopIteration:
+            break
+        assert isinstance(document, str)
+        try:
+            ids, scored, rendered = encoder.conversation(document)
+        except TemplateRefusesError:
+            stats.refused += 1
+            continue
+        stats.turns[len(from_document(document)["messages"])] += 1
+        stats.lengths.append(len(ids))
+        stats.scored += int(scored.sum())
+        stats.too_long += len(ids) > seq_len + 1
+        if len(stats.examples) < EXAMPLES:
+            stats.examples.append(rendered)
+    return stats
+
+
+def show(counted: dict[str, ChatStatistics], tokenizer: str) -> None:
+    """What was found, the table, and the examples."""
+    rows = []
+    for name, each in counted.items():
+        if each.found:
+            print(each.found)
+        r = each.record()
+        length = r["conversation_tokens"]
+        rows.append(
+            [
+                name,
+                f"{r['conversations']:,}",
+                f"{r['messages'] / max(1, r['conversations']):.1f}",
+                f"{r['tokens']:,}",
+                f"{length['median']:,} ({length['min']:,} to {length['max']:,})",
+                f"{r['scored_share']:.1%}",
+                f"{1 - r['scored_share']:.1%}",
+                f"{r['longer_than_seq_len']:,}",
+                f"{r['refused']:,}",
+            ]
+        )
+    columns = ["source", "conversations", "messages each", "tokens", "median length", "scored", "masked"]
+    columns += ["longer than seq_len", "refused"]
+    caption = (
+        f"Tokens of {tokenizer}. Scored: the assistant's tokens, with the one that ends its turn; masked: all others.\n"
+        "Longer than seq_len: they lose their end in training. Refused: the chat template does not render them."
+    )
+    table("The conversations", columns, rows, caption=caption)
+    for each in counted.values():
+        for number, rendered in enumerate(each.examples, 1):
+            print(f"\nexample {number} (what is scored is {'green' if sys.stdout.isatty() else 'between [[ and ]]'}):")
+            print(colored(rendered, terminal=sys.stdout.isatty()))
+
+
+def colored(rendered: Rendered, *, terminal: bool) -> str:
+    """The conversation's text, with what is scored in colour or between marks; long texts are cut in the middle."""
+    opening, closing = (COLOR, OFF) if terminal else (OPENING, CLOSING)
+    parts, at = [], 0
+    for begin, end in rendered.scored:
+        parts += [_short(rendered.text[at:begin]), opening + _short(rendered.text[begin:end]) + closing]
+        at = end
+    return "".join([*parts, _short(rendered.text[at:])])
+
+
+def _short(text: str) -> str:
+    text = plain(text)
+    half, left_out = SHOWN_CHARS // 2, len(text) - SHOWN_CHARS
+    return text if left_out <= 0 else f"{text[:half]} [... {left_out:,} characters ...] {text[-half:]}"
