@@ -44,7 +44,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo train tune plan watch report export verify eval exam serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo demo-chat train tune plan watch report export verify eval exam serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -69,6 +69,9 @@ $(VENV)/.ready: pyproject.toml
 
 demo: setup ## train, export, evaluate and run a small model, in minutes
 	@$(SLM) demo $(ARGS)
+
+demo-chat: setup ## tune the demo's model so that it answers, in five more minutes
+	@$(SLM) demo-chat $(ARGS)
 
 train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
 	@$(SLM) train $(PROCESSES) $(call quote,preset=$(CONFIG)) $(ARGS)

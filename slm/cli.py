@@ -13,7 +13,15 @@ from data.errors import UserError
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
-_OF_MAKE = {"preset": "CONFIG", "run": "RUN", "model": "MODEL", "quant": "QUANT", "port": "PORT", "nproc": "NPROC"}
+_OF_MAKE = {
+    "preset": "CONFIG",
+    "run": "RUN",
+    "model": "MODEL",
+    "base": "MODEL",
+    "quant": "QUANT",
+    "port": "PORT",
+    "nproc": "NPROC",
+}
 
 
 def spelled(command: str, **options: object) -> str:

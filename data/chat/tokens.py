@@ -62,7 +62,7 @@ class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         text = own_template(tokenizer)
         if text is None:
-            raise UserError(f"{tokenizer.name} has no chat template: tune a model first (make tune)")
+            raise UserError(f"{tokenizer.name} has no chat template: tune a model on conversations first")
         settings = _settings(tokenizer)
         added = {token["content"]: token["id"] for token in tokenizer.spec.get("added_tokens") or []}
         self._ids = {name: id for name, id in added.items() if id in tokenizer.special_ids}

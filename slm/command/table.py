@@ -34,6 +34,12 @@ COMMANDS: dict[str, Command] = {
             ("train.max_minutes=2", "the same with less training; options are those of slm train"),
         ),
     ),
+    "demo-chat": Command(
+        module="slm.command.demo_chat",
+        config="tune",
+        summary="tune the demo's model so that it answers: five more minutes",
+        examples=(("", "runs/demo is tuned, exported, asked 60 held-out questions, and one more for you to see"),),
+    ),
     "train": Command(
         module="train",
         config="train",

@@ -43,7 +43,9 @@ def tuning(argv: list[str]) -> RunConfig:
         argv = [*argv, "data=story_chat"]
     own = build(TuneConfig, load_config("tune", argv, literal=("base",)))
     if not own.base:
-        raise UserError("no model to tune is named: make tune MODEL=runs/<name> (or a Hugging Face model directory)")
+        raise UserError(
+            f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
+        )
     run, directory = recipe.base_of(own.base)
     options = recipe.recipe(run, directory, lr_scale=own.tune.lr_scale, given=given)
     options = {name: value for name, value in options.items() if not given(name)}

@@ -1,0 +1,33 @@
+"""The chat demo: which commands it runs, and what it needs before."""
+
+import pytest
+
+from data.errors import UserError
+from slm.command import demo_chat
+
+
+def test_the_demos_model_is_tuned_exported_examined_and_asked(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    ran = []
+    monkeypatch.setattr(demo_chat, "run", lambda step: ran.append(step) or 0)
+    assert demo_chat.main(["train.max_minutes=1"]) == 0
+    tune, export, exam, chat = ran
+    assert tune == ["tune", *[w for w in demo_chat.OUR_WORDS if "minutes" not in w], "train.max_minutes=1"]
+    assert export[1] == exam[1] == "run=runs/demo-chat"
+    assert chat[1] == "model=runs/demo-chat"
+    assert "?" in chat[2]
+    assert chat[2].removeprefix("prompt=") in capsys.readouterr().out
+
+
+def test_it_needs_the_demo(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="runs/demo does not exist: run `slm demo` first"):
+        demo_chat.main([])
+
+
+def test_a_stage_that_fails_ends_it(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(demo_chat, "run", lambda step: ran.append(step[0]) or 3)
+    assert demo_chat.main([f"base={tmp_path}"]) == 3
+    assert ran == ["tune"]
