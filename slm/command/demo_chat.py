@@ -1,6 +1,6 @@
-"""``slm demo-chat [key=value ...]``: the demo's model learns to answer: tuned, exported, examined, and asked one question.
+"""``slm demo-chat [key=value ...]``: the demo's model is tuned, so that it answers, and is asked questions.
 
-The words go to the tuning. Tested in tests/slm/command/test_demo_chat.py.
+The words go to the tuning.
 """
 
 from pathlib import Path
@@ -21,9 +21,7 @@ def main(argv: list[str]) -> int:
     words = [word for word in OUR_WORDS if word.partition("=")[0] not in given] + argv
     values = dict(word.split("=", 1) for word in words if "=" in word)
     if not Path(values["base"]).exists():
-        raise UserError(
-            f"{values['base']} does not exist: run `{cli.spelled('demo')}` first, or give another run as base="
-        )
+        raise UserError(f"{values['base']} does not exist: run `{cli.spelled('demo')}` first, or give base=")
     root = Path(values.get("runs_dir", "runs")) / values["name"]
     for step in steps(words, root):
         if step[0] == "chat":
