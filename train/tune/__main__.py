@@ -4,6 +4,7 @@ It is a training run that starts from the base (``init_from``), with the options
 call for. The options that were chosen are printed; every one can be set instead.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from data.errors import UserError
@@ -23,13 +24,13 @@ def main(argv: list[str]) -> int:
     """Choose the options, then train. Returns the exit code."""
     share_cores()
     from train.distributed.join import join
-    from train.distributed.rank_process import exit_code
+    from train.distributed.rank_process import run_rank
 
     config = tuning(argv)
     ranks = join(pin=config.train.pin)
     from train.start import start
 
-    return exit_code(ranks, partial(start, config, ranks))
+    return run_rank(ranks, config.root, partial(start, config, ranks))
 
 
 def tuning(argv: list[str]) -> RunConfig:
@@ -56,10 +57,12 @@ def tuning(argv: list[str]) -> RunConfig:
         steps, found = recipe.length(
             config.data, directory, tokens_per_step=config.train.tokens_per_step, seed=config.train.seed
         )
-        options["train.max_steps"] = steps
+        options["train.max_steps"] = round(steps / (1 - own.tune.replay))
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
     options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
     config = resolve([*_words(options), *typed], autobatch.choose_micro_batch)
+    if own.tune.replay:
+        config = replace(config, data=recipe.with_replay(config.data, run, own.tune.replay))
     if found:
         print(found)
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}

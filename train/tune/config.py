@@ -16,7 +16,12 @@ class TuneOptions:
     lr_scale: float = 0.8
     """The peak learning rate as a share of the base run's own; unused for a model from elsewhere."""
 
+    replay: float = 0.0
+    """Share of the tokens that come from the base run's own text, so that it is not forgotten; 0: none."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.replay < 1:
+            raise UserError(f"tune.replay={self.replay} must be a share from 0 to below 1, for example 0.2")
         if not 0 < self.lr_scale <= 10:
             raise UserError(f"tune.lr_scale={self.lr_scale} must be above 0, for example 0.8")
 

@@ -7,14 +7,17 @@ Tested in tests/train/tune/test_tune.py.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from data.chat.tokens import ChatEncoder, chat_tokenizer
 from data.config import DataConfig
+from data.errors import UserError
 from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
 from data.tokenizers.make import load_tokenizer
+from slm.configuration import build
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import Run, resolve
@@ -70,6 +73,25 @@ def _own_optimizer(config_file: Path) -> dict[str, Any]:
 def size_lr(shape: ModelConfig) -> float:
     """A peak learning rate of AdamW for tuning all weights of a model of this size: smaller for larger ones."""
     return min(1e-3, max(1e-5, 1e-3 * math.sqrt(10e6 / shape.n_params)))
+
+
+def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
+    """The conversations mixed with the text that the base run learned, which gets ``share`` of the tokens."""
+    import yaml
+
+    if run.config_file is None:
+        raise UserError(f"tune.replay needs the base's own text, and {run.root} is not a run of slm: leave it 0")
+    base = build(DataConfig, yaml.safe_load(run.config_file.read_text(encoding="utf-8"))["data"])
+    talks, texts = chat.all_sources(), [each for each in base.all_sources() if not each.is_chat]
+    if not texts:
+        raise UserError(f"tune.replay: {run.root} was trained on conversations only: name the base of that run")
+    sources = [
+        replace(each, weight=each.weight * part / sum(other.weight for other in group))
+        for group, part in ((talks, 1 - share), (texts, share))
+        for each in group
+    ]
+    kept = {name: getattr(chat, name) for name in ("val_fraction", "shuffle_buffer", "cache", "cache_dir")}
+    return DataConfig(kind="mixture", name=f"{chat.label} and {base.label}", sources=sources, **kept)
 
 
 def length(data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int) -> tuple[int, str]:

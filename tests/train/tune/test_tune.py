@@ -14,7 +14,7 @@ from data.chat.tokens import own_template
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_config
-from slm.runs import list_checkpoints
+from slm.runs import Run, list_checkpoints
 from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, write_corpus
 from train.tune import recipe
@@ -127,6 +127,22 @@ def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
     assert config.train.eval_every == max(10, config.train.max_steps // 10)
     one = tuning([*words, "train.max_steps=7", "optim.lr=0.5", "train.patience=0"])
     assert (one.train.max_steps, one.optim.lr, one.train.patience) == (7, 0.5, 0)
+
+
+def test_the_bases_text_can_be_mixed_in(base, chats, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]"]
+    plain, mixed = tuning(words), tuning([*words, "tune.replay=0.25"])
+    assert mixed.train.max_steps == pytest.approx(plain.train.max_steps / 0.75, rel=0.05)
+    talks, text = mixed.data.all_sources()
+    assert (talks.kind, talks.weight, talks.max_epochs) == ("chat", 0.75, 3)
+    assert (text.kind, text.weight, text.max_epochs) == ("files", 0.25, None)
+    assert mixed.data.has_chat
+    code, _, err = tune(
+        tmp_path, base, "data=chat", f"data.files=[{chats}]", "tune.replay=0.5", "train.max_steps=3", "name=mixed"
+    )
+    assert code == 0, err
+    with pytest.raises(UserError, match="not a run of slm"):
+        recipe.with_replay(plain.data, Run(root=tmp_path, is_hf=True), 0.5)
 
 
 def test_without_conversations_the_embedded_ones_are_taken(base, tmp_path):
