@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from export.chat_proof import chat_failures
 from export.config import UNQUANTIZED, ExportConfig, resolve_types
 from export.imatrix import ImportanceMatrix
 from export.proof import Comparison, Proof
@@ -59,6 +61,7 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
             kl_tokens=config.proof.kl_tokens,
             nfc=bool(source.vocab.warnings),
             n_threads=threads,
+            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=bool(source.vocab.warnings)),
         )
         compared = {kind: proof.compare(path, kind) for kind, path in written.items()}
         finished = [written[kind] for kind in plain]

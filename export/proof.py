@@ -115,8 +115,11 @@ class Proof:
         kl_tokens: int,
         nfc: bool = False,
         n_threads: int | None = None,
+        more: Callable[[Model], list[str]] = lambda llama: [],
     ) -> None:
-        """``nfc``: compare token ids on NFC text only (the tokenizer normalizes, llama.cpp does not)."""
+        """``nfc``: compare token ids on NFC text only (the tokenizer normalizes, llama.cpp does not). ``more``: further
+        checks of a file, as messages about what failed."""
+        self.more = more
         self.checkpoint, self.n_threads = checkpoint, n_threads
         pieces = [text[start : start + TEXT_PIECE] for start in range(0, len(text), TEXT_PIECE)][:TEXT_PIECES]
         strings = [*PROBES, *pieces]
@@ -137,7 +140,7 @@ class Proof:
         """Run the GGUF at ``path`` and compare it with the checkpoint."""
         with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True) as scorer:
             doing(f"comparing {path.name} with its checkpoint")
-            failures = token_failures(scorer.llama, self.strings, self.ids)
+            failures = token_failures(scorer.llama, self.strings, self.ids) + self.more(scorer.llama)
             if scorer.bos != self.checkpoint.bos:
                 failures.append(
                     f"the file adds the token {scorer.bos} before a text, the checkpoint {self.checkpoint.bos}"
@@ -207,10 +210,12 @@ def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray],
     )
 
 
-def token_failures(llama: Model, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
+def token_failures(
+    llama: Model, strings: Sequence[str], ids: Sequence[list[int]], *, parse_special: bool = False
+) -> list[str]:
     """A message about the first string whose ids differ; empty where none does."""
     for text, expected in zip(strings, ids, strict=True):
-        found = llama.tokenize(text, add_special=False, parse_special=False)
+        found = llama.tokenize(text, add_special=False, parse_special=parse_special)
         if found != expected:
             at = next(
                 (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
