@@ -156,7 +156,7 @@ class GGUFAnswers:
         self._bos, eos = (self._spelling(token) for token in (self._llama.bos, self._llama.eos))
         text = self._llama.chat_template()
         self._template = (
-            ChatTemplate(text, bos=self._bos, eos=eos, control_tokens=self._llama.control_names, name=path.name)
+            ChatTemplate(text, bos=self._bos, eos=eos, control_tokens=self._llama.control_names(), name=path.name)
             if text
             else None
         )

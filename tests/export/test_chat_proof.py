@@ -2,10 +2,11 @@
 
 import pytest
 
+from data.chat.template import CHATML, IM_END, IM_START
 from data.chat.tokens import with_chatml
 from export.chat_proof import chat_failures, conversations
 from slm.llama.model import Model
-from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
+from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf
 
 
 @pytest.fixture(scope="module")
@@ -30,44 +31,25 @@ def test_200_conversations_of_every_shape_are_compared():
     assert all(each[-1]["role"] == "user" for each in made)
 
 
-def test_other_marks_in_the_file_are_found(tokenizer, tmp_path):
-    """The file's marks have each other's ids."""
-    text = tokenizer.files["tokenizer.json"].decode()
-    swapped = text.replace("<|im_start|>", "@").replace("<|im_end|>", "<|im_start|>").replace("@", "<|im_end|>")
-    other = type(tokenizer)(tokenizer.files | {"tokenizer.json": swapped.encode()}, name="other")
+def test_other_ids_of_the_marks_are_found(tokenizer, tmp_path):
+    other = with_template(base_tokenizer(), CHATML, (IM_END, IM_START), bos="<|endoftext|>", eos=IM_END)
     with Model(write_chat_gguf(tmp_path, other)) as llama:
-        (failure,) = chat_failures(llama, tokenizer)
-    assert "in a chat, its tokenizer gives other ids: '<|im_start|>user" in failure
+        failures = chat_failures(llama, tokenizer)
+    assert "in a chat, its tokenizer gives other ids: '<|im_start|>user" in " ".join(failures)
 
 
-def test_a_turn_that_never_ends_is_found(tokenizer, tmp_path):
-    """The template ends a turn with a token that the file takes for text."""
-    plain = tokenizer.files["tokenizer_config.json"].decode().replace("<|im_end|>", "<|turn_over|>")
-    spec = tokenizer.files["tokenizer.json"].decode().replace("<|im_end|>", "<|turn_over|>")
-    changed = {"tokenizer_config.json": plain.encode(), "tokenizer.json": spec.encode()}
-    other = type(tokenizer)(tokenizer.files | changed, name="other")
-    without = type(tokenizer)(
-        other.files
-        | {
-            "tokenizer_config.json": plain.replace(
-                '"eos_token": "<|turn_over|>"', '"eos_token": "<|endoftext|>"'
-            ).encode()
-        },
-        name="other",
+def test_a_turn_that_never_ends_is_found(tmp_path):
+    """The template ends a turn with a token of a name that llama.cpp does not know, and the file does not say it."""
+    marks, template = ("<|im_start|>", "<|over|>"), CHATML.replace(IM_END, "<|over|>")
+    whole = with_template(base_tokenizer(), template, marks, bos="<|endoftext|>", eos="<|endoftext|>")
+    with Model(write_chat_gguf(tmp_path / "whole", whole)) as llama:
+        assert chat_failures(llama, whole) == []  # since the file names it
+    silent = with_template(
+        base_tokenizer(), "{{ messages[0].content }}", marks, bos="<|endoftext|>", eos="<|endoftext|>"
     )
-    path = write_chat_gguf(tmp_path, base_with_marks(without))
-    with Model(path) as llama:
-        (failure,) = chat_failures(llama, other)
-    assert "its chats never end: token " in failure
-
-
-def base_with_marks(tokenizer):
-    """The tokenizer without its template: its GGUF does not know what ends a turn."""
-    import json
-
-    settings = json.loads(tokenizer.files["tokenizer_config.json"])
-    settings["chat_template"] = "{{ messages[0].content }}"
-    return type(tokenizer)(tokenizer.files | {"tokenizer_config.json": json.dumps(settings).encode()}, name="other")
+    with Model(write_chat_gguf(tmp_path / "silent", silent)) as llama:
+        (failure,) = chat_failures(llama, whole)
+    assert "its chats never end: token 701" in failure
 
 
 def test_a_base_model_has_nothing_to_compare(tmp_path):

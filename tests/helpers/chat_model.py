@@ -43,6 +43,7 @@ def write_chat_gguf(folder: Path, tokenizer: Tokenizer) -> Path:
 
     shape = tiny.config(vocab_size=-(-tokenizer.vocab_size // 64) * 64, n_layers=1, eos_id=tokenizer.eot_id)
     model = LanguageModel(shape)
+    folder.mkdir(parents=True, exist_ok=True)
     save_model(folder, model)
     tokenizer.save(folder)
     path = folder / "model.gguf"

@@ -96,7 +96,7 @@ def test_the_prompts_ids_are_equal_in_all_three(model):
     with Model(gguf) as llama:
         bos, eos = (llama.token_to_piece(token, special=True).decode() for token in (llama.bos, llama.eos))
         info = {field.name: 0 for field in fields(ModelInfo)}
-        info |= {"bos": bos, "eos": eos, "chat_template": llama.chat_template, "control_tokens": llama.control_names}
+        info |= {"bos": bos, "eos": eos, "chat_template": llama.chat_template, "control_tokens": llama.control_names()}
         server = ChatPrompt(ModelInfo(**info))
         assert server.own
         formatter = Jinja2ChatFormatter(llama.chat_template, eos_token=eos, bos_token=bos)
@@ -125,4 +125,4 @@ def test_every_engine_ends_generation_at_the_end_of_the_turn(model):
     with Model(gguf) as llama:
         assert llama.is_eog(token)
         assert llama.is_eog(llama.eos)
-        assert llama.metadata["tokenizer.ggml.eot_token_id"] == str(token)
+        assert llama.metadata()["tokenizer.ggml.eot_token_id"] == str(token)

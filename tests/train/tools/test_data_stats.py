@@ -45,7 +45,7 @@ def test_conversations_are_counted_and_shown_with_what_is_scored(tmp_path, capsy
     rows = [{"instruction": f"Say {index}", "output": "yes " * index} for index in range(1, 41)]
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(map(json.dumps, [*rows, {"text": "none"}])))
-    options = [f"data.files=[{path}]", "tokenizer.vocab_size=300", "train.seq_len=64", "data.val_fraction=0.1"]
+    options = [f"data.files=[{path}]", "tokenizer.vocab_size=300", "train.seq_len=48", "data.val_fraction=0.1"]
     assert data_stats.main(["data=chat", *options]) == 0
     out = capsys.readouterr().out
     assert f"40 Alpaca instructions; left out 1 bad record, the first: {path}:41: its fields (text)" in out
@@ -63,8 +63,9 @@ def test_a_terminal_gets_colour_and_no_marks():
     from data.chat.template import Rendered
     from train.tools.chat_stats import colored
 
-    rendered = Rendered("ask\x1b[2Janswer", ((8, 14),), ())
-    assert colored(rendered, terminal=True).endswith("\x1b[32mnswer\x1b[0m") is False
-    assert "\x1b[2J" not in colored(rendered, terminal=True)
+    rendered = Rendered("ask\x1b[2Janswer", ((7, 13),), ())
+    shown = colored(rendered, terminal=True)
+    assert shown.endswith("\x1b[32manswer\x1b[0m")
+    assert "\x1b[2J" not in shown  # a text must not move the cursor
     assert colored(Rendered("ab", ((1, 2),), ()), terminal=True) == "a\x1b[32mb\x1b[0m"
     assert colored(Rendered("ab", ((1, 2),), ()), terminal=False) == "a[[b]]"
