@@ -25,7 +25,7 @@ def chat_failures(llama: Model, tokenizer: Tokenizer, *, nfc: bool = False) -> l
 
     Compared are the ids that transformers gives for rendered prompts and those of the file. ``nfc``: on NFC text only.
     """
-    if own_template(tokenizer) is None or not llama.chat_template:
+    if own_template(tokenizer) is None or not llama.chat_template():
         return []
     try:
         encoder = ChatEncoder(tokenizer)

@@ -83,14 +83,19 @@ def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_token
 
     A model with a chat template answers the prompt instead.
     """
-    stop_ids = {tokenizer.eot_id}
+    stop_ids: set[int | None] = {tokenizer.eot_id}
     if own_template(tokenizer):
         chat = ChatEncoder(tokenizer)
         ids, given = chat.prompt([{"role": "user", "content": prompt}]), f"> {prompt}\n"
-        stop_ids |= {chat.end_of_turn} - {None}
+        stop_ids.add(chat.end_of_turn)
     else:
         ids, given = [tokenizer.eot_id, *tokenizer.encode(prompt)], prompt
     new = generate(
-        model, ids, max_tokens=max_tokens, temperature=temperature, stop_ids=tuple(stop_ids), seed=len(prompt)
+        model,
+        ids,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        stop_ids=tuple(each for each in stop_ids if each is not None),
+        seed=len(prompt),
     )
     return given + tokenizer.decode(new)

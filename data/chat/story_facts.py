@@ -73,7 +73,7 @@ class NotingTeller(Teller):
         if options is words.HOUSES or options is words.DENS:
             self.facts.home = str(chosen)
         elif options is words.HOBBIES:
-            self.facts.hobby = words.HOBBIES[words.HOBBIES.index(chosen)][0]  # type: ignore[arg-type]
+            self.facts.hobby = words.HOBBIES[words.HOBBIES.index(chosen)][0]
         return chosen
 
     def hero(self, *, child: bool | None = None) -> Character:

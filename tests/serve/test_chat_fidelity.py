@@ -96,10 +96,15 @@ def test_the_prompts_ids_are_equal_in_all_three(model):
     with Model(gguf) as llama:
         bos, eos = (llama.token_to_piece(token, special=True).decode() for token in (llama.bos, llama.eos))
         info = {field.name: 0 for field in fields(ModelInfo)}
-        info |= {"bos": bos, "eos": eos, "chat_template": llama.chat_template, "control_tokens": llama.control_names()}
+        info |= {
+            "bos": bos,
+            "eos": eos,
+            "chat_template": llama.chat_template(),
+            "control_tokens": llama.control_names(),
+        }
         server = ChatPrompt(ModelInfo(**info))
         assert server.own
-        formatter = Jinja2ChatFormatter(llama.chat_template, eos_token=eos, bos_token=bos)
+        formatter = Jinja2ChatFormatter(llama.chat_template(), eos_token=eos, bos_token=bos)
         for messages in conversations():
             wanted = theirs.apply_chat_template(messages, add_generation_prompt=True)
             wanted = wanted if isinstance(wanted, list) else wanted["input_ids"]

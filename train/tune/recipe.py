@@ -114,7 +114,7 @@ def length(data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int
             break
         count += 1
         if count <= MEASURED:
-            lengths.append(len(encoder.conversation(document)[0]))  # type: ignore[arg-type]
+            lengths.append(len(encoder.conversation(document)[0]))
     tokens = sum(lengths) / max(1, len(lengths)) * count
     steps = max(FEWEST_STEPS, math.ceil(data.max_epochs * tokens / tokens_per_step))
     return steps, findings.line()

@@ -22,7 +22,7 @@ def test_the_demos_model_is_tuned_exported_examined_and_asked(monkeypatch, tmp_p
 
 def test_it_needs_the_demo(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="runs/demo does not exist: run `.* demo` first"):
+    with pytest.raises(UserError, match=r"runs/demo does not exist: run `.* demo` first"):
         demo_chat.main([])
 
 
