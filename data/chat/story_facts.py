@@ -6,7 +6,7 @@ Tested in tests/data/chat/test_story_chat.py.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from data.tales import words
 from data.tales.plots import PLOTS
@@ -17,6 +17,8 @@ T = TypeVar("T")
 HELD_OUT_NAMES = frozenset(("Clara", "Hana", "Daisy", "Maya", "Theo", "Oscar", "Ravi", "Gus"))
 """No conversation of the training split is about someone of these names (the stories that a base model learns are)."""
 _NAMES = frozenset(words.GIRLS + words.BOYS)
+_MADE_UP_SHARE = 0.3
+_SYLLABLES = [c + v for c in ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z") for v in "aeiou"]
 
 
 @dataclass
@@ -61,10 +63,14 @@ class NotingTeller(Teller):
         super().__init__(0, 0)
         self._random = random.Random(key)
         self._held_out_names = held_out_names
+        # A model that only ever sees forty names learns these forty; one that sees new ones learns to look for them.
+        self._made_up = not held_out_names and self._random.random() < _MADE_UP_SHARE
         self.facts = Facts()
 
     def pick(self, options: Sequence[T]) -> T:
         if isinstance(options[0], str) and options[0] in _NAMES:
+            if self._made_up:
+                return cast(T, self._new_name())
             options = [name for name in options if (name in HELD_OUT_NAMES) == self._held_out_names]
         chosen = super().pick(options)
         for name, known in _LISTS:
@@ -75,6 +81,15 @@ class NotingTeller(Teller):
         elif options is words.HOBBIES:
             self.facts.hobby = words.HOBBIES[words.HOBBIES.index(chosen)][0]
         return chosen
+
+    def _new_name(self) -> str:
+        """A name of two or three syllables that is no ordinary one, and not the hero's."""
+        while True:
+            syllables = [self._random.choice(_SYLLABLES) for _ in range(self._random.choice((2, 2, 3)))]
+            name = "".join(syllables).capitalize()
+            if name not in _NAMES and (self.facts.hero is None or name != self.facts.hero.name):
+                self.ways *= len(_SYLLABLES) ** 2
+                return name
 
     def hero(self, *, child: bool | None = None) -> Character:
         self.facts.hero = super().hero(child=child)
