@@ -31,11 +31,11 @@ def test_200_conversations_of_every_shape_are_compared():
     assert all(each[-1]["role"] == "user" for each in made)
 
 
-def test_other_ids_of_the_marks_are_found(tokenizer, tmp_path):
-    other = with_template(base_tokenizer(), CHATML, (IM_END, IM_START), bos="<|endoftext|>", eos=IM_END)
-    with Model(write_chat_gguf(tmp_path, other)) as llama:
-        failures = chat_failures(llama, tokenizer)
-    assert "in a chat, its tokenizer gives other ids: '<|im_start|>user" in " ".join(failures)
+def test_another_id_of_a_mark_is_found(tmp_path):
+    marks, ends = (IM_START, IM_END, "<|x|>"), {"bos": "<|endoftext|>", "eos": IM_END}
+    with Model(write_chat_gguf(tmp_path, with_template(base_tokenizer(), CHATML, marks[::-1], **ends))) as llama:
+        (failure,) = chat_failures(llama, with_template(base_tokenizer(), CHATML, marks, **ends))
+    assert "in a chat, its tokenizer gives other ids: '<|im_start|>user" in failure
 
 
 def test_a_turn_that_never_ends_is_found(tmp_path):
