@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from data.chat import questions
 from data.chat.questions import ASKS, Ask, Question
-from data.chat.story_facts import Facts, NotingTeller
+from data.chat.story_facts import MADE_UP_SHARE, Facts, NotingTeller
 from data.tales.teller import a
 
 Family = Literal["stories", "names", "wordings"]
@@ -46,7 +46,7 @@ def conversation(seed: int, index: int, *, held_out: bool = False) -> dict[str, 
     kind = draw.choices(("ask", "next", "continue", "retell", "ending", "told", "small"), (62, 6, 5, 6, 4, 9, 8))[0]
     if kind == "small":
         return {"messages": _small_talk(draw)}
-    facts = NotingTeller(key, held_out_names=False).tell()
+    facts = NotingTeller(key, made_up_share=0 if held_out else MADE_UP_SHARE).tell()
     return {"messages": _MAKERS[kind](facts, draw)}
 
 

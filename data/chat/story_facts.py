@@ -17,7 +17,8 @@ T = TypeVar("T")
 HELD_OUT_NAMES = frozenset(("Clara", "Hana", "Daisy", "Maya", "Theo", "Oscar", "Ravi", "Gus"))
 """No conversation of the training split is about someone of these names (the stories that a base model learns are)."""
 _NAMES = frozenset(words.GIRLS + words.BOYS)
-_MADE_UP_SHARE = 0.3
+MADE_UP_SHARE = 0.3
+"""Of the training split's stories."""
 _SYLLABLES = [c + v for c in ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z") for v in "aeiou"]
 
 
@@ -57,14 +58,15 @@ _LISTS: tuple[tuple[str, Sequence[object]], ...] = (
 
 
 class NotingTeller(Teller):
-    """A teller that remembers what it chose. ``held_out_names`` says whose stories it tells."""
+    """A teller that remembers what it chose. ``held_out_names``: the stories are about ``HELD_OUT_NAMES`` only, else about
+    the other names, and in ``made_up_share`` of the cases about names made of syllables."""
 
-    def __init__(self, key: str, *, held_out_names: bool) -> None:
+    def __init__(self, key: str, *, held_out_names: bool = False, made_up_share: float = 0.0) -> None:
         super().__init__(0, 0)
         self._random = random.Random(key)
         self._held_out_names = held_out_names
         # A model that only ever sees forty names learns these forty; one that sees new ones learns to look for them.
-        self._made_up = not held_out_names and self._random.random() < _MADE_UP_SHARE
+        self._made_up = made_up_share > 0 and self._random.random() < made_up_share
         self.facts = Facts()
 
     def pick(self, options: Sequence[T]) -> T:
