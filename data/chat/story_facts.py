@@ -58,8 +58,11 @@ _LISTS: tuple[tuple[str, Sequence[object]], ...] = (
 
 
 class NotingTeller(Teller):
-    """A teller that remembers what it chose. ``held_out_names``: the stories are about ``HELD_OUT_NAMES`` only, else about
-    the other names, and in ``made_up_share`` of the cases about names made of syllables."""
+    """A teller that remembers what it chose.
+
+    ``held_out_names``: its story has ``HELD_OUT_NAMES`` only, else none of them; with a probability of
+    ``made_up_share`` it has names made of syllables.
+    """
 
     def __init__(self, key: str, *, held_out_names: bool = False, made_up_share: float = 0.0) -> None:
         super().__init__(0, 0)
