@@ -71,7 +71,8 @@ def tuning(argv: list[str]) -> RunConfig:
 
 
 def _words(options: dict[str, object]) -> list[str]:
-    return [f"{name}={value}" for name, value in options.items()]
+    plain = {True: "true", False: "false", None: "null"}
+    return [f"{name}={plain[v] if v is None or isinstance(v, bool) else v}" for name, v in options.items()]
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from slm.model.config import ModelConfig
 from slm.runs import Run, resolve
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
+OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
+"""Muon's learning rates next to ``lr``."""
 SEQ_LEN, TOKENS_PER_STEP = 1024, 4096
 """Several conversations share a sequence, so it may be longer than the base's context."""
 ENDLESS_STEPS = 1000
@@ -56,9 +58,11 @@ def recipe(run: Run, directory: Path, *, lr_scale: float, given: Callable[[str],
         options["optim"] = optim["name"]
         lr = float(optim["lr"]) * lr_scale
         kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
+        kept |= {name: float(f"{optim[name] * lr_scale:.3g}") for name in OTHER_RATES if name in optim}
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:
         lr = size_lr(shape)
+        options |= {} if given("optim") else {"optim": "adamw"}
     options["optim.lr"] = float(f"{lr:.3g}")
     return options
 

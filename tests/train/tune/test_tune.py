@@ -30,7 +30,13 @@ def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     corpus = write_corpus(folder / "documents.jsonl")
     run = SmallRun(
-        folder / "runs", "name=base", f"data.files=[{corpus}]", "train.max_steps=4", "optim.lr=2e-3", "optim.eps=1e-7"
+        folder / "runs",
+        "name=base",
+        f"data.files=[{corpus}]",
+        "train.max_steps=4",
+        "optim=adamw",
+        "optim.lr=2e-3",
+        "optim.eps=1e-7",
     )
     run.finish()
     return run.root
