@@ -17,7 +17,7 @@ from types import TracebackType
 
 from data.errors import UserError
 from data.storage import fsync
-from slm.machine.crash_guard import temporary
+from slm.machine.crash_guard import command_pid, temporary
 
 _STAGING = re.compile(r"\.export-(\d+)")
 
@@ -27,7 +27,7 @@ class Staging:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.folder = out / f".export-{os.getpid()}"
+        self.folder = out / f".export-{command_pid()}"
 
     def __enter__(self) -> "Staging":
         try:
@@ -93,7 +93,7 @@ def _remove_abandoned(out: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    if pid == os.getpid():
+    if pid == command_pid():
         return False  # a number used again: that folder is not this command's
     try:
         os.kill(pid, 0)

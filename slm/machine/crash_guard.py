@@ -19,6 +19,12 @@ from slm.machine.crashes import CRASHES, ended_by
 _NOTE_BYTES = 4096
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _note: mmap.mmap | None = None
+_command = 0
+
+
+def command_pid() -> int:
+    """The process that the person started: this one, or the one that watches it."""
+    return _command or os.getpid()
 
 
 def doing(what: str) -> None:
@@ -39,17 +45,17 @@ def guarded(work: Callable[[], int | None], *, advice: Callable[[], str] = str) 
     folder noted as temporary is removed, and the status is 128 + the signal's number. Where the system cannot watch a
     child in this way (not Linux), the work is done in this process.
     """
-    global _note
+    global _note, _command
     if not sys.platform.startswith("linux"):
         return work()
     _note = mmap.mmap(-1, 2 * _NOTE_BYTES)
     sys.stdout.flush()
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
-    parent = os.getpid()
+    _command = os.getpid()
     child = os.fork()
     if child == 0:
-        _die_with(parent)
+        _die_with(_command)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return work()
     try:
