@@ -7,12 +7,15 @@ Tested in tests/train/test_main.py, tests/train/test_reliability.py.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder, own_template
+from data.errors import UserError
 from data.tokenizers.tokenizer import Tokenizer
 from slm.model.cross_entropy import IGNORED
 from slm.model.generate import generate
@@ -84,12 +87,12 @@ def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_token
     A model with a chat template answers the prompt instead.
     """
     stop_ids: set[int | None] = {tokenizer.eot_id}
+    ids, given = [tokenizer.eot_id, *tokenizer.encode(prompt)], prompt
     if own_template(tokenizer):
-        chat = ChatEncoder(tokenizer)
-        ids, given = chat.prompt([{"role": "user", "content": prompt}]), f"> {prompt}\n"
-        stop_ids.add(chat.end_of_turn)
-    else:
-        ids, given = [tokenizer.eot_id, *tokenizer.encode(prompt)], prompt
+        with suppress(UserError, TemplateRefusesError):  # a template that does not render: the prompt is continued
+            chat = ChatEncoder(tokenizer)
+            ids, given = chat.prompt([{"role": "user", "content": prompt}]), f"> {prompt}\n"
+            stop_ids.add(chat.end_of_turn)
     new = generate(
         model,
         ids,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from data.chat.formats import from_document, to_document
-from data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered
+from data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered, TemplateRefusesError
 from data.errors import UserError
 from data.tokenizers.tokenizer import Tokenizer, special_token
 
@@ -83,9 +83,12 @@ class ChatEncoder:
 
     @property
     def end_of_turn(self) -> int | None:
-        """The token that ends the assistant's turn; None where a template ends it with none."""
+        """The token that ends the assistant's turn; None where a template ends it with none, or does not render."""
         document = to_document({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
-        ids, scored, _ = self.conversation(document)
+        try:
+            ids, scored, _ = self.conversation(document)
+        except TemplateRefusesError:
+            return None
         last = int(ids[scored][-1])
         return last if last in self._ids.values() else None
 
