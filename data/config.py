@@ -9,6 +9,10 @@ from data.errors import UserError, nearest
 from data.storage import cache_home
 
 SourceKind = Literal["tales", "files", "hub", "mixture", "chat", "story_chat"]
+WHOLE_FILE = 4 << 20
+"""The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
+LONGEST_DOCUMENT = 16 << 20
+"""The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
 INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
 """Options that a mixture sets for all its sources."""
 
@@ -32,9 +36,10 @@ class SourceConfig:
     """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst."""
     val_files: list[str] = field(default_factory=list)
     """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
-    document_chars: int = 65536
-    """``files``: about how many bytes of a text file without ``<|endoftext|>`` make a document (smaller in small
-    corpora, so that some can be held out)."""
+    document_chars: int = WHOLE_FILE
+    """``files``: a text file is one document up to about this many bytes; a longer one is cut at blank lines."""
+    separator: str = "<|endoftext|>"
+    """``files``: a mark that ends a document within a text file; empty: there is none."""
 
     path: str = ""
     """``hub``: ``owner/name``, or a folder that ``datasets`` can load."""
@@ -75,8 +80,11 @@ class SourceConfig:
                 f"max_epochs={self.max_epochs} of source {self.label!r} must be at least 1, or null: no end"
             )
         self._check_filters()
-        if self.document_chars < 256:
-            raise UserError(f"document_chars={self.document_chars} is too small: give at least 256")
+        if not 256 <= self.document_chars <= LONGEST_DOCUMENT:
+            raise UserError(
+                f"document_chars={self.document_chars} must be from 256 to {LONGEST_DOCUMENT}; the default, "
+                f"{WHOLE_FILE}, leaves nearly every file whole"
+            )
         if self.kind == "chat" and bool(self.path) == bool(self.files):
             raise UserError(
                 "data=chat needs conversations: add data.files=[chats.jsonl] (JSON lines, JSON or parquet), or "

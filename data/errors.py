@@ -19,9 +19,14 @@ class UnreachableError(UserError):
     """A host could not be reached. The caller may have a fallback."""
 
 
-def one_line(error: object, limit: int = 200) -> str:
-    """The error's text on one line, cut after ``limit`` characters."""
+def one_line(error: object, limit: int | None = None) -> str:
+    """The error's text on one line; with ``limit`` cut after so many characters."""
     return " ".join(str(error).split())[:limit]
+
+
+def excerpt(text: object) -> str:
+    """The beginning of a text, or of another program's message, on one line: enough within a message of ours."""
+    return one_line(text, 200)
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:

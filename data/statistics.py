@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from data.sources.corpus import records
 from data.sources.documents import TalesStream
 from data.sources.duplicates import Finder
 from data.sources.filters import make_filter
+from data.sources.passages import middle
 from data.sources.plan import Plan, open_whole_corpus, unit_hash
 
-BATCH = 64
+BATCH, BATCH_CHARS = 64, 4 << 20  # documents counted together, and their characters
 
 
 class Statistics:
@@ -23,7 +24,7 @@ class Statistics:
     def __init__(self, *, encode: Callable[[str], Any], plan: Plan, finder: Finder | None) -> None:
         self._encode = encode
         self._reason = make_filter(plan.source)
-        self._threshold = plan.held_out
+        self._plan = plan
         self._finder = finder
         self.documents = 0
         """Documents that were read; empty ones are not counted."""
@@ -37,11 +38,12 @@ class Statistics:
         self.tokens = 0
         """Ids, with the end-of-text token of each document."""
         self.held_out_tokens = 0
-        """Tokens of the documents whose hash puts them into the validation split."""
+        """Tokens of the documents and passages that are in the validation split."""
         self.lengths = array("I")
         """Tokens of each document."""
 
-    def add(self, texts: list[str]) -> None:
+    def add(self, texts: list[str], undivided: Collection[str] = ()) -> None:
+        """Count ``texts``. Of those in ``undivided``, which are all of a plain text file, a passage may be held out."""
         passed = []
         for text in texts:
             self.documents += 1
@@ -59,7 +61,9 @@ class Statistics:
             self.bytes += len(text.encode("utf-8", "replace"))
             self.tokens += length
             self.lengths.append(length)
-            if self._threshold and unit_hash(text) < self._threshold:
+            if self._plan.passage and text in undivided and len(text) >= self._plan.divided:
+                self.held_out_tokens += len(self._encode(text[middle(text, self._plan.passage)])) + 1
+            elif self._plan.held_out and unit_hash(text) < self._plan.held_out:
                 self.held_out_tokens += length
 
     def record(self) -> dict[str, Any]:
@@ -89,36 +93,47 @@ def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int) -> boo
     progress = Progress(plan.source.label)
     documents = _documents(plan, seed)
     batch: list[str] = []
-    for text, share in documents:
+    whole: list[str] = []
+    for text, undivided, share in documents:
         batch.append(text)
-        if len(batch) == BATCH or statistics.documents + len(batch) == max_docs:
-            statistics.add(batch)
-            batch = []
+        if undivided:
+            whole.append(text)
+        full = len(batch) == BATCH or sum(map(len, batch)) > BATCH_CHARS
+        if full or statistics.documents + len(batch) == max_docs:
+            statistics.add(batch, whole)
+            batch, whole = [], []
             # The count ends with the text or with the documents that were asked for, whichever comes first.
             done = max(share, statistics.documents / max_docs)
             progress.update(done, 1.0, f"{statistics.documents:,} documents, {statistics.tokens:,} tokens")
         if statistics.documents == max_docs:
             progress.done()
             return next(documents, None) is None
-    statistics.add(batch)
+    statistics.add(batch, whole)
     progress.done()
     return True
 
 
-def _documents(plan: Plan, seed: int) -> Iterator[tuple[str, float]]:
-    """Documents of both splits, each with the fraction of the source that has been read, roughly."""
+def _documents(plan: Plan, seed: int) -> Iterator[tuple[str, bool, float]]:
+    """Documents of both splits: the text, whether it is all of a file's plain text, the fraction of the source read."""
     if plan.source.kind == "tales":
         stories = TalesStream(seed=seed, shard_index=0, num_shards=1, count=None)
         while True:
-            yield next(stories), 0.0
-    corpus = open_whole_corpus(plan)
+            yield next(stories), False, 0.0
+    undivided = False
+
+    def select(text: str, given: bool) -> str:
+        nonlocal undivided
+        undivided = given
+        return text
+
+    corpus = open_whole_corpus(plan, select)
     n_files = corpus.n_files()
     for file in range(n_files):
         reader = corpus.open(file, 0, None)
         for record in records(reader):
             text = reader.document(record)
             if text is not None:
-                yield text, (file + reader.fraction_read()) / n_files
+                yield text, undivided, (file + reader.fraction_read()) / n_files
 
 
 def histogram(lengths: array, span: tuple[int, int] | None = None, bins: int = 40) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -49,7 +49,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         if os.environ.get("SLM_DEBUG"):
             raise
         sys.stdout.flush()
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        print("error: " + one_line(error), file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
         # A second Ctrl-C would end Python in the middle of its end, with a traceback.

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from data.errors import UserError, nearest
+from data.errors import UserError, nearest, one_line
 
 T = TypeVar("T")
 _PACKAGED = Path(__file__).resolve().parent / "configs"
@@ -101,6 +101,9 @@ def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:
             values = typing.cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, config_name, overrides)) from error
+        except Exception as error:  # Hydra's own code, on words that it did not expect
+            words = " ".join(map(repr, overrides))
+            raise UserError(f"cannot read the options {words} ({one_line(error)}); --help lists them") from error
     _check_groups(OmegaConf.to_container(base, resolve=False), values)
     return values
 
@@ -154,12 +157,15 @@ def _list_keys(tree: Any, prefix: str = "") -> set[str]:
 
 
 def _check_grammar(word: str) -> None:
-    """Refuse a word that Hydra's grammar cannot read, naming it (Hydra's own message does not)."""
+    """Refuse a word that Hydra's grammar cannot read, naming it (Hydra's own message does not).
+
+    So is a word that it can read and no command can use: an option taken away, or no name where a group needs one.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        OverridesParser.create().parse_override(word)
+        override = OverridesParser.create().parse_override(word)
     except HydraException:
         key, _, value = word.partition("=")
         inner = value.strip("[]'")
@@ -168,6 +174,14 @@ def _check_grammar(word: str) -> None:
             f"cannot read {word!r}: put quotes around values with characters such as ( ) = ~ : or unclosed brackets, "
             f'as in "{key}={quoted}"'
         ) from None
+    key = override.key_or_group
+    if override.is_delete():
+        raise UserError(f"{word!r}: no option can be taken away; leave this word out, or give {key} another value")
+    if override.package is not None or key.split(".")[0].split("/")[0] in ("", "hydra"):
+        raise UserError(f"cannot read {word!r}: options are written key=value; --help lists them")
+    if (CONFIG_DIR / key).is_dir() and not (isinstance(override.value(), str) and override.value()):
+        given = word.partition("=")[2]
+        raise UserError(f"{key} takes one name, not {given or 'nothing'!r}: {key} is one of: {', '.join(choices(key))}")
 
 
 def _quote_choice(word: str) -> str:
@@ -185,7 +199,7 @@ def _bracket(word: str, lists: set[str]) -> str:
 
 def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     """Hydra's error in plain words: which option, what is near it."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     message = text.split(" Set the environment variable")[0].split(" To append to your config")[0]
     # Could not find 'preset/1250m' ... / Could not override 'train.max_stps'.
     missing_choice = re.search(r"(?:Could not find|In '[^']*': Could not find) '([\w./-]+)'", text)
@@ -204,6 +218,9 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
         known = _known_keys(config_name, overrides, compose, OmegaConf)
         hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
         return f"there is no option {key!r}; {hint or 'see --help for the list'}"
+    merged = re.search(r"Error merging override ([\w.]+)=", text)
+    if merged:
+        return f"{merged.group(1)} is a group of options: give one of them, as in {merged.group(1)}.NAME=VALUE"
     missing = re.search(r"Missing mandatory value: ([\w.]+)", text)
     if missing:
         return f"{missing.group(1)} must be given: add {missing.group(1)}=VALUE"

@@ -46,6 +46,7 @@ from train.run.resume import (
     back_up_later_checkpoints,
     check_unchanged,
     find_resume_point,
+    keep_cutting,
     rounding,
     rounding_changes,
 )
@@ -77,6 +78,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
                 "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
             )
             return 0
+        if point.checkpoint:
+            config, _ = keep_cutting(config, point.state["config"])
         tokenizer = broadcast_tokenizer(
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
@@ -141,7 +144,7 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
     tokenizer = _tokenizer(config, root)
     for name, split in TEXTS.items():
         if not (root / name).exists():
-            documents = sample_documents(config.data, split, TEXT_BYTES, config.train.seed)
+            documents = sample_documents(config.data, split, TEXT_BYTES, config.train.seed, TEXT_BYTES // 16)
             atomic_write_text(root / name, "\n\n".join(documents))
     return tokenizer
 

@@ -115,12 +115,17 @@ def records(reader: Reader[Any]) -> Iterator[Any]:
             return
 
 
-class FileCorpus:
-    """Local files. Every shard reads all of them and takes its own records."""
+Select = Callable[[str, bool], str | None]
+"""What is read of a document, None: nothing. The second argument says whether it is all of a file's plain text."""
 
-    def __init__(self, paths: tuple[str, ...], reading: files.Reading) -> None:
+
+class FileCorpus:
+    """Local files, of whose documents ``select`` takes its share. Every shard reads all and takes its own records."""
+
+    def __init__(self, paths: tuple[str, ...], reading: files.Reading, select: Select | None = None) -> None:
         self._paths = paths
         self._reading = reading
+        self._select = select
 
     def n_files(self) -> int:
         return len(self._paths)
@@ -129,7 +134,7 @@ class FileCorpus:
         return False
 
     def open(self, file: int, record: int, position: Any) -> Reader[str]:
-        reader = _FileReader(self._paths[file], self._reading, position or 0)
+        reader = _FileReader(self._paths[file], self._reading, position or 0, self._select)
         if position is None:
             for _ in range(record):
                 next(reader)
@@ -137,11 +142,13 @@ class FileCorpus:
 
 
 class _FileReader:
-    def __init__(self, path: str, reading: files.Reading, position: int) -> None:
+    def __init__(self, path: str, reading: files.Reading, position: int, select: Select | None) -> None:
         self._path = path
         self._reading = reading
         self._position = position
         self._records = files.read(path, position, reading)
+        self._select = select
+        self._undivided: bool | None = None  # not known before there is a document
 
     def __next__(self) -> files.Raw:
         raw, self._position = next(self._records)
@@ -149,7 +156,13 @@ class _FileReader:
 
     def document(self, record: files.Raw) -> str | None:
         text = files.parse(record, self._path, self._position, self._reading)
-        return text if text and not text.isspace() else None
+        if not text or text.isspace():
+            return None
+        if self._select is None:
+            return text
+        if self._undivided is None:
+            self._undivided = files.is_undivided(self._path, self._reading)
+        return self._select(text, self._undivided) or None
 
     def position(self) -> int:
         return self._position

@@ -10,11 +10,12 @@ from data.chat.story_chat import conversation
 from data.config import DataConfig
 from data.errors import UserError
 from data.sources import duplicates
-from data.sources.corpus import Corpus, CorpusStream, SelectedCorpus
+from data.sources.corpus import Corpus, CorpusStream, Select, SelectedCorpus
 from data.sources.document_stream import Doc, ResumableStream, State, TextStream
 from data.sources.filters import make_filter
 from data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
-from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources, unit_hash
+from data.sources.passages import middle, without
+from data.sources.plan import DIVIDED, Plan, Split, open_whole_corpus, plan_sources, unit_hash
 from data.tales.story import story
 
 VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
@@ -74,23 +75,44 @@ def make_plans(config: DataConfig, split: Split) -> list[Plan]:
 def open_corpus(plan: Plan) -> Corpus[str]:
     """The documents of the plan's split: filtered, and without duplicates."""
     skipped = duplicates.load(plan.duplicates, plan.corpus) if plan.duplicates else None
+    if plan.source.kind == "files":
+        return SelectedCorpus(open_whole_corpus(plan, make_select(plan)), skipped=skipped)
     return SelectedCorpus(open_whole_corpus(plan), accepts=make_accepts(plan), skipped=skipped)
 
 
 def make_accepts(plan: Plan) -> Callable[[str], bool]:
     """A function that tells whether a text belongs to the plan's split and passes its filters."""
+    select = make_select(plan)
+    return lambda text: select(text, False) is not None
+
+
+def make_select(plan: Plan) -> Select:
+    """A function from a document to what the plan's split reads of it; None: nothing, or a filter rejects it."""
     reason = make_filter(plan.source)
     validation = plan.split == "validation"
+    everything = validation and not plan.held_out and not plan.passage  # a split or files of its own
 
-    def accepts(text: str) -> bool:
-        if plan.held_out or plan.also_held_out:
-            hashed = unit_hash(text)
-            held_out = hashed < plan.held_out
-            if held_out != (validation and plan.held_out > 0) or (not validation and hashed in plan.also_held_out):
-                return False
-        return reason is None or reason(text) is None
+    def is_read(text: str, divided: bool) -> bool:
+        """Whether the split has the document, or if it is ``divided`` its own share of it."""
+        if validation:
+            return everything or divided or unit_hash(text) < plan.held_out
+        if not plan.held_out and not plan.also_held_out:
+            return True
+        hashed = unit_hash(text)
+        # Another source may hold out as a whole what this one divides, if it is short.
+        whole = not divided or len(text) < DIVIDED
+        return hashed not in plan.also_held_out and not (whole and hashed < plan.held_out)
 
-    return accepts
+    def select(text: str, undivided: bool) -> str | None:
+        divided = undivided and plan.passage > 0 and len(text) >= plan.divided
+        if not is_read(text, divided) or (reason is not None and reason(text) is not None):
+            return None
+        if not divided:
+            return text
+        passage = middle(text, plan.passage)
+        return text[passage] if validation else without(text, passage)
+
+    return select
 
 
 def open_stream(
@@ -207,14 +229,20 @@ def iter_documents(config: DataConfig, split: Split, seed: int) -> Iterator[str]
         yield text
 
 
-def sample_documents(config: DataConfig, split: Split, max_bytes: int, seed: int) -> list[str]:
+def sample_documents(
+    config: DataConfig, split: Split, max_bytes: int, seed: int, longest: int | None = None
+) -> list[str]:
     """Documents of a split up to ``max_bytes`` of UTF-8 in total, at least one.
 
-    They come from the beginning of the shuffled stream, not from everywhere in the corpus.
+    They come from the beginning of the shuffled stream, not from everywhere in the corpus. Of a document with more
+    than ``longest`` characters only so many are taken, from its middle.
     """
     sample: list[str] = []
     total = 0
-    for text in iter_documents(config, split, seed):
+    for document in iter_documents(config, split, seed):
+        text = document
+        if longest is not None and len(document) > longest:
+            text = document[middle(document, longest / len(document))]
         total += len(text.encode("utf-8", "replace"))
         if sample and total > max_bytes:
             break

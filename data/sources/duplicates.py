@@ -31,7 +31,7 @@ VERSION = 1
 N_HASHES = 128
 FEW_BANDS, MANY_BANDS = 16, 32  # thresholds of 0.75 and more need only half the bands, and half the memory
 SHINGLE = 5  # words
-BATCH = 256  # documents given to the library at once
+BATCH, BATCH_CHARS = 256, 4 << 20  # documents given to the library at once, and their characters
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\w+")  # Chinese and Japanese: a character is a word
 
 Verdict = Literal["", "exact", "near"]
@@ -151,6 +151,7 @@ def _batches(plan: Plan, corpus: Corpus[str]) -> Iterator[tuple[list[tuple[int, 
     """Documents as (file, record, text) in their natural order, with the files done (also in part) and all files."""
     reason = make_filter(plan.source)
     batch: list[tuple[int, int, str]] = []
+    chars = 0
     n_files = corpus.n_files()
     for file in range(n_files):
         reader = corpus.open(file, 0, None)
@@ -158,9 +159,10 @@ def _batches(plan: Plan, corpus: Corpus[str]) -> Iterator[tuple[list[tuple[int, 
             text = reader.document(record)
             if text is not None and (reason is None or reason(text) is None):
                 batch.append((file, number, text))
-            if len(batch) == BATCH:
+                chars += len(text)
+            if len(batch) == BATCH or chars > BATCH_CHARS:
                 yield batch, file + reader.fraction_read(), n_files
-                batch = []
+                batch, chars = [], 0
     yield batch, n_files, n_files
 
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.errors import UserError, nearest, one_line
+from data.config import LONGEST_DOCUMENT, WHOLE_FILE
+from data.errors import UserError, excerpt, nearest
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 
-SEPARATOR = b"<|endoftext|>"
 CHUNK = 1 << 20
-LONGEST_DOCUMENT = 16 << 20  # bytes; a longer stretch without a separator is cut at a blank line
 TEXT_SUFFIXES = (".txt", ".md", ".text", ".markdown", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
@@ -78,7 +77,25 @@ class Reading:
     """How files are read."""
 
     text_field: str = "text"
-    document_bytes: int = 65536
+    document_bytes: int = WHOLE_FILE
+    """A plain text is cut at a blank line after about this many bytes."""
+    separator: str = "<|endoftext|>"
+    """Ends a document within a plain text; empty: nothing does."""
+
+    @property
+    def mark(self) -> bytes:
+        """The separator as it stands in a file."""
+        return self.separator.encode("utf-8", "replace")
+
+
+def is_undivided(path: str, reading: Reading) -> bool:
+    """Whether a file is plain text without a separator in its first chunk: then its documents are all of it."""
+    if (file_format(path) or "text") != "text":
+        return False
+    if not reading.separator:
+        return True
+    with open_binary(path) as stream:
+        return reading.mark not in (stream.read(CHUNK) or b"")
 
 
 def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
@@ -94,10 +111,10 @@ def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
         with open_binary(path) as stream:
             yield from (_read_lines if kind == "jsonl" else _read_text)(stream, path, start, reading)
     except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}): is the file complete?") from error
+        raise UserError(f"{path} cannot be read ({excerpt(error)}): is the file complete?") from error
     except Exception as error:
         if type(error).__name__ == "ZstdError":
-            raise UserError(f"{path} cannot be read ({one_line(error)}): is the file complete?") from error
+            raise UserError(f"{path} cannot be read ({excerpt(error)}): is the file complete?") from error
         raise
 
 
@@ -161,7 +178,7 @@ def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
         raise UserError(f"{_where(path, end, line)} is not UTF-8: convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{_where(path, end, line)} is not a line of JSON ({one_line(error)}): JSON lines hold one object each"
+            f"{_where(path, end, line)} is not a line of JSON ({excerpt(error)}): JSON lines hold one object each"
         ) from error
     if not isinstance(row, dict):
         raise UserError(f"{_where(path, end, line)} must be a JSON object with a {reading.text_field!r} key")
@@ -174,7 +191,7 @@ def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise UserError(f"{_where(path, end, line)}: {reading.text_field!r} is not text but {one_line(text)}")
+        raise UserError(f"{_where(path, end, line)}: {reading.text_field!r} is not text but {excerpt(text)}")
     return text
 
 
@@ -192,14 +209,15 @@ def _where(path: str, end: int, line: bytes) -> str:
 
 
 def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
-    """Documents between separators; if the file's first chunk has no separator, pieces cut at blank lines.
+    """Documents between separators; if the file's first chunk has no separator, the whole text, cut where it is long.
 
     A document's end depends only on the bytes from its start on, so reading may begin at any document.
     """
     buffer = stream.read(CHUNK)
     if buffer[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{path} looks like UTF-16, not UTF-8: convert it (iconv -f UTF-16 -t UTF-8)")
-    separated = SEPARATOR in buffer
+    mark = reading.mark
+    separated = bool(mark) and mark in buffer
     size = LONGEST_DOCUMENT if separated else reading.document_bytes
     if start == 0 and buffer.startswith(BYTE_ORDER_MARK):
         start = len(BYTE_ORDER_MARK)
@@ -213,7 +231,7 @@ def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Ite
         buffer = b""
     position, used, ended = start, 0, False
     while True:
-        end, after = _document_end(buffer, used, size, ended)
+        end, after = _document_end(buffer, used, size, ended, mark)
         if end is None:
             chunk = stream.read(CHUNK)
             ended = not chunk
@@ -228,13 +246,13 @@ def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Ite
         used = after
 
 
-def _document_end(buffer: bytes, start: int, size: int, ended: bool) -> tuple[int | None, int]:
+def _document_end(buffer: bytes, start: int, size: int, ended: bool, mark: bytes) -> tuple[int | None, int]:
     """The end of the document from ``start``, and the start of the next; None while more bytes are needed to tell."""
-    separator = buffer.find(SEPARATOR, start, start + size + len(SEPARATOR))
+    separator = buffer.find(mark, start, start + size + len(mark)) if mark else -1
     if separator >= 0:
-        return separator, separator + len(SEPARATOR)
+        return separator, separator + len(mark)
     left = len(buffer) - start
-    if not ended and left < 2 * size + len(SEPARATOR):
+    if not ended and left < 2 * size + len(mark):
         return None, start
     if left == 0:
         return None, start
@@ -250,9 +268,9 @@ def _document_end(buffer: bytes, start: int, size: int, ended: bool) -> tuple[in
             cut = high
             while cut < len(buffer) and cut > low and buffer[cut] & 0xC0 == 0x80:
                 cut -= 1
-    separator = buffer.find(SEPARATOR, low, cut)
+    separator = buffer.find(mark, low, cut) if mark else -1
     if separator >= 0:
-        return separator, separator + len(SEPARATOR)
+        return separator, separator + len(mark)
     return cut, cut
 
 
@@ -304,4 +322,4 @@ def _read_parquet(path: str, start: int, text_field: str) -> Iterator[tuple[str 
                     row += 1
                     yield text, row
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as parquet ({one_line(error)}): is the file complete?") from error
+        raise UserError(f"{path} cannot be read as parquet ({excerpt(error)}): is the file complete?") from error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from data.config import SourceConfig
-from data.errors import UserError, nearest
+from data.errors import UserError, nearest, one_line
 from data.sources.chat_files import Record, to_conversation
 from data.sources.retry import retry
 
@@ -49,7 +49,7 @@ def hub_errors(source: SourceConfig) -> Iterator[None]:
         raise UserError(f"there is no data set {source.path} (or it needs a login): check data.path") from error
     except (ValueError, ConnectionError, OSError, RuntimeError) as error:
         # huggingface_hub's and fsspec's errors are OSErrors; a wrong configuration or split is a ValueError.
-        text = " ".join(str(error).split())
+        text = one_line(error)
         split = re.match(r"Bad split: (\w+)\. Available splits: (.*)", text)
         if split:
             known = re.findall(r"[\w.-]+", split.group(2))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from data.config import DataConfig, SourceConfig
+from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files, files, hub
-from data.sources.corpus import Corpus, CorpusStream, FileCorpus
+from data.sources.corpus import Corpus, CorpusStream, FileCorpus, Select
+from data.sources.files import Reading
 from data.sources.filters import make_filter, options
 from data.storage import digest_of, fingerprint, stamps
 
@@ -20,7 +21,11 @@ Split = Literal["train", "validation"]
 CONVERSATIONS = "\0conversations"  # in place of a field of text
 SMALL_CORPUS = 64 << 20  # bytes; a smaller corpus is read once to check how much of it is held out
 LEAST_VALIDATION = 16 << 10  # bytes held out of a small corpus, but never more than a tenth of it
-SMALLEST_DOCUMENT = 2048  # bytes; the least size of the documents that a small plain text is cut into
+LONG_DOCUMENT = 65536  # bytes; where documents of plain text may be longer, they are held out in part
+DIVIDED = 32768  # characters; a shorter document is held out as a whole or not at all
+FEW_DOCUMENTS = 20  # a small corpus of fewer documents holds out a part of each ...
+DIVIDED_OF_FEW = 1000  # ... that has as many characters
+FEW_PER_SHARD = 16  # with fewer documents per shard, all shards read all of them, and share out their blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +35,14 @@ class Plan:
     source: SourceConfig
     split: Split
     files: tuple[str, ...] = ()
-    document_bytes: int = 65536
+    document_bytes: int = WHOLE_FILE
     hub_split: str = ""
     held_out: float = 0.0
     """A document whose ``unit_hash`` is below this is validation text; 0 where validation text is separate."""
+    passage: float = 0.0
+    """The share of a divided document that is validation text, from its middle; 0: no document is divided."""
+    divided: int = DIVIDED
+    """The fewest characters of a document that is divided. It must be all of a file's plain text, too."""
     also_held_out: frozenset[float] = frozenset()
     """Unit hashes of more documents that are not trained on: another source holds them out, or they are in validation
     files."""
@@ -52,21 +61,40 @@ class Plan:
         s = self.source
         if self.from_hub and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
-        return fingerprint(
-            (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
-        )
+        what = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
+        return fingerprint(what if self.reading.separator == Reading().separator else (*what, s.separator))
 
     @property
     def selection(self) -> str:
         """Identifies the documents: the text, the split, the filters and the list of duplicates."""
         s = self.source
         listed = digest_of(self.duplicates) if self.duplicates else None
-        return fingerprint((self.corpus, self.held_out, self.split, sorted(self.also_held_out), options(s), listed))
+        what = (self.corpus, self.held_out, self.split, sorted(self.also_held_out), options(s), listed)
+        return fingerprint((*what, self.passage, self.divided) if self.passage else what)
 
     @property
     def fingerprint(self) -> str:
         """Changes with anything that changes the stream of documents."""
         return fingerprint((self.selection, self.source.weight, self.source.max_epochs))
+
+    @property
+    def reading(self) -> Reading:
+        """How the source's files are read."""
+        return _reading(self.source, self.document_bytes)
+
+    @property
+    def long_documents(self) -> bool:
+        """Whether a document may be far longer than a batch, so that blocks of several have to be shuffled."""
+        if self.source.kind != "files" or self.document_bytes <= LONG_DOCUMENT:
+            return False
+        return any(map(_is_text, self.files))
+
+    def few_documents(self, num_shards: int) -> bool:
+        """Whether there are too few documents for each shard to read its own."""
+        if num_shards == 1 or not self.long_documents or not all(map(_is_text, self.files)):
+            return False
+        return sum(1 + _text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
 
 
 def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
@@ -78,13 +106,24 @@ def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
     return _without_held_out(plans) if split == "train" else plans
 
 
-def open_whole_corpus(plan: Plan) -> Corpus[str]:
-    """All documents of the plan's files or Hub split: of both splits, unfiltered, duplicates included."""
+def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
+    """All documents of the plan's files or Hub split: of both splits, unfiltered, duplicates included.
+
+    ``select`` may take its share of each document of files of text.
+    """
     if plan.from_hub:
         return hub.HubCorpus(plan.source, plan.hub_split)
     if plan.source.kind == "chat":
         return chat_files.ChatFileCorpus(plan.files, stop=plan.source.on_bad == "stop")
-    return FileCorpus(plan.files, files.Reading(text_field=plan.source.text_field, document_bytes=plan.document_bytes))
+    return FileCorpus(plan.files, plan.reading, select)
+
+
+def _reading(source: SourceConfig, document_bytes: int) -> Reading:
+    return Reading(text_field=_field(source), document_bytes=document_bytes, separator=source.separator)
+
+
+def _is_text(path: str) -> bool:
+    return (files.file_format(path) or "text") == "text"
 
 
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
@@ -113,38 +152,58 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no bytes; check data.files")
-    document_bytes = min(source.document_chars, max(SMALLEST_DOCUMENT, size // 256))
+    reading = _reading(source, source.document_chars)
+    plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
-        chosen = tuple(paths if split == "train" else validation)
-        return Plan(source=source, split=split, files=chosen, document_bytes=document_bytes)
-    held_out = val_fraction
+        return plan if split == "train" else replace(plan, files=tuple(validation))
     if size <= SMALL_CORPUS:
-        held_out = _held_out(stamps(paths), _field(source), document_bytes, options(source), val_fraction)
-    return Plan(source=source, split=split, files=tuple(paths), document_bytes=document_bytes, held_out=held_out)
+        return replace(plan, **_held_out(stamps(paths), reading, options(source), val_fraction, plan.long_documents))
+    return replace(plan, held_out=val_fraction, passage=val_fraction if plan.long_documents else 0.0)
+
+
+def earlier_document_chars(source: SourceConfig) -> int:
+    """``document_chars`` with which files are cut as they were before ``data.separator`` existed.
+
+    Plain text in a small corpus was then cut into about 256 documents.
+    """
+    if source.kind != "files":
+        return source.document_chars
+    apart = {os.path.realpath(path) for path in files.expand(source.val_files, "data.val_files")}
+    paths = [path for path in files.expand(source.files) if os.path.realpath(path) not in apart]
+    return min(source.document_chars, max(2048, sum(map(_text_bytes, paths)) // 256))
 
 
 def _without_held_out(plans: list[Plan]) -> list[Plan]:
-    """Training plans without the documents that any of the sources holds out for validation.
+    """Training plans without the documents and passages that any of the sources holds out for validation.
 
     Large sources hold out the same range of hashes, so a document is in the same split in all of them. A small corpus
     may hold out a wider range, and validation files contain any documents: their hashes are listed. The documents of
-    a Hub's validation split are not listed (``data.dedup`` finds copies of them).
+    a Hub's validation split are not listed (``data.dedup`` finds copies of them). Of divided documents all sources
+    leave out the longest of their passages.
     """
     hashes: set[float] = set()
     widest = max((plan.held_out for plan in plans if not _is_small(plan)), default=0.0)
     least = min((plan.held_out for plan in plans), default=0.0)
+    passage = max(plan.passage for plan in plans)
     for plan in plans:
         if plan.source.val_files:
             apart = files.expand(plan.source.val_files, "data.val_files")
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
-                hashes |= _bytes_by_hash(
-                    stamps(apart), _field(plan.source), plan.document_bytes, options(plan.source)
-                ).keys()
+                hashes |= _documents(stamps(apart), plan.reading, options(plan.source)).keys()
         elif plan.held_out > least and _is_small(plan):
-            sizes = _bytes_by_hash(stamps(plan.files), _field(plan.source), plan.document_bytes, options(plan.source))
-            hashes |= {each for each in sizes if least <= each < plan.held_out}
+            sizes = _documents(stamps(plan.files), plan.reading, options(plan.source))
+            whole = (each for each, (_, chars) in sizes.items() if not plan.passage or chars < plan.divided)
+            hashes |= {each for each in whole if least <= each < plan.held_out}
     also_held_out = frozenset(hashes)
-    return [replace(plan, also_held_out=also_held_out, held_out=max(plan.held_out, widest)) for plan in plans]
+    return [
+        replace(
+            plan,
+            also_held_out=also_held_out,
+            held_out=max(plan.held_out, widest),
+            passage=passage if plan.long_documents else 0.0,
+        )
+        for plan in plans
+    ]
 
 
 def _field(source: SourceConfig) -> str:
@@ -160,24 +219,32 @@ def _is_small(plan: Plan) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _bytes_by_hash(
-    stamped: tuple[Any, ...], text_field: str, document_bytes: int, filters: tuple[Any, ...]
-) -> dict[float, int]:
-    """The documents of a small corpus that pass the filters: their bytes by their unit hash."""
+def _documents(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> dict[float, tuple[int, int]]:
+    """The documents of a small corpus that pass the filters, by their unit hash.
+
+    Each with its bytes, copies counted, and its characters; 0 characters if it is not all of a file's plain text.
+    """
     reason = make_filter(SourceConfig(kind="files", **dict(filters)))
     paths = tuple(path for path, _, _ in stamped)
-    sizes: dict[float, int] = {}
-    corpus: Corpus[str]
-    if text_field == CONVERSATIONS:
-        corpus = chat_files.ChatFileCorpus(paths, stop=False)
-    else:
-        corpus = FileCorpus(paths, files.Reading(text_field=text_field, document_bytes=document_bytes))
-    for text in CorpusStream(corpus, order=lambda n_files: list(range(n_files))):
-        if reason is not None and reason(text) is not None:
-            continue
-        hashed = unit_hash(text)
-        sizes[hashed] = sizes.get(hashed, 0) + len(text.encode("utf-8", "replace"))
-    return sizes
+    found: dict[float, tuple[int, int]] = {}
+
+    def count(text: str, undivided: bool) -> None:
+        if reason is None or reason(text) is None:
+            hashed = unit_hash(text)
+            before, _ = found.get(hashed, (0, 0))
+            found[hashed] = before + len(text.encode("utf-8", "replace")), len(text) if undivided else 0
+
+    if reading.text_field == CONVERSATIONS:
+        for text in CorpusStream(chat_files.ChatFileCorpus(paths, stop=False), order=_in_order):
+            count(text, False)
+        return found
+    for _ in CorpusStream(FileCorpus(paths, reading, count), order=_in_order):
+        pass
+    return found
+
+
+def _in_order(n_files: int) -> list[int]:
+    return list(range(n_files))
 
 
 def _text_bytes(path: str) -> int:
@@ -192,23 +259,42 @@ def _few(paths: list[str]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _held_out(
-    stamped: tuple[Any, ...], text_field: str, document_bytes: int, filters: tuple[Any, ...], val_fraction: float
-) -> float:
-    """The range of hashes, from 0, to hold out of a small corpus, so that both splits have text.
+    stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...], val_fraction: float, divisible: bool
+) -> dict[str, Any]:
+    """What a small corpus holds out, so that both splits have text: ``held_out``, ``passage``, ``divided`` of a plan.
 
-    Of many documents about ``val_fraction`` have a hash below it, but of a few perhaps none, or all.
+    ``divisible``: whether long documents of plain text give up a passage, instead of all or nothing.
     """
     paths = [path for path, _, _ in stamped]
-    sizes = _bytes_by_hash(stamped, text_field, document_bytes, filters)
-    if not sizes:
+    documents = _documents(stamped, reading, filters)
+    if not documents:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no text; check data.files and data.text_field")
-    if len(sizes) == 1:
+    divided = DIVIDED_OF_FEW if len(documents) < FEW_DOCUMENTS else DIVIDED
+    long = {hashed for hashed, (_, chars) in documents.items() if divisible and chars >= divided}
+    if len(documents) == 1 and not long:
         raise UserError(
             f"the corpus is one document ({_few(paths)}), so none can be held out: give more text, or "
             "data.val_files=[...]"
         )
+    total = sum(size for size, _ in documents.values())
+    wanted = min(LEAST_VALIDATION, total // 10)
+    sizes = {hashed: size for hashed, (size, _) in documents.items() if hashed not in long}
+    if not long:
+        return {"held_out": _hash_range(sizes, wanted, val_fraction)}
+    passage = max(val_fraction, wanted / total)
+    if len(documents) < FEW_DOCUMENTS:
+        return {"held_out": 0.0, "passage": passage, "divided": divided}  # the short ones are trained on
+    in_passages = int(passage * sum(documents[hashed][0] for hashed in long))
+    held_out = _hash_range(sizes, max(0, wanted - in_passages), val_fraction) if len(sizes) > 1 else 0.0
+    return {"held_out": held_out, "passage": passage, "divided": divided}
+
+
+def _hash_range(sizes: dict[float, int], wanted: int, val_fraction: float) -> float:
+    """The range of hashes, from 0, that holds out ``wanted`` bytes and leaves some.
+
+    Of many documents about ``val_fraction`` have a hash below it, but of a few perhaps none, or all.
+    """
     hashes = sorted(sizes)
-    wanted = min(LEAST_VALIDATION, sum(sizes.values()) // 10)
     got, threshold = 0, 0.0
     for hashed, following in itertools.pairwise(hashes):
         # The last document is never reached: it stays in training.

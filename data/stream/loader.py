@@ -15,7 +15,7 @@ from data.errors import UserError
 from data.sources.documents import make_plans
 from data.sources.mixture import latest_epoch
 from data.sources.plan import Split
-from data.stream.pipeline import open_pipeline
+from data.stream.pipeline import Pipeline, open_pipeline
 from data.stream.worker import main as worker_main
 from data.tokenizers.tokenizer import Tokenizer
 
@@ -200,7 +200,7 @@ class _Inline:
     """A shard read in this process."""
 
     def __init__(self, options: dict[str, Any], state: dict[str, Any] | None) -> None:
-        self._pipeline = open_pipeline(**options)
+        self._pipeline: Pipeline = open_pipeline(**options)
         if state is not None:
             self._pipeline.load_state_dict(state)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from data.sources.document_stream import DocumentStream, Encoded, State, TokenStream
+from data.sources.mixture import latest_epoch
 
 
 class Tokenized:
@@ -88,6 +89,11 @@ class Packer:
     def queued(self) -> int:
         """Tokens in the queue, which do not fill a block yet."""
         return self._queued
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last document that was read."""
+        return latest_epoch(self._documents.state_dict())
 
     def state_dict(self) -> State:
         documents = self._queue[0][0] if self._queue else self._documents.state_dict()

@@ -4,17 +4,46 @@ Tested in tests/data/stream/test_loader.py.
 """
 
 import os
+from collections.abc import Sequence
+
+import numpy as np
 
 from data.chat.tokens import ChatEncoder
 from data.sources.corpus import Corpus
-from data.sources.document_stream import Document, TokenStream
+from data.sources.document_stream import Document, ResumableStream, State, TokenStream
 from data.sources.documents import mix, open_stream
 from data.sources.plan import Plan
 from data.stream import token_cache
+from data.stream.blocks import EveryNth, ShuffledBlocks
 from data.stream.conversations import ConversationPacker, Conversations, Pieces
 from data.stream.packing import Packer, Tokenized
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.tokenizer import Tokenizer
+
+
+class Pipeline:
+    """An iterator of ``np.int32[seq_len + 1]``, with ``state_dict``."""
+
+    def __init__(self, blocks: ResumableStream[np.ndarray], packers: Sequence[Packer | ConversationPacker]) -> None:
+        self._blocks = blocks
+        self._packers = packers
+
+    def __iter__(self) -> "Pipeline":
+        return self
+
+    def __next__(self) -> np.ndarray:
+        return next(self._blocks)
+
+    @property
+    def queued(self) -> int:
+        """Tokens that were read and do not fill a block yet."""
+        return sum(packer.queued for packer in self._packers)
+
+    def state_dict(self) -> State:
+        return self._blocks.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._blocks.load_state_dict(state)
 
 
 def open_pipeline(
@@ -29,18 +58,19 @@ def open_pipeline(
     num_shards: int = 1,
     cache_option: str | bool = False,
     cache_folder: str | os.PathLike[str] = "",
-) -> Packer | ConversationPacker:
-    """An iterator of ``np.int32[seq_len + 1]`` over this shard's documents, with ``state_dict``.
+) -> Pipeline:
+    """This shard's blocks. Each source is read once, or with ``endless`` as often as its ``max_epochs`` allows.
 
-    Blocks of conversations carry marks (``data.stream.marks``).
+    Sources are mixed by tokens: their documents, or if some are long, their blocks. Blocks of long documents are also
+    shuffled. Where those are few, every shard reads all of them, and the shards share out the blocks.
 
-    Sources are mixed by tokens. Each is read once, or with ``endless`` as often as its ``max_epochs`` allows.
+    Blocks of conversations carry marks (``data.stream.marks``); text that is mixed with them comes in pieces.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
     chats = any(plan.source.is_chat for plan in plans)
 
-    def tokens(number: int, plan: Plan) -> TokenStream:
+    def tokens(number: int, plan: Plan, shard_index: int, num_shards: int) -> TokenStream:
         def cached(corpus: Corpus[str]) -> Corpus[Document]:
             if not token_cache.is_wanted(cache_option, plan):
                 return corpus
@@ -54,7 +84,7 @@ def open_pipeline(
             number=number,
             shard_index=shard_index,
             num_shards=num_shards,
-            shuffle_buffer=shuffle_buffer,
+            shuffle_buffer=0 if plan.long_documents else shuffle_buffer,  # instead, their blocks are shuffled
             repeat=endless,
             wrap=cached,
         )
@@ -63,8 +93,27 @@ def open_pipeline(
         text = Tokenized(documents, encode, eot_id=tokenizer.eot_id)
         return Pieces(text, seq_len=seq_len) if chats else text
 
-    streams = [tokens(number, plan) for number, plan in enumerate(plans)]
-    mixed = mix(streams, plans, measure=len, seed=f"{seed}/{shard_index}")
-    if chats:
-        return ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=f"{seed}/{shard_index}")
-    return Packer(mixed, seq_len=seq_len)
+    mixing_seed = f"{seed}/{shard_index}"
+    if chats or not any(plan.long_documents for plan in plans):
+        streams = [tokens(number, plan, shard_index, num_shards) for number, plan in enumerate(plans)]
+        mixed = mix(streams, plans, measure=len, seed=mixing_seed)
+        whole = (
+            ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=mixing_seed)
+            if chats
+            else Packer(mixed, seq_len=seq_len)
+        )
+        return Pipeline(whole, [whole])
+    packers: list[Packer | ConversationPacker] = []
+    blocks = []
+    for number, plan in enumerate(plans):
+        share_out = plan.few_documents(num_shards)
+        shard = (0, 1) if share_out else (shard_index, num_shards)
+        packer = Packer(tokens(number, plan, *shard), seq_len=seq_len)
+        stream: ResumableStream[np.ndarray] = packer
+        if plan.long_documents and shuffle_buffer:
+            stream = ShuffledBlocks(packer, seq_len=seq_len, seed=f"{seed}/{number}/{shard[0]}/blocks")
+        if share_out:
+            stream = EveryNth(stream, index=shard_index, n=num_shards)
+        packers.append(packer)
+        blocks.append(stream)
+    return Pipeline(mix(blocks, plans, measure=len, seed=mixing_seed), packers)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from data.errors import UserError, one_line
+from data.errors import UserError, excerpt
 
 EOT = "<|endoftext|>"
 # Tokens that end a document in well-known vocabularies: tried where tokenizer.json comes without its configuration.
@@ -39,7 +39,7 @@ class Tokenizer:
             """``tokenizer.json``, parsed."""
             self._backend = Backend.from_str(self.files["tokenizer.json"].decode("utf-8"))
         except Exception as error:  # the tokenizers library raises plain Exception
-            raise UserError(f"{name}: tokenizer.json cannot be read ({one_line(error)}): copy it again") from error
+            raise UserError(f"{name}: tokenizer.json cannot be read ({excerpt(error)}): copy it again") from error
         self._backend.no_truncation()
         self._backend.no_padding()
         # Text that spells a special token is text: only the packer ends documents.

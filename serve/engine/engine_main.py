@@ -13,7 +13,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from serve.engine.config import EngineConfig
 from serve.engine.delta_buffer import DeltaBuffer
 from serve.engine.messages import Ready, Shutdown, StartFailed
@@ -38,7 +38,7 @@ def run_engine(config: EngineConfig, commands: Connection, events: Connection) -
     try:
         engine = Engine(config)
     except (UserError, LlamaError) as error:
-        events.send([StartFailed(message=" ".join(str(error).split()))])
+        events.send([StartFailed(message=one_line(error))])
         return
     try:
         events.send([Ready(info=engine.info)])

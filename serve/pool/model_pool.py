@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from serve.engine.config import EngineConfig
 from serve.engine.messages import ModelInfo
 from serve.pool.counters import Counters
@@ -203,7 +203,7 @@ class Pool:
                     await self._load(served)
                     served.failed = None
         except UserError as error:
-            served.failed = (time.monotonic(), " ".join(str(error).split()))
+            served.failed = (time.monotonic(), one_line(error))
         finally:
             served.loading = None
 

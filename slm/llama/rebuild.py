@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from importlib import metadata
 
-from data.errors import UserError, one_line
+from data.errors import UserError, excerpt
 from slm import cli
 from slm.llama.verdict import PACKAGE, Verdict, examine
 from slm.machine.cpp_build import cpu_flags
@@ -57,7 +57,7 @@ def build(cmake_args: str) -> None:
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or ["no reason given"]
-        raise UserError(f"{PACKAGE} {version} could not be built with CMAKE_ARGS='{cmake_args}': {one_line(lines[0])}")
+        raise UserError(f"{PACKAGE} {version} could not be built with CMAKE_ARGS='{cmake_args}': {excerpt(lines[0])}")
 
 
 def mend(

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, one_line
+from data.errors import UserError, excerpt
 from data.storage import cache_home
 from slm.machine.cpp_build import cpu_flags
 from slm.machine.crashes import CRASHES, ended_by
@@ -141,7 +141,7 @@ def _try_it() -> Verdict:
                 cwd=Path(__file__).resolve().parents[2],
             )
     except (subprocess.SubprocessError, OSError) as error:
-        return Verdict(works=[], features=None, unknown=one_line(error))
+        return Verdict(works=[], features=None, unknown=excerpt(error))
     return read_trial(done.stdout.decode(errors="replace"), done.returncode, done.stderr.decode(errors="replace"))
 
 
@@ -167,4 +167,4 @@ def read_trial(output: str, status: int, errors: str) -> Verdict:
         if name in CRASHES:
             return Verdict(works=works, features=features, failed=begun, signal=name)
         return Verdict(works=works, features=features, unknown=f"the trial was ended by {name}")
-    return Verdict(works=works, features=features, unknown=one_line((errors.strip().splitlines() or ["?"])[-1]))
+    return Verdict(works=works, features=features, unknown=excerpt((errors.strip().splitlines() or ["?"])[-1]))

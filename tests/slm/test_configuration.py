@@ -177,3 +177,37 @@ def test_a_value_in_the_place_of_a_group_is_one_line(value):
 def test_a_literal_list_has_any_characters(text, items):
     words = ["model=x", f"serve.models={text}"]
     assert load_config("serve", words, literal=("model", "serve.models"))["serve"]["models"] == items
+
+
+@pytest.mark.parametrize("stage", ["train", "data_stats", "export", "serve", "report"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "optim=[1,2]",
+        "optim={a:1}",
+        "optim=null",
+        "optim=true",
+        "optim=1.5",
+        "optim=adamw,adamw",
+        "optim@=adamw",
+        "~optim",
+        "~train",
+        "@x=1",
+        "hydra=5",
+        "train=[1]",
+        "train.max_steps=${foo}",
+        "train.max_steps=${",
+        "train.max_steps=range(1,5)",
+        "name='abc",
+        "=5",
+    ],
+)
+def test_words_that_hydra_does_not_expect_are_one_line(stage, word):
+    with pytest.raises(UserError) as caught:
+        load_config(stage, [word])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_takes_one_name():
+    with pytest.raises(UserError, match=r"^optim takes one name, not '\[1,2\]': optim is one of: .*adamw"):
+        load_config("train", ["optim=[1,2]"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from data.stream.loader import EndOfTextError
 from train.distributed.launch_files import EXIT_FILE, in_use
 from train.distributed.ranks import LostPeerError, MainRankError, Ranks
@@ -50,7 +50,7 @@ def _exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
         code = 1
     except UserError as error:
         if ranks.main or not isinstance(error, (NonFiniteError, EndOfTextError)):  # every rank raises these
-            print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
+            print("error: " + one_line(error), file=sys.stderr, flush=True)
         code = 2
     if path and code in (0, 2, *STOPPED):
         Path(path).write_text(str(code))

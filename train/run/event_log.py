@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data.errors import one_line
 from slm.machine.record import machine_record
 from slm.model.config import ModelConfig
 from slm.report import finite
@@ -56,7 +57,7 @@ class EventLog:
         try:
             yield
         except Exception as error:
-            self.end(step(), "failed", reason=" ".join(str(error).split())[:500] or type(error).__name__)
+            self.end(step(), "failed", reason=one_line(error, 500) or type(error).__name__)
             raise
         except BaseException:  # a second Ctrl-C
             self.end(step(), "stopped", signal=signalled() or signal.SIGINT)
@@ -105,7 +106,7 @@ class EventLog:
         try:
             write()
         except Exception as error:
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
             if (name, reason) not in self._reported:
                 self._reported.add((name, reason))
                 self._log(f"warning: {self.root / name} could not be written ({reason}); training goes on")

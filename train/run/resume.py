@@ -1,13 +1,15 @@
 """Where a run begins: the checkpoint it resumes from, whether that belongs to the same run, and what comes after it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
+from data.sources.plan import earlier_document_chars
 from slm.configuration import build, to_dict
 from slm.model import checkpoint
 from slm.runs import checkpoint_step, list_checkpoints
@@ -87,6 +89,8 @@ def back_up_later_checkpoints(root: Path, start: Path) -> list[str]:
 
 FIXED_SECTIONS = ("model", "tokenizer", "data")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
+EARLIER_DOCUMENT_CHARS = 65536
+"""The default of ``data.document_chars`` before there was ``data.separator``."""
 FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision")
 """Of the fixed sections: where text is kept, not what it is (the loader compares the commit itself)."""
 
@@ -97,6 +101,7 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
     A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
     train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
+    config, saved = keep_cutting(config, saved)
     saved, current = _with_defaults(saved), to_dict(config)
     differences = []
     for key in (*FIXED_SECTIONS, *FIXED_KEYS):
@@ -112,6 +117,37 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
             f"{root} was started with other settings: {'; '.join(differences)}. Give the same ones, "
             "another name=, or resume=never (the old run is kept aside)"
         )
+
+
+def keep_cutting(config: RunConfig, saved: dict[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """Both configurations with the run's own ``document_chars``, where the command line does not ask for another.
+
+    Runs from before there was ``data.separator`` cut small text files into many documents; they go on with those.
+    """
+    data = saved.get("data")
+    if not isinstance(data, dict):
+        return config, saved
+    older = "separator" not in data
+    typed = [_source(each, older) for each in (data, *(data.get("sources") or ()))]
+    try:
+        built = build(DataConfig, {**typed[0], "sources": typed[1:]})
+        was: list[SourceConfig] = [built, *built.sources]
+        if older:
+            was = [replace(each, document_chars=earlier_document_chars(each)) for each in was]
+    except UserError:  # options of another version, or text that is gone: what comes next has the better message
+        return config, saved
+    now: list[SourceConfig] = [config.data, *config.data.sources]
+    if len(now) != len(was):
+        return config, saved
+    for i, (mine, its, text) in enumerate(zip(now, was, typed, strict=True)):
+        if mine.document_chars in (WHOLE_FILE, text.get("document_chars")):
+            now[i] = replace(mine, document_chars=its.document_chars)
+    kept = replace(cast(DataConfig, now[0]), sources=now[1:])
+    return replace(config, data=kept), {**saved, "data": to_dict(replace(cast(DataConfig, was[0]), sources=was[1:]))}
+
+
+def _source(options: dict[str, Any], older: bool) -> dict[str, Any]:
+    return {"document_chars": EARLIER_DOCUMENT_CHARS, **options} if older else dict(options)
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from slm.configuration import to_dict
 from train.config import RunConfig
 
@@ -37,7 +37,7 @@ class WandbLogger:
                 settings=wandb.Settings(init_timeout=30, silent=True),
             )
         except Exception as error:  # whatever wandb's service does, training goes on
-            print(f"wandb: not logging this run ({' '.join(str(error).split())}); metrics.jsonl has everything")
+            print(f"wandb: not logging this run ({one_line(error)}); metrics.jsonl has everything")
 
     def log(self, record: dict[str, Any]) -> None:
         if self._run is None:
@@ -46,7 +46,7 @@ class WandbLogger:
             values = {key: value for key, value in record.items() if key != "step"}
             self._run.log(values, step=record["step"])
         except Exception as error:
-            print(f"wandb: logging stopped ({' '.join(str(error).split())}); metrics.jsonl goes on")
+            print(f"wandb: logging stopped ({one_line(error)}); metrics.jsonl goes on")
             self._run = None
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class WandbLogger:
         try:
             self._run.finish()
         except Exception as error:
-            print(f"wandb: the run was not closed cleanly ({' '.join(str(error).split())}); metrics.jsonl is complete")
+            print(f"wandb: the run was not closed cleanly ({one_line(error)}); metrics.jsonl is complete")
 
 
 def _has_account(wandb: Any) -> bool:

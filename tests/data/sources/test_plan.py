@@ -1,8 +1,10 @@
 """Plans: what is read and held out, and the errors where there is no text."""
 
+import tracemalloc
+
 import pytest
 
-from data.config import DataConfig
+from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources.documents import iter_documents, make_plans
 from tests.helpers.documents import local, write_jsonl
@@ -58,3 +60,95 @@ def test_a_large_corpus_is_not_read_to_split_it(tmp_path, monkeypatch):
     monkeypatch.setattr("data.sources.plan.SMALL_CORPUS", 100)
     monkeypatch.setattr("data.sources.plan._held_out", None)  # calling it would fail
     assert make_plans(local(path), "train")[0].held_out == 0.01
+
+
+def book(number, paragraphs=800):
+    return "\n\n".join(
+        f"Book {number}, paragraph {i}. " + " ".join(f"word{number}.{i}.{j}" for j in range(50))
+        for i in range(paragraphs)
+    )
+
+
+def test_a_file_is_one_document(tmp_path):
+    """Two books were 512 documents, each with an end-of-text token after 2 KB."""
+    texts = [book(1), book(2)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    config = local(tmp_path)
+    train, validation = (list(iter_documents(config, s, 1)) for s in ("train", "validation"))
+    assert len(train) == len(validation) == 2
+    for text in texts:
+        (passage,) = (each for each in validation if each in text)
+        assert text.replace(passage, "") in train
+    held_out = sum(map(len, validation)) / sum(map(len, texts))
+    assert 0.01 <= held_out < 0.02
+
+
+def test_one_short_file_can_be_split(tmp_path):
+    (tmp_path / "a.txt").write_text(book(1, paragraphs=5))
+    (train,), (passage,) = (list(iter_documents(local(tmp_path), s, 1)) for s in ("train", "validation"))
+    assert 0.05 < len(passage) / (len(train) + len(passage)) < 0.25
+    assert passage not in train
+
+
+def test_document_chars_cuts_a_small_file_too(tmp_path):
+    (tmp_path / "a.txt").write_text(book(1))
+    config = local(tmp_path, document_chars=20_000)
+    found = [text for s in ("train", "validation") for text in iter_documents(config, s, 1)]
+    assert len(found) == pytest.approx(len(book(1)) / 20_000, abs=2)
+    assert all(20_000 <= len(text) < 22_000 for text in found if "paragraph 799." not in text)
+
+
+def test_a_separator_of_ones_own(tmp_path):
+    notes = [f"Note {i} with some words." for i in range(50)]
+    (tmp_path / "a.txt").write_text("\n=====\n".join(notes))
+    config = local(tmp_path, separator="=====")
+    found = [text for s in ("train", "validation") for text in iter_documents(config, s, 1)]
+    assert sorted(found) == sorted(notes)
+    assert list(iter_documents(config, "validation", 1))
+    plans = [make_plans(each, "train")[0].fingerprint for each in (config, local(tmp_path))]
+    assert plans[0] != plans[1]
+
+
+def test_many_files_are_held_out_as_a_whole_or_not_at_all(tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text(book(number, paragraphs=6))
+    train, validation = (list(iter_documents(local(tmp_path), s, 1)) for s in ("train", "validation"))
+    assert sorted(train + validation) == sorted(book(number, paragraphs=6) for number in range(60))
+    assert 4 <= len(validation) <= 8  # 16 KB
+
+
+def test_no_passage_of_one_source_is_trained_on_in_another(tmp_path):
+    """The larger source holds out 1 %, the smaller one, which has a copy of a book, 4 %."""
+    for number in range(12):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / f"{number}.txt").write_text(book(number, paragraphs=600))
+    (tmp_path / "copy.txt").write_text(book(3, paragraphs=600))
+    sources = [SourceConfig(kind="files", files=[str(tmp_path / name)]) for name in ("many", "copy.txt")]
+    config = DataConfig(kind="mixture", sources=sources)
+    validation = list(iter_documents(config, "validation", 1))
+    assert len(validation) == 13
+    shares = sorted(len(each) for each in validation if each.startswith("Book 3,"))
+    assert shares[1] > 2 * shares[0]
+    words = [set(" ".join(iter_documents(config, split, 1)).split()) for split in ("train", "validation")]
+    assert len(words[1]) > 1000
+    assert not {word for word in words[0] & words[1] if word.startswith("word")}
+
+
+def test_a_large_file_stays_streamed(tmp_path, monkeypatch):
+    """Beyond ``document_chars`` a file is cut at blank lines, and the memory that reading takes is bounded."""
+    monkeypatch.setattr("data.sources.plan.SMALL_CORPUS", 1 << 20)
+    (tmp_path / "a.txt").write_text(book(1) * 30)
+    config = local(tmp_path, document_chars=1 << 20)
+    size = (tmp_path / "a.txt").stat().st_size
+    train, validation = (list(iter_documents(config, s, 1)) for s in ("train", "validation"))
+    assert len(train) == pytest.approx(size / (1 << 20), abs=2)
+    assert len(train) - len(validation) in (0, 1)  # what is left at the end may be short
+    assert max(map(len, train)) < 1.2 * (1 << 20)
+    assert sum(map(len, train + validation)) == size
+    tracemalloc.start()
+    for text in iter_documents(local(tmp_path, document_chars=1 << 20, shuffle_buffer=0), "train", 1):
+        assert text
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20 < size

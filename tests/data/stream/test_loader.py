@@ -54,12 +54,31 @@ def loader(config, tokenizer, **options):
     return Loader(config, tokenizer, **({"seq_len": 32, "micro_batch": 3, "seed": 7, "workers": 0} | options))
 
 
+@pytest.fixture
+def books(tmp_path_factory):
+    """Two books: fewer documents than there may be workers."""
+    folder = tmp_path_factory.mktemp("books")
+    for number in range(2):
+        text = "\n\n".join(f"{number} {i} " + "the cat sat on the mat. " * (i % 9) for i in range(60))
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+def books_and_tales(books):
+    sources = [SourceConfig(kind="files", files=[str(books)]), SourceConfig(kind="tales", weight=0.5)]
+    return DataConfig(kind="mixture", sources=sources, shuffle_buffer=16, val_fraction=0.1)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["files", "mixture", "tales"])
-def test_resumes_bit_for_bit_at_any_batch(corpus, tokenizer, workers, kind):
-    config = {"files": files(corpus), "mixture": mixture(corpus), "tales": DataConfig(kind="tales", shuffle_buffer=0)}[
-        kind
-    ]
+@pytest.mark.parametrize("kind", ["files", "mixture", "tales", "books", "books and tales"])
+def test_resumes_bit_for_bit_at_any_batch(corpus, books, tokenizer, workers, kind):
+    config = {
+        "files": files(corpus),
+        "mixture": mixture(corpus),
+        "tales": DataConfig(kind="tales", shuffle_buffer=0),
+        "books": files(books),
+        "books and tales": books_and_tales(books),
+    }[kind]
     total = 600 if workers == 0 else 200
     with loader(config, tokenizer, workers=workers) as whole:
         expected = [next(whole) for _ in range(total)]
@@ -123,6 +142,33 @@ def test_an_epoch_holds_every_token_once(corpus, tokenizer):
         got += next(batches)[0, :-1].tolist()
     assert got == (stream * 3)[: len(got)]
     assert batches.epoch in (1, 2)
+
+
+def test_two_books_have_two_ends(books, tokenizer):
+    """An epoch's blocks are the two books, whatever their order, with one end-of-text token after each."""
+    from data.sources.documents import iter_documents
+
+    texts = list(iter_documents(files(books), "train", 7))
+    n_tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts)
+    batches = loader(files(books), tokenizer, micro_batch=1)
+    rows = [next(batches)[0] for _ in range(n_tokens // 32 - 1)]
+    assert sum(int((row[1:] == tokenizer.eot_id).sum()) for row in rows) in (1, 2)
+
+
+def test_ranks_share_the_blocks_of_few_books(books, tokenizer):
+    """Every process has text, though there are fewer documents than processes, and no two have the same."""
+    whole = loader(files(books), tokenizer, micro_batch=1)
+    expected = [next(whole)[0].tobytes() for _ in range(60)]
+    ranks = [loader(files(books), tokenizer, micro_batch=1, rank=rank, world_size=3) for rank in range(3)]
+    found = [[next(each)[0].tobytes() for _ in range(20)] for each in ranks]
+    assert [block for turn in zip(*found, strict=True) for block in turn] == expected
+
+
+def test_validation_is_from_all_books(books, tokenizer):
+    ids = validation_blocks(files(books), tokenizer, 8, 1000, 7)
+    text = tokenizer.decode(ids[:, 1:].ravel())
+    assert re.search(r"\b0 \d+ the cat", text)
+    assert re.search(r"\b1 \d+ the cat", text)
 
 
 def test_micro_batch_may_change_on_resume(corpus, tokenizer):

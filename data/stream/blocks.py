@@ -1,0 +1,85 @@
+"""Streams of blocks: shuffled in groups, and shared out among the shards that read the same text."""
+
+import random
+
+import numpy as np
+
+from data.sources.document_stream import ResumableStream, State
+from data.stream.packing import Packer
+
+GROUP_TOKENS = 1 << 19
+"""How much text is shuffled together: a few novels, in half a second of tokenizing and 2 MB of memory."""
+
+
+class ShuffledBlocks:
+    """Blocks in consecutive groups, each group in a random order drawn from ``seed``.
+
+    A group has about ``GROUP_TOKENS`` tokens, and ends where an epoch ends. So consecutive batches are not all of one
+    long document. The state is the group's start and an index into it; resuming reads one group again.
+    """
+
+    def __init__(self, inner: Packer, *, seq_len: int, seed: str) -> None:
+        self._inner = inner
+        self._size = max(1, GROUP_TOKENS // seq_len)
+        self._seed = seed
+        self._number = 0  # of the group
+        self._start: State = inner.state_dict()
+        self._group: list[np.ndarray] = []
+        self._index = 0
+
+    def __next__(self) -> np.ndarray:
+        if self._index == len(self._group):
+            start = self._inner.state_dict()
+            group = self._fill(self._number + bool(self._group))
+            self._number += bool(self._group)
+            self._start, self._group, self._index = start, group, 0
+        self._index += 1
+        return self._group[self._index - 1]
+
+    def _fill(self, number: int) -> list[np.ndarray]:
+        """The next group; StopIteration where there is no further block."""
+        group = [next(self._inner)]
+        epoch = self._inner.epoch
+        while len(group) < self._size and self._inner.epoch == epoch:
+            try:
+                group.append(next(self._inner))
+            except StopIteration:
+                break
+        random.Random(f"{self._seed}/{number}").shuffle(group)
+        return group
+
+    def state_dict(self) -> State:
+        if self._group and self._index == len(self._group):
+            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict()}
+        return {"group": self._number, "index": self._index, "start": self._start}
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state["start"])
+        self._number, self._start = state["group"], state["start"]
+        self._group, self._index = [], state["index"]
+        if state["index"]:
+            self._group = self._fill(self._number)
+
+
+class EveryNth:
+    """One shard's share of the blocks that all ``n`` shards read: every ``n``-th, from number ``index`` on."""
+
+    def __init__(self, inner: ResumableStream[np.ndarray], *, index: int, n: int) -> None:
+        self._inner = inner
+        self._index, self._n = index, n
+        self._number = 0  # of the inner stream's next block
+
+    def __next__(self) -> np.ndarray:
+        while True:
+            block = next(self._inner)
+            mine = self._number % self._n == self._index
+            self._number += 1
+            if mine:
+                return block
+
+    def state_dict(self) -> State:
+        return {"number": self._number, "at": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state["at"])
+        self._number = state["number"]

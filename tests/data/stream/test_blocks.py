@@ -1,0 +1,64 @@
+"""Shuffled blocks and their shares: nothing is lost or repeated, epochs stay apart, every position resumes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from data.sources.mixture import Repeated
+from data.stream import blocks
+from data.stream.blocks import EveryNth, ShuffledBlocks
+from data.stream.packing import Packer, Tokenized
+from tests.helpers.documents import Listed, take
+
+
+def packer(*, epochs=3):
+    def one_pass(epoch):
+        return Listed([chr(1 + n) * 90 for n in range(20)])
+
+    tokens = Tokenized(Repeated(one_pass, epochs=epochs), lambda text: [ord(c) for c in text], eot_id=0)
+    return Packer(tokens, seq_len=16)
+
+
+def shuffled(**options):
+    return ShuffledBlocks(packer(**options), seq_len=16, seed="s")
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    monkeypatch.setattr(blocks, "GROUP_TOKENS", 16 * 40)
+
+
+def test_the_blocks_are_those_of_the_packer_in_another_order():
+    plain, found = take(packer()), take(shuffled())
+    assert sorted(b.tobytes() for b in found) == sorted(b.tobytes() for b in plain)
+    assert any(not np.array_equal(a, b) for a, b in zip(plain, found, strict=True))
+    changes = [sum(a[0] != b[0] for a, b in itertools.pairwise(order)) for order in (plain, found)]
+    assert changes[1] > 2 * changes[0]  # a batch is no longer all of one document
+
+
+def test_a_group_ends_with_its_epoch(monkeypatch):
+    monkeypatch.setattr(blocks, "GROUP_TOKENS", 1 << 30)
+    found, plain = ([b.tobytes() for b in take(stream)] for stream in (shuffled(), packer()))
+    n = 20 * 91 // 16  # blocks of an epoch, one more or less
+    assert any(sorted(found[:m]) == sorted(plain[:m]) for m in (n - 1, n, n + 1))
+    assert found[: n - 1] != plain[: n - 1]
+
+
+@pytest.mark.parametrize("make", [shuffled, lambda: EveryNth(shuffled(), index=1, n=3)])
+def test_it_resumes_at_every_block(make):
+    whole = take(make())
+    stream = make()
+    for number in range(0, len(whole), 7):
+        other = make()
+        other.load_state_dict(stream.state_dict())
+        rest = take(other, 12)
+        assert [b.tobytes() for b in rest] == [b.tobytes() for b in whole[number : number + 12]]
+        take(stream, 7)
+
+
+def test_the_shares_are_the_whole():
+    whole = [b.tobytes() for b in take(shuffled())]
+    shares = [[b.tobytes() for b in take(EveryNth(shuffled(), index=i, n=3))] for i in range(3)]
+    assert [share[0] for share in shares] == whole[:3]
+    assert sorted(b for share in shares for b in share) == sorted(whole)
