@@ -215,6 +215,11 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
         from hydra import compose
         from omegaconf import OmegaConf
 
+        group, _, rest = key.partition(".")
+        having = [choice for choice in choices(group) if _has_key(CONFIG_DIR / group / f"{choice}.yaml", rest)]
+        if having and rest:
+            given = " ".join(f"{group}={choice}" for choice in having[:1])
+            return f"{key} is an option of {' and '.join(f'{group}={c}' for c in having)}: add {given} to the command"
         known = _known_keys(config_name, overrides, compose, OmegaConf)
         hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
         return f"there is no option {key!r}; {hint or 'see --help for the list'}"
@@ -225,6 +230,13 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     if missing:
         return f"{missing.group(1)} must be given: add {missing.group(1)}=VALUE"
     return message
+
+
+def _has_key(path: Path, key: str) -> bool:
+    """Whether a file of a group has an option of its own with this name."""
+    from omegaconf import OmegaConf
+
+    return key in OmegaConf.load(path)
 
 
 def _group_choices(overrides: list[str]) -> list[str]:

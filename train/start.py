@@ -79,7 +79,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             )
             return 0
         if point.checkpoint:
-            config, _ = keep_cutting(config, point.state["config"])
+            config = replace(config, data=keep_cutting(config.data, point.state["config"])[0])
         tokenizer = broadcast_tokenizer(
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
@@ -266,8 +266,19 @@ def _print_plan(
         f"{config.train.tokens_per_step:,} tokens per step, {environment.threads} threads"
         + (f" in each of {ranks.size} processes" if ranks.size > 1 else "")
     )
-    for note in (*environment.notes, *filter(None, [warning])):
+    short = _short_run(config.train.max_steps, config.optim.warmup_steps)
+    for note in (*environment.notes, *filter(None, [warning, short])):
         print(f"  {note}")
+
+
+def _short_run(steps: int, warmup: int) -> str | None:
+    """A line where the run ends before its learning rate has reached its height."""
+    if steps > warmup:
+        return None
+    return (
+        f"the run ends in its warm-up: {steps:,} steps with optim.warmup_steps={warmup:,}, so the learning rate never "
+        f"reaches optim.lr; give optim.warmup_steps={steps // 10} or more train.max_steps"
+    )
 
 
 def _make_trainer(
@@ -296,7 +307,7 @@ def _make_trainer(
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
     text = to_yaml(config)
     atomic_write_text(root / "config.yaml", text)
-    log = RunLog(config, root, state.step, main=ranks.main)
+    log = RunLog(config, root, state.step, main=ranks.main, new=point.checkpoint is None)
     interrupt, sync = make_gradient_sync(
         ranks, model, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
     )

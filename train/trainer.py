@@ -36,7 +36,7 @@ from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
-from train.run.resume import back_up_later_checkpoints, newest_intact, rounding
+from train.run.resume import newest_intact, rounding, set_aside_rolled_back
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
 from train.schedule import learning_rate
@@ -291,7 +291,7 @@ class Trainer:
                 return False
             if self.ranks.main:
                 # Those that are left are damaged or not by steps. A resumed run must not begin at one of them.
-                back_up_later_checkpoints(self.root, point.checkpoint)
+                set_aside_rolled_back(self.root, point.checkpoint)
             jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
             restore(self.ranks, point, self.model, self.optimizer, self.average)
             state.rewind(point.state)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data.errors import UserError, nearest
+from data.errors import UserError
 
 Architecture = Literal["llama", "qwen3"]
 ARCHITECTURES: dict[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -129,8 +129,10 @@ class ModelConfig:
         names = {name: arch for arch, name in ARCHITECTURES.items()}
         name = (config.get("architectures") or [None])[0]
         if name not in names:
-            hint = nearest(str(name), names)
-            raise UserError(f"architecture {name} is not supported; {hint} ({' and '.join(names)} are supported)")
+            raise UserError(
+                f"architecture {name} is not supported: training and export know {' and '.join(names)}. For others, "
+                "llama.cpp's convert_hf_to_gguf.py may make a GGUF file, which make serve and make chat take"
+            )
         for key in ("attention_bias", "mlp_bias"):
             if config.get(key):
                 raise UserError(f"{key}=true in config.json is not supported: this model has no biases")

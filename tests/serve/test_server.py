@@ -66,6 +66,9 @@ def test_names_that_other_servers_have_for_fields(client):
     base = complete(client, PROMPT, extra_body={"repeat_penalty": 5}).choices[0].text
     assert complete(client, PROMPT, extra_body={"repetition_penalty": 5}).choices[0].text == base
     assert complete(client, PROMPT, extra_body={"repetition_penalty": 1.0}).choices[0].text != base
+    with pytest.raises(openai.BadRequestError, match=r"repeat_penalty=5 and repetition_penalty=2 are two names"):
+        complete(client, PROMPT, extra_body={"repeat_penalty": 5, "repetition_penalty": 2})
+    complete(client, PROMPT, extra_body={"repeat_penalty": 2, "repetition_penalty": 2.0})
     complete(client, PROMPT * 4, extra_body={"cache_prompt": True})
     usage = complete(client, PROMPT * 4, extra_body={"cache_prompt": True}).usage
     assert usage.prompt_tokens_details.cached_tokens > 0

@@ -211,3 +211,8 @@ def test_words_that_hydra_does_not_expect_are_one_line(stage, word):
 def test_a_group_takes_one_name():
     with pytest.raises(UserError, match=r"^optim takes one name, not '\[1,2\]': optim is one of: .*adamw"):
         load_config("train", ["optim=[1,2]"])
+
+
+def test_an_option_of_other_data_names_the_choice_that_has_it():
+    with pytest.raises(UserError, match=r"data\.files is an option of data=local: add data=local to the command"):
+        load_config("train", ["preset=tiny", "data.files=[a.txt]"])

@@ -235,3 +235,12 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
     assert code == 2
     assert "empty.txt" in err
     assert len(err.strip().splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(("steps", "says"), [(100, "the run ends in its warm-up: 100 steps"), (101, None)])
+def test_a_run_shorter_than_its_warm_up_is_told(steps, says):
+    from train.start import _short_run
+
+    line = _short_run(steps, 100)
+    assert (line or "").startswith(says or "")
+    assert (line is None) == (says is None)

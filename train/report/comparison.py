@@ -115,7 +115,7 @@ def _final_figures(runs: Sequence[RunRecord], names: Sequence[str], same_tokeniz
             for (value, text), target in zip(row, best, strict=True)
         ]
         rows.append({"name": name, "cells": cells})
-    note = "Training loss: mean of the last 20 records."
+    note = "Training loss: mean of the last 20 records, or of all where there are fewer."
     return {"columns": [{"name": each.name, "unit": each.unit} for each in columns], "rows": rows, "note": note}
 
 

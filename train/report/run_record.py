@@ -196,6 +196,11 @@ class RunRecord:
         values = values[~np.isnan(values)]
         return float(values.mean()) if len(values) else None
 
+    def recent_note(self, name: str) -> str:
+        """What ``recent`` is the mean of, in words."""
+        n = int((~np.isnan(self.curves[name][-RECENT:])).sum())
+        return {0: "no records yet", 1: "1 record"}.get(n, f"mean of the last {n} records")
+
     def speed(self) -> float | None:
         """Tokens per second, the median of the records. The first one is left out: it waits for the compiler."""
         values = self.curves["tokens_per_s"][1:] if len(self.curves) > 1 else self.curves["tokens_per_s"]

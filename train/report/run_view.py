@@ -78,7 +78,7 @@ def _progress_line(run: RunRecord, running: bool) -> str:
 
 def _figures(run: RunRecord, width: int) -> Iterator[tuple[str, Text]]:
     """Labels and figures, one line each."""
-    yield "loss", Text(f"{number_text(run.recent('loss'))} nats per token, mean of the last 20 records")
+    yield "loss", Text(f"{number_text(run.recent('loss'))} nats per token, {run.recent_note('loss')}")
     yield from _validation_figures(run, width)
     speed, flops, wait = run.recent("tokens_per_s"), run.model_facts().get("flops_per_token"), run.recent("data_wait")
     text = "–" if speed is None else f"{speed:,.0f} tokens/s"

@@ -76,7 +76,7 @@ def _loss_tiles(run: RunRecord) -> list[dict[str, str]]:
     return [
         _tile("bits per byte", number_text(bits), bits_note),
         _tile("validation loss", number_text(loss), loss_note),
-        _tile("training loss", number_text(run.recent("loss")), "nats per token; mean of the last 20 records"),
+        _tile("training loss", number_text(run.recent("loss")), f"nats per token; {run.recent_note('loss')}"),
     ]
 
 

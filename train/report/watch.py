@@ -13,6 +13,7 @@ from rich.live import Live
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
+from slm.runs import LATEST
 from train.report.run_record import RunRecord, find_run
 from train.report.run_view import headline, validation_line, view
 from train.report.terminal_keys import leave_key
@@ -88,7 +89,7 @@ class FollowedRun:
 def main(argv: list[str]) -> int:
     """Show the run until it ends or the person leaves. Returns the exit code."""
     config = build(WatchConfig, load_config("watch", argv, literal=("run",)))
-    followed = FollowedRun(find_run(config.run), config.watch.patience_s)
+    followed = FollowedRun(_find_when_begun(config), config.watch.patience_s)
     followed.update()
     console = Console()
     if config.watch.once or followed.status != "running":
@@ -98,6 +99,23 @@ def main(argv: list[str]) -> int:
     else:
         _follow_in_lines(followed, config.watch.every_s)
     return 0
+
+
+def _find_when_begun(config: WatchConfig) -> Path:
+    """The run's directory. A start that has not written its settings yet is waited for."""
+    waiting = False
+    while True:
+        try:
+            return find_run(config.run)
+        except UserError:
+            given = Path(config.run)
+            starting = given.parent.glob("*") if given.name == LATEST else [given]
+            if config.watch.once or not any(is_locked(each / LOCK) for each in starting):
+                raise
+        if not waiting:
+            print(f"waiting for the run in {config.run} to begin (Ctrl-C leaves)", flush=True)
+            waiting = True
+        time.sleep(config.watch.every_s)
 
 
 def _follow_live(followed: FollowedRun, console: Console, every_s: float) -> None:

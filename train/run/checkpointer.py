@@ -15,6 +15,7 @@ from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.snapshot import Snapshot
 from slm.runs import best_checkpoint, checkpoint_step, list_checkpoints, point_best, point_latest
+from train.run.resume import remove_rolled_back
 
 WRITER_NICENESS = 5
 """Added to the writing thread's niceness, so that training's threads go first."""
@@ -146,5 +147,6 @@ class Checkpointer:
             for old in paths[: -self._keep_last]:
                 if old not in (best, *rollback):
                     checkpoint.remove(old)
+            remove_rolled_back(self._root)
         except OSError as error:
             raise UserError(f"old checkpoints in {self._root / 'checkpoints'} cannot be removed: {error}") from error

@@ -1,5 +1,6 @@
 """Where a run begins: the checkpoint it resumes from, whether that belongs to the same run, and what comes after it."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,6 +88,28 @@ def back_up_later_checkpoints(root: Path, start: Path) -> list[str]:
     return renamed
 
 
+ROLLED_BACK = ".rolled-back"
+"""The end of a checkpoint's name when a rollback has made it invalid; it is removed when the run has passed it."""
+
+
+def set_aside_rolled_back(root: Path, start: Path) -> None:
+    """Rename the checkpoints newer than ``start``, to which the run rolls back. No start resumes from them."""
+    for path in list_checkpoints(root):
+        if path.name > start.name:
+            aside = path.with_name(path.name + ROLLED_BACK)
+            if aside.exists():
+                checkpoint.remove(aside)
+            os.rename(path, aside)
+
+
+def remove_rolled_back(root: Path) -> None:
+    """Remove what rollbacks renamed up to the step of the newest checkpoint, which takes its place."""
+    newest = list_checkpoints(root)[-1:]
+    for path in (root / "checkpoints").glob(f"step-*{ROLLED_BACK}"):
+        if newest and path.name.removesuffix(ROLLED_BACK) <= newest[0].name:
+            checkpoint.remove(path)
+
+
 FIXED_SECTIONS = ("model", "tokenizer", "data")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
 EARLIER_DOCUMENT_CHARS = 65536
@@ -101,8 +124,8 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
     A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
     train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
-    config, saved = keep_cutting(config, saved)
-    saved, current = _with_defaults(saved), to_dict(config)
+    data, saved = keep_cutting(config.data, saved)
+    saved, current = _with_defaults(saved), to_dict(replace(config, data=data))
     differences = []
     for key in (*FIXED_SECTIONS, *FIXED_KEYS):
         differences += _differences(_value(saved, key), _value(current, key), key)
@@ -119,31 +142,32 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
         )
 
 
-def keep_cutting(config: RunConfig, saved: dict[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
-    """Both configurations with the run's own ``document_chars``, where the command line does not ask for another.
+def keep_cutting(data: DataConfig, saved: dict[str, Any]) -> tuple[DataConfig, dict[str, Any]]:
+    """``data`` and the ``saved`` configuration of a run with the run's own ``document_chars``.
 
-    Runs from before there was ``data.separator`` cut small text files into many documents; they go on with those.
+    Another number that the command line asks for stays. Runs from before there was ``data.separator`` cut small text
+    files into many documents; they go on with those.
     """
-    data = saved.get("data")
-    if not isinstance(data, dict):
-        return config, saved
-    older = "separator" not in data
-    typed = [_source(each, older) for each in (data, *(data.get("sources") or ()))]
+    options = saved.get("data")
+    if not isinstance(options, dict):
+        return data, saved
+    older = "separator" not in options
+    typed = [_source(each, older) for each in (options, *(options.get("sources") or ()))]
     try:
         built = build(DataConfig, {**typed[0], "sources": typed[1:]})
         was: list[SourceConfig] = [built, *built.sources]
         if older:
             was = [replace(each, document_chars=earlier_document_chars(each)) for each in was]
     except UserError:  # options of another version, or text that is gone: what comes next has the better message
-        return config, saved
-    now: list[SourceConfig] = [config.data, *config.data.sources]
+        return data, saved
+    now: list[SourceConfig] = [data, *data.sources]
     if len(now) != len(was):
-        return config, saved
+        return data, saved
     for i, (mine, its, text) in enumerate(zip(now, was, typed, strict=True)):
         if mine.document_chars in (WHOLE_FILE, text.get("document_chars")):
             now[i] = replace(mine, document_chars=its.document_chars)
     kept = replace(cast(DataConfig, now[0]), sources=now[1:])
-    return replace(config, data=kept), {**saved, "data": to_dict(replace(cast(DataConfig, was[0]), sources=was[1:]))}
+    return kept, {**saved, "data": to_dict(replace(cast(DataConfig, was[0]), sources=was[1:]))}
 
 
 def _source(options: dict[str, Any], older: bool) -> dict[str, Any]:

@@ -24,6 +24,8 @@ GUARD_EVENTS = {
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""
+LOGS = ("metrics.jsonl", "journal.jsonl", "samples.md")
+"""What a run appends to."""
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line of progress at most this often."""
 
@@ -32,10 +34,14 @@ class RunLog:
     """Writes records to ``metrics.jsonl`` (and to wandb where it is configured) and lines to the terminal.
 
     ``main``: whether this process writes the run's directory. ``step``: where the run begins; later metrics are
-    dropped, since they are about to be computed again.
+    dropped, since they are about to be computed again. A ``new`` run, without a checkpoint, begins its logs: what lies
+    there was left by a start that ended before its first checkpoint, perhaps with other settings.
     """
 
-    def __init__(self, config: RunConfig, root: Path, step: int, *, main: bool) -> None:
+    def __init__(self, config: RunConfig, root: Path, step: int, *, main: bool, new: bool) -> None:
+        if new:
+            for name in LOGS:
+                (root / name).unlink(missing_ok=True)
         self.events = EventLog(root, active=main)  # first: it counts the records that the metrics file drops
         self._metrics = MetricsFile(root / "metrics.jsonl", step)
         self._wandb = WandbLogger(config, root) if main and config.logger.name == "wandb" else None

@@ -180,13 +180,21 @@ class _GenerationRequest(ModelRequest):
                     param="logit_bias",
                 )
             bias.append((int(key), float("-inf") if value <= -100 else value))
+        one, other = self.repeat_penalty, self.repetition_penalty
+        if "repeat_penalty" in self.model_fields_set and other not in (None, one):
+            raise ApiError(
+                400,
+                f"repeat_penalty={one:g} and repetition_penalty={other:g} are two names of one parameter: give one of "
+                "them, or both with the same value.",
+                param="repetition_penalty",
+            )
         return SamplingParams(
             temperature=self.temperature,
             top_k=max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
             typical_p=self.typical_p,
-            repeat_penalty=self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty,
+            repeat_penalty=one if other is None else other,
             repeat_last_n=self.repeat_last_n,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,

@@ -1,12 +1,13 @@
 """The record of a run, read from its files."""
 
+import json
 import os
 
 import pytest
 
 from data.errors import UserError
 from tests.helpers.run_files import training, validation, write_event, write_run
-from train.report.run_record import find_run
+from train.report.run_record import RunRecord, find_run
 
 
 def test_validations_that_go_back_are_kept_from_there(tmp_path):
@@ -24,6 +25,7 @@ def test_what_follows_from_the_files(tmp_path):
     assert run.progress() == 0.4
     assert run.seconds_left() == pytest.approx(6.0)
     assert run.recent("loss") == pytest.approx(sum(1 + 5 / step for step in range(21, 41)) / 20)
+    assert run.recent_note("loss") == "mean of the last 20 records"
     assert run.speed() == 1000
     assert run.best() == run.validations[0]
     assert run.best().elapsed_s == 4.0
@@ -52,3 +54,12 @@ def test_a_run_is_found_by_its_directory_a_checkpoint_or_as_the_latest(tmp_path)
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(UserError, match="is no training run"):
         find_run(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(("n", "note"), [(0, "no records yet"), (1, "1 record"), (3, "mean of the last 3 records")])
+def test_a_mean_says_of_how_many_records_it_is(tmp_path, n, note):
+    lines = [json.dumps({"step": step, "tokens": step, "loss": 1.0, "lr": 0.1}) for step in range(1, n + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    run = RunRecord(tmp_path)
+    run.update()
+    assert run.recent_note("loss") == note

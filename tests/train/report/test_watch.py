@@ -20,6 +20,7 @@ import pytest
 from slm.configuration import build
 from tests.helpers import REPOSITORY
 from train.report.watch import WatchConfig
+from train.run_lock import take_lock
 
 PATIENT = 120
 
@@ -292,6 +293,24 @@ def test_a_small_terminal_is_enough(terminal, tmp_path):
     assert up
     assert max(up) < 12
     run.vanish()
+
+
+def test_a_run_that_is_starting_is_waited_for(tmp_path):
+    """It holds its lock before it has written anything else."""
+    root = tmp_path / "early"
+    lock = take_lock(root)
+    command = watch(f"run={root}", "watch.every_s=0.1", "watch.patience_s=0")
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert "waiting for the run" in process.stdout.readline()
+        (root / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": 8, "loss": 2.5, "lr": 0.1}) + "\n")
+        assert "early" in process.stdout.readline()
+        lock.release()
+        process.communicate(timeout=PATIENT)
+    missing = subprocess.run(watch(f"run={tmp_path / 'none'}"), cwd=REPOSITORY, capture_output=True, text=True)
+    assert missing.returncode == 2
+    assert missing.stderr.count("\n") == 1
 
 
 def test_the_options_have_limits():

@@ -12,9 +12,16 @@ from data.errors import UserError
 from data.stream.loader import Loader, validation_blocks
 from data.tokenizers.make import make_tokenizer
 from slm.configuration import load_config, to_dict
+from slm.runs import list_checkpoints
 from train import autobatch
 from train.resolve import resolve
-from train.run.resume import back_up_later_checkpoints, check_unchanged, keep_cutting
+from train.run.resume import (
+    back_up_later_checkpoints,
+    check_unchanged,
+    keep_cutting,
+    remove_rolled_back,
+    set_aside_rolled_back,
+)
 
 
 def test_a_run_that_an_older_version_saved_may_go_on(tmp_path):
@@ -38,6 +45,27 @@ def test_only_checkpoints_after_the_start_are_renamed(tmp_path):
     assert back_up_later_checkpoints(tmp_path, folders[1]) == ["step-00000003"]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000002", "step-00000003.1"]
+
+
+def test_what_a_rollback_renamed_goes_when_the_run_has_passed_it(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for step in (10, 20, 25, 30):
+        (folder / f"step-{step:08d}").mkdir(parents=True)
+        (folder / f"step-{step:08d}" / "config.json").write_text("{}")
+    set_aside_rolled_back(tmp_path, folder / "step-00000020")
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000010", "step-00000020"]
+    (folder / "step-00000030.1").mkdir()  # kept aside by a person's resume=: not ours to remove
+    remove_rolled_back(tmp_path)
+    assert (folder / "step-00000025.rolled-back").is_dir()  # the run has not come so far again
+    (folder / "step-00000026").mkdir()
+    (folder / "step-00000026" / "config.json").write_text("{}")
+    remove_rolled_back(tmp_path)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        *("step-00000010", "step-00000020", "step-00000026", "step-00000030.1", "step-00000030.rolled-back"),
+    ]
+    set_aside_rolled_back(tmp_path, folder / "step-00000020")
+    assert (folder / "step-00000026.rolled-back").is_dir()
 
 
 EARLIER = {  # saved, and computed, by the version before one file was one document
@@ -65,16 +93,16 @@ def test_a_run_from_before_one_file_was_one_document_reads_the_same_batches(tmp_
     older["data"]["document_chars"] = 65536
     config = resolve(words, autobatch.choose_micro_batch)
     check_unchanged(older, config, tmp_path)
-    config, _ = keep_cutting(config, older)
-    assert config.data.document_chars == 2048
+    data, _ = keep_cutting(config.data, older)
+    assert data.document_chars == 2048
     tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=257), lambda: iter(["ab"]))
-    loader = Loader(config.data, tokenizer, seq_len=64, micro_batch=4, seed=3, workers=0)
+    loader = Loader(data, tokenizer, seq_len=64, micro_batch=4, seed=3, workers=0)
     loader.load_state_dict(EARLIER)
     assert hashlib.sha256(b"".join(next(loader).tobytes() for _ in range(200))).hexdigest() == EARLIER_BATCHES
-    blocks = validation_blocks(config.data, tokenizer, 64, 1000, 3)
+    blocks = validation_blocks(data, tokenizer, 64, 1000, 3)
     assert hashlib.sha256(blocks.tobytes()).hexdigest() == EARLIER_VALIDATION
     # From now on the run's own number is saved, and the same command goes on with it.
-    again, _ = keep_cutting(resolve(words, autobatch.choose_micro_batch), to_dict(config))
-    assert again.data == config.data
+    again, _ = keep_cutting(config.data, {**older, "data": to_dict(data)})
+    assert again == data
     with pytest.raises(UserError, match=r"data\.document_chars was 2048, now 4096"):
         check_unchanged(older, resolve([*words, "data.document_chars=4096"], autobatch.choose_micro_batch), tmp_path)
