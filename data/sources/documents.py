@@ -239,10 +239,7 @@ def sample_documents(
     """
     sample: list[str] = []
     total = 0
-    for document in iter_documents(config, split, seed):
-        text = document
-        if longest is not None and len(document) > longest:
-            text = document[middle(document, longest / len(document))]
+    for text in map(functools.partial(_shortened, longest=longest), iter_documents(config, split, seed)):
         total += len(text.encode("utf-8", "replace"))
         if sample and total > max_bytes:
             break
@@ -250,3 +247,10 @@ def sample_documents(
     if not sample:
         raise UserError(f"the {split} split has no documents: give more text or another data.val_fraction")
     return sample
+
+
+def _shortened(document: str, longest: int | None) -> str:
+    """The document, or about ``longest`` characters from its middle."""
+    if longest is None or len(document) <= longest:
+        return document
+    return document[middle(document, longest / len(document))]

@@ -81,7 +81,8 @@ class Plan:
     @property
     def reading(self) -> Reading:
         """How the source's files are read."""
-        return _reading(self.source, self.document_bytes)
+        s = self.source
+        return Reading(text_field=_field(s), document_bytes=self.document_bytes, separator=s.separator)
 
     @property
     def long_documents(self) -> bool:
@@ -118,10 +119,6 @@ def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
     return FileCorpus(plan.files, plan.reading, select)
 
 
-def _reading(source: SourceConfig, document_bytes: int) -> Reading:
-    return Reading(text_field=_field(source), document_bytes=document_bytes, separator=source.separator)
-
-
 def _is_text(path: str) -> bool:
     return (files.file_format(path) or "text") == "text"
 
@@ -152,12 +149,13 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no bytes; check data.files")
-    reading = _reading(source, source.document_chars)
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
         return plan if split == "train" else replace(plan, files=tuple(validation))
     if size <= SMALL_CORPUS:
-        return replace(plan, **_held_out(stamps(paths), reading, options(source), val_fraction, plan.long_documents))
+        return replace(
+            plan, **_held_out(stamps(paths), plan.reading, options(source), val_fraction, plan.long_documents)
+        )
     return replace(plan, held_out=val_fraction, passage=val_fraction if plan.long_documents else 0.0)
 
 

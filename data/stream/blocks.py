@@ -18,9 +18,9 @@ class ShuffledBlocks:
     long document. The state is the group's start and an index into it; resuming reads one group again.
     """
 
-    def __init__(self, inner: Packer, *, seq_len: int, seed: str) -> None:
+    def __init__(self, inner: Packer, *, seed: str) -> None:
         self._inner = inner
-        self._size = max(1, GROUP_TOKENS // seq_len)
+        self._size = max(1, GROUP_TOKENS // inner.seq_len)
         self._seed = seed
         self._number = 0  # of the group
         self._start: State = inner.state_dict()

@@ -86,6 +86,11 @@ class Packer:
             self._offset -= len(self._queue.popleft()[1])
 
     @property
+    def seq_len(self) -> int:
+        """Tokens of a block that are predicted."""
+        return self._size - 1
+
+    @property
     def queued(self) -> int:
         """Tokens in the queue, which do not fill a block yet."""
         return self._queued

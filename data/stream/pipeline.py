@@ -111,7 +111,7 @@ def open_pipeline(
         packer = Packer(tokens(number, plan, *shard), seq_len=seq_len)
         stream: ResumableStream[np.ndarray] = packer
         if plan.long_documents and shuffle_buffer:
-            stream = ShuffledBlocks(packer, seq_len=seq_len, seed=f"{seed}/{number}/{shard[0]}/blocks")
+            stream = ShuffledBlocks(packer, seed=f"{seed}/{number}/{shard[0]}/blocks")
         if share_out:
             stream = EveryNth(stream, index=shard_index, n=num_shards)
         packers.append(packer)

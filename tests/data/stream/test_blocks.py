@@ -21,7 +21,7 @@ def packer(*, epochs=3):
 
 
 def shuffled(**options):
-    return ShuffledBlocks(packer(**options), seq_len=16, seed="s")
+    return ShuffledBlocks(packer(**options), seed="s")
 
 
 @pytest.fixture(autouse=True)
