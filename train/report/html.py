@@ -61,7 +61,12 @@ def main(argv: list[str]) -> int:
         raise UserError(f"out={out} is a directory; name a file in it, such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise UserError(f"out={out}: there is no directory {out.parent}; make it first")
-    write_report(out, runs)
+    try:
+        write_report(out, runs)
+    except OSError as error:
+        raise UserError(
+            f"{out} cannot be written ({error.strerror or error}): name a file in another directory with out=FILE"
+        ) from error
     print(f"written: {out}")
     return 0
 

@@ -132,6 +132,7 @@ def test_mistakes_are_reported_in_one_line(three_runs, report, tmp_path):
         ([f"runs=[{tmp_path}/aa]"], "aa does not exist"),
         ([f"runs=[{three_runs[0]}]", f"out={tmp_path}"], "is a directory"),
         ([f"runs=[{three_runs[0]}]", f"out={tmp_path}/no/x.html"], "make it first"),
+        ([f"runs=[{three_runs[0]}]", f"out={tmp_path}/{'x' * 245}.html"], "cannot be written"),
         ([f"runs=[{three_runs[0]}]", "output=x"], "'out'"),
     ):
         err = report(*arguments, status=2)
