@@ -16,7 +16,7 @@ class CalibrationConfig:
     """Text that the importance matrix is measured on."""
 
     text: Path | None = None
-    """A UTF-8 file; None takes the run's calibration.txt."""
+    """A UTF-8 file; None takes the run's calibration.txt, else slm's general text."""
     chunks: int = 64
     """Most chunks to run."""
     n_ctx: int = 512

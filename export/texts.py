@@ -7,8 +7,8 @@ from pathlib import Path
 from data.errors import UserError
 from slm import runs
 
-TALES_BYTES = 400_000
-"""Bytes of embedded stories that stand in for a calibration text."""
+GENERAL_TEXT = Path(__file__).with_name("general_text.txt")
+"""Prose, conversations, code and tables in 23 languages: for a model whose training text is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,20 +20,16 @@ class Text:
 
 
 def calibration_text(named: Path | None, run: runs.Run, log: Callable[[str], None]) -> Text:
-    """The text to measure importance on: named, else the run's training documents, else the embedded stories."""
+    """The text to measure importance on: named, else the run's training documents, else slm's general text."""
     if named:
         return read_text(named, "calibration.text")
     if run.calibration_text:
         return read_text(run.calibration_text, "calibration.text")
-    from data.tales.story import story
-
-    log("no calibration text (no calibration.txt in the run, no calibration.text=FILE): using the embedded stories")
-    stories: list[str] = []
-    size = 0
-    while size < TALES_BYTES:
-        stories.append(story(0, len(stories)))
-        size += len(stories[-1])
-    return Text(content="\n\n".join(stories), origin="embedded stories")
+    log(
+        "no calibration text (no calibration.txt in the run, no calibration.text=FILE): using slm's general text "
+        "(prose, conversations and code in 23 languages)"
+    )
+    return Text(content=GENERAL_TEXT.read_text(encoding="utf-8"), origin="slm's general text")
 
 
 def validation_text(named: Path | None, run: runs.Run) -> Text | None:

@@ -1,17 +1,31 @@
+import unicodedata
+from collections import Counter
+
 import pytest
 
 from data.errors import UserError
 from export.__main__ import main
-from export.texts import calibration_text, read_text, validation_text
+from export.texts import GENERAL_TEXT, calibration_text, read_text, validation_text
 from slm import runs
 from tests.helpers import tiny_checkpoint as tiny
 
 
-def test_without_any_text_the_embedded_stories_serve_and_it_is_said(tmp_path, capsys):
-    pytest.importorskip("data.tales")
+def test_without_any_text_the_general_text_serves_and_it_is_said(tmp_path, capsys):
     folder = tiny.checkpoint(tmp_path / "bare")
     assert main([f"run={folder}", "quant=q8_0", "threads=1", "calibration.chunks=2", "proof.chunks=2"]) == 0
-    assert "using the embedded stories" in capsys.readouterr().out
+    assert "using slm's general text" in capsys.readouterr().out
+
+
+def test_the_general_text_is_of_many_kinds():
+    """Enough for the importance matrix, and no script or kind of text that most models know is missing."""
+    text = GENERAL_TEXT.read_text(encoding="utf-8")
+    assert 30_000 < len(text.encode()) < 60_000
+    scripts = Counter(unicodedata.name(character).split()[0] for character in text if character.isalpha())
+    others = "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "DEVANAGARI", "BENGALI", "THAI", "CJK", "HIRAGANA", "HANGUL"
+    assert min(scripts[script] for script in others) > 60, scripts
+    assert scripts["LATIN"] > 0.6 * scripts.total()
+    for part in ("```python", "```c\n", "```javascript", "```sql", "```json", "User: ", "|---", "$$", "🐝"):
+        assert part in text, part
 
 
 def test_a_named_text_comes_first_and_the_runs_own_next(tmp_path):
