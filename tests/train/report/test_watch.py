@@ -305,6 +305,7 @@ def test_a_run_that_is_starting_is_waited_for(tmp_path):
     ) as process:
         assert "waiting for the run" in process.stdout.readline()
         (root / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": 8, "loss": 2.5, "lr": 0.1}) + "\n")
+        (root / "config.yaml").write_text("name: early\n")
         assert "early" in process.stdout.readline()
         lock.release()
         process.communicate(timeout=PATIENT)
