@@ -93,7 +93,7 @@ def test_help_and_plan_work_in_an_empty_folder(installed, tmp_path):
 def test_doctor_works_and_kernels_are_built_in_the_cache(installed, tmp_path):
     out = slm(installed, tmp_path, "doctor", "compile=false")
     assert json.loads(out.splitlines()[-1])["llama_cpp_check"]["fault"] is None
-    code = "from slm.kernels import build; v, why = build.choose('f32'); print(v.build() if v else why)"
+    code = "from slm.kernels import choice; v, why = choice.choose('f32'); print(v.build() if v else why)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
