@@ -138,7 +138,7 @@ def test_a_run_reports_how_it_was_stopped_and_resumed(command, launch, train, tm
     assert f"resumed from step-{stopped.step():08d}" in seen.text
     assert f"resumed from step-{last:08d}" in seen.text
     assert "before that it ended unexpectedly" in seen.text
-    assert re.search(r"[\d,]+ parameters · llama · vocabulary 320", seen.text)
+    assert re.search(r"[\d,]+ parameters · qwen3 · vocabulary 320", seen.text)
     assert "Once upon a time" in seen.text
     assert seen.data["running"] is False
     assert [event["step"] for event in seen.data["runs"][0]["events"]] == [stopped.step(), last]
