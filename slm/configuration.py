@@ -218,8 +218,9 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
         group, _, rest = key.partition(".")
         having = [choice for choice in choices(group) if _has_key(CONFIG_DIR / group / f"{choice}.yaml", rest)]
         if having and rest:
-            given = " ".join(f"{group}={choice}" for choice in having[:1])
-            return f"{key} is an option of {' and '.join(f'{group}={c}' for c in having)}: add {given} to the command"
+            given = [f"{group}={choice}" for choice in having]
+            add = given[0] if len(given) == 1 else "one of them"
+            return f"{key} is an option of {' and '.join(given)}: add {add} to the command"
         known = _known_keys(config_name, overrides, compose, OmegaConf)
         hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
         return f"there is no option {key!r}; {hint or 'see --help for the list'}"
