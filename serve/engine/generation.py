@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serve.engine.batch_plan import Chunk
-from serve.engine.detokenizer import Detokenizer
 from serve.engine.messages import (
     Delta,
     Failure,
@@ -25,7 +24,7 @@ from serve.engine.messages import (
     TokenLogprob,
 )
 from serve.engine.sequence import Sequence
-from serve.engine.tokenize import tokenize_within
+from serve.engine.tokenize import Detokenizer, tokenize_within
 from serve.engine.vocabulary import Vocabulary, log_probabilities
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler

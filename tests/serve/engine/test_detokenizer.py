@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.engine.detokenizer import Detokenizer
+from serve.engine.tokenize import Detokenizer
 
 
 def feed(pieces, stop=()):
