@@ -53,7 +53,7 @@ for room in ("data", "slm", "train", "export", "serve"):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
             count += 1
-from slm.kernels.library import choose
+from slm.kernels.choice import choose
 from slm.machine import hardware, memory, topology
 assert choose("bf16")[0] is None and choose("f32")[0] is None
 assert hardware.compute_threads() == len(topology.read().cores) == os.cpu_count()

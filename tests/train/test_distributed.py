@@ -288,7 +288,7 @@ def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path,
 
 
 def test_a_loss_that_is_not_finite_stops_all_with_one_line(words, tmp_path):
-    code, out, err = finish(two(words("burst", TWO, "optim.lr=1e30", "optim.grad_clip=0")))
+    code, out, err = finish(two(words("burst", TWO, "optim=classic", "optim.lr=1e30", "optim.grad_clip=0")))
     assert code == 2, out + err
     assert err.count("stopped before the update") == 1
     assert "Traceback" not in err

@@ -36,6 +36,7 @@ def test_every_option_arrives(tiny_path, cache):
         "draft_model": str(tiny_path),
         "n_gpu_layers": 7,
         "stream_ms": 5.0,
+        "adapt_threads": False,
     }
     config = engine_config(ServerOptions(**given), tiny_path)
     assert config == EngineConfig(**{**given, "model_path": tiny_path, "draft_model": tiny_path})
