@@ -6,14 +6,13 @@ tokens spelled in a message's content stay text (``data.chat.content_spans``).
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 
-from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
-from data.chat import jinja
-from data.chat.content_spans import ControlTokens, Span
+from data.chat.content_spans import Span
+from data.chat.template import ChatTemplate, TemplateRefusesError
+from data.errors import UserError
 from serve.engine.messages import ModelInfo
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
@@ -45,17 +44,21 @@ class ChatPrompt:
     """
 
     def __init__(self, info: ModelInfo) -> None:
-        self._bos, self._eos = info.bos, info.eos
-        self._control_tokens = ControlTokens(info.control_tokens)
-        self.own = False
+        self._bos = info.bos
+        self._template: ChatTemplate | None = None
         self.problem: str | None = None
         """Why the model's own template is not used; None where it is, or where there is none."""
         if info.chat_template:
             try:
-                self._template = jinja.environment().from_string(info.chat_template)
-                self.own = True
-            except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                self.problem = f"the model's chat template is not valid ({error}); using the plain one"
+                self._template = ChatTemplate(
+                    info.chat_template, bos=info.bos, eos=info.eos, control_tokens=info.control_tokens
+                )
+            except UserError as error:
+                self.problem = f"the model's chat template is not valid ({error.__cause__}); using the plain one"
+
+    @property
+    def own(self) -> bool:
+        return self._template is not None
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -68,40 +71,22 @@ class ChatPrompt:
         With ``parse_special_in_content``, control tokens spelled in a content are parsed like the template's own.
         Raises ``ChatTemplateError``.
         """
-        if not self.own:
+        if self._template is None:
             return RenderedChat(text=_plain(messages), add_special=True, parse_special=False)
-        now = datetime.datetime.now()
-        text = self._render(messages, now)
-
-        def render_again(contents: list[str]) -> str | None:
-            changed = [{**each, "content": content} for each, content in zip(messages, contents, strict=True)]
-            try:
-                return self._render(changed, now)
-            except ChatTemplateError:
-                return None
-
         spans: tuple[Span, ...] = ()
-        if not parse_special_in_content:
-            contents = [each["content"] for each in messages]
-            spans = self._control_tokens.literal_spans(text, contents, render_again)
+        try:
+            if parse_special_in_content:
+                text = self._template.text(messages, prompt=True)
+            else:
+                rendered = self._template.prompt(messages)
+                text, spans = rendered.text, rendered.literal
+        except TemplateRefusesError as refused:
+            error = refused.__cause__
+            forbidden = isinstance(error, SecurityError)
+            does = "does something that is not allowed" if forbidden else "refuses these messages"
+            raise ChatTemplateError(f"the model's chat template {does}: {error}") from None
         starts_with_bos = bool(self._bos) and text.startswith(self._bos) and not (spans and spans[0][0] == 0)
         return RenderedChat(text=text, add_special=not starts_with_bos, parse_special=True, literal_spans=spans)
-
-    def _render(self, messages: list[dict[str, str]], now: datetime.datetime) -> str:
-        try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=True,
-                bos_token=self._bos,
-                eos_token=self._eos,
-                tools=None,
-                documents=None,
-                strftime_now=now.strftime,
-            )
-        except SecurityError as error:
-            raise ChatTemplateError(f"the model's chat template does something that is not allowed: {error}") from None
-        except Exception as error:  # a template can raise whatever Python can
-            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
 
 
 def _plain(messages: list[dict[str, str]]) -> str:

@@ -73,8 +73,16 @@ class ChatTemplate:
         except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise UserError(f"the chat template of {name} is not valid ({error}): correct its chat_template") from error
 
-    def text(self, messages: list[dict[str, Any]], tools: list[Any] | None = None, *, prompt: bool = False) -> str:
-        """The messages as text, with ``prompt`` up to where the assistant goes on. Raises TemplateRefusesError."""
+    def text(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        *,
+        prompt: bool = False,
+        now: datetime.datetime | None = None,
+    ) -> str:
+        """The messages as text, with ``prompt`` up to where the assistant goes on. ``now``: the time that a template
+        may print; None: this moment. Raises TemplateRefusesError, whose cause is what the template raised."""
         try:
             return self._template.render(
                 messages=messages,
@@ -83,10 +91,10 @@ class ChatTemplate:
                 bos_token=self._bos,
                 eos_token=self._eos,
                 documents=None,
-                strftime_now=datetime.datetime.now().strftime,
+                strftime_now=(now or datetime.datetime.now()).strftime,
             )
         except Exception as error:  # a template can raise whatever Python can
-            raise TemplateRefusesError(f"the chat template refuses it: {error}") from None
+            raise TemplateRefusesError(f"the chat template refuses it: {error}") from error
 
     def render(self, conversation: dict[str, Any]) -> Rendered:
         """The whole conversation, and in it what the assistant writes. Raises TemplateRefusesError.
@@ -114,17 +122,24 @@ class ChatTemplate:
         return Rendered(text, tuple(scored), literal)
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> Rendered:
-        """The text up to where the assistant goes on; nothing in it is scored."""
-        text = self.text(messages, tools, prompt=True)
-        return Rendered(text, (), self._literal(text, messages, tools, prompt=True))
+        """The text up to where the assistant goes on; nothing in it is scored. Raises TemplateRefusesError."""
+        now = datetime.datetime.now()
+        text = self.text(messages, tools, prompt=True, now=now)
+        return Rendered(text, (), self._literal(text, messages, tools, prompt=True, now=now))
 
     def _literal(
-        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool = False
+        self,
+        text: str,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        prompt: bool = False,
+        now: datetime.datetime | None = None,
     ) -> tuple[Span, ...]:
         def again(contents: list[str]) -> str | None:
             changed = [{**each, "content": content} for each, content in zip(messages, contents, strict=True)]
             try:
-                return self.text(changed, tools, prompt=prompt)
+                return self.text(changed, tools, prompt=prompt, now=now)
             except TemplateRefusesError:
                 return None
 

@@ -72,16 +72,13 @@ class ModelRunner:
             slots=config.slots,
             kv_tokens=self.context.n_ctx,
             threads=threads,
-            bos=self._name(self.model.bos),
-            eos=self._name(self.model.eos),
+            bos=self.model.token_name(self.model.bos),
+            eos=self.model.token_name(self.model.eos),
             add_bos=self.model.add_bos,
             chat_template=chat_template,
             control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
         )
-
-    def _name(self, token: int) -> str:
-        return self.model.token_to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     @property
     def threads(self) -> int:

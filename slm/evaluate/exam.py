@@ -153,16 +153,13 @@ class GGUFAnswers:
             self._llama, n_ctx=n_ctx, n_batch=n_ctx, n_seq_max=1, n_threads=threads, n_threads_batch=threads
         )
         self._batch = Batch(n_ctx, 1)
-        self._bos, eos = (self._spelling(token) for token in (self._llama.bos, self._llama.eos))
+        self._bos, eos = (self._llama.token_name(token) for token in (self._llama.bos, self._llama.eos))
         text = self._llama.chat_template()
         self._template = (
             ChatTemplate(text, bos=self._bos, eos=eos, control_tokens=self._llama.control_names(), name=path.name)
             if text
             else None
         )
-
-    def _spelling(self, token: int) -> str:
-        return self._llama.token_to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def __call__(self, messages: list[dict[str, Any]]) -> Reply:
         if self._template:

@@ -3,18 +3,13 @@
 import contextlib
 import json
 import subprocess
-import sys
-from pathlib import Path
 from time import perf_counter
 
 from data.errors import UserError, one_line
 from slm.kernels.library import VARIANTS, Kernels, Precision, Variant, load, variants_for
 from slm.machine.cpp_build import cache_dir
-from slm.machine.crashes import CRASHES, ended_by
+from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.report import atomic_write_json
-
-_TRIAL_S = 120
-"""Three seconds are usual. A machine that takes longer than this is busy with other work."""
 
 
 def choose(precision: Precision) -> tuple[Variant | None, str | None]:
@@ -76,13 +71,7 @@ def fault(variant: Variant) -> str | None:
 def _try_it(name: str) -> tuple[bool, str | None]:
     """Whether the trial came to an answer, and the fault that it found."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "slm.kernels.self_check", name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRIAL_S,
-            cwd=Path(__file__).resolve().parents[2],
-        )
+        done = run_trial("slm.kernels.self_check", name)
     except (subprocess.SubprocessError, OSError):
         return False, None
     return read_trial(done.stdout.decode(errors="replace"), done.returncode)

@@ -104,6 +104,10 @@ class Model:
             size = -n
         raise LlamaError(f"llama.cpp cannot spell token {token}")
 
+    def token_name(self, token: int) -> str:
+        """A control token as text; "" for one that the model lacks (-1)."""
+        return self.token_to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
     @cached_property
     def spellings(self) -> list[bytes]:
         """Bytes of every token, control tokens by their names. Takes a moment the first time."""

@@ -24,7 +24,7 @@ from typing import Any
 from data.errors import UserError, excerpt
 from data.storage import cache_home
 from slm.machine.cpp_build import cpu_flags
-from slm.machine.crashes import CRASHES, ended_by
+from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.machine.record import cpu_name
 from slm.report import atomic_write_json
 
@@ -32,8 +32,6 @@ PACKAGE = "llama-cpp-python"
 REBUILD = f"{shlex.quote(sys.executable)} -m slm.llama.rebuild"
 _FORMAT = 1
 """Of the kept answers, and of what is tried: a higher number tries again."""
-_TRIAL_S = 120
-"""A second is usual. A machine that takes longer than this is busy with other work."""
 _SUSPECTS = (("AMX_INT8", "amx_tile", "AMX"), ("AVX512", "avx512f", "AVX-512"), ("AVX2", "avx2", "AVX2"))
 """Instruction sets, the likeliest culprit first: llama.cpp's name, the kernel's, the usual one."""
 
@@ -132,14 +130,7 @@ def _try_it() -> Verdict:
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
     try:
         with tempfile.TemporaryDirectory(prefix="slm-llama-", ignore_cleanup_errors=True) as folder:
-            done = subprocess.run(
-                [sys.executable, "-m", "slm.llama.self_check", folder],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TRIAL_S,
-                cwd=Path(__file__).resolve().parents[2],
-            )
+            done = run_trial("slm.llama.self_check", folder, environment=environment)
     except (subprocess.SubprocessError, OSError) as error:
         return Verdict(works=[], features=None, unknown=excerpt(error))
     return read_trial(done.stdout.decode(errors="replace"), done.returncode, done.stderr.decode(errors="replace"))

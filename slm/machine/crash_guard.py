@@ -5,7 +5,6 @@ up, and a shell prints "Segmentation fault" and nothing else. ``guarded`` forks 
 the person started stays behind, passes signals on, and says what the other one was doing when it died.
 """
 
-import ctypes
 import mmap
 import os
 import shutil
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slm.machine.crashes import CRASHES, ended_by
+from slm.machine.crashes import CRASHES, end_with_parent, ended_by
 
 _NOTE_BYTES = 4096
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,7 +54,9 @@ def guarded(work: Callable[[], int | None], *, advice: Callable[[], str] = str) 
     _command = os.getpid()
     child = os.fork()
     if child == 0:
-        _die_with(_command)
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() != _command:  # it was ended in between
+            os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return work()
     try:
@@ -98,10 +99,3 @@ def _wait(child: int) -> int:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel end this process when its parent is ended (prctl, PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:  # it was ended in between
-        os._exit(1)

@@ -1,6 +1,14 @@
-"""What a child process died of, told from its exit status."""
+"""Child processes whose native code may die: tried, watched, and not left behind."""
 
+import ctypes
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_TRIAL_S = 120
+"""Seconds are usual. A machine that takes longer than this is busy with other work."""
 
 CRASHES = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")
 """Signals that native code dies of by its own doing. Others come from outside and say nothing about the code."""
@@ -12,3 +20,27 @@ def ended_by(status: int) -> str | None:
         return signal.Signals(-status).name
     except ValueError:
         return None
+
+
+def run_trial(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[bytes]":
+    """``python -m module arguments`` in a process of its own, with what it printed.
+
+    OSError or subprocess.SubprocessError where it did not come to its end within two minutes.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_TRIAL_S,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+
+
+def end_with_parent(number: int) -> None:
+    """Let the kernel send this process the signal ``number`` when its parent is ended (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # prctl.h
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))

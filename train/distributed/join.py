@@ -1,10 +1,8 @@
 """How the processes that torchrun started meet over gloo, and on which cores and network interface each one works."""
 
-import ctypes
 import os
 import signal
 import socket
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from slm.machine import hardware, topology
+from slm.machine.crashes import end_with_parent
 from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, restarts, stop_file
 from train.distributed.ranks import SINGLE_PROCESS, GlooRanks, Ranks, lost_peer_errors
 
@@ -27,7 +26,7 @@ def join(*, pin: bool) -> Ranks:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ and "WORLD_SIZE" not in os.environ:
         return SINGLE_PROCESS
-    end_with_parent()
+    end_with_parent(signal.SIGTERM)  # when the launcher is killed: this process then saves and ends
     if (path := os.environ.get(EXIT_FILE)) and stop_file(Path(path)).exists():
         raise SystemExit(0)  # stopped before this process could be signalled; the launcher knows the code
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -68,13 +67,6 @@ def pin_to(local_rank: int, local_size: int) -> None:
     if len(machine.fast_cores) >= local_size:
         share = topology.divide(machine.fast_cores, local_size)[local_rank]
         os.sched_setaffinity(0, {cpu for core in share for cpu in core.cpus})
-
-
-def end_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when the launcher is killed: it then saves and ends (Linux)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # prctl.h
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGTERM))
 
 
 def interface_towards(address: str) -> str | None:

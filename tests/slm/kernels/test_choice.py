@@ -8,6 +8,7 @@ import pytest
 
 from slm.kernels import choice, self_check
 from slm.kernels.library import VARIANTS, Variant
+from slm.machine import crashes
 from tests.helpers.kernels import kernels_for_test
 
 AVX2 = VARIANTS["avx2"]
@@ -50,7 +51,7 @@ def python_that(monkeypatch, tmp_path, command: str) -> Path:
     count, script = tmp_path / "count", tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho x >> {count}\n{command}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(choice.sys, "executable", str(script))
+    monkeypatch.setattr(crashes.sys, "executable", str(script))
     return count
 
 
