@@ -1,6 +1,7 @@
 """The Makefile: its variables arrive as the options of ``slm``, whatever characters they have, and set-up starts when
 it must. ``make -n`` prints what would be run."""
 
+import os
 import shutil
 import subprocess
 
@@ -20,9 +21,17 @@ def checkout(tmp_path):
     return folder
 
 
+def make(folder, *words: str) -> subprocess.CompletedProcess:
+    """make as a person starts it: under ``make test`` it would take itself for a part of that, and say where it is."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    return subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True)
+
+
 def commands(folder, *words: str) -> list[str]:
     """The lines that make would run."""
-    done = subprocess.run(["make", "-n", *words], cwd=folder, capture_output=True, text=True)
+    done = make(folder, "-n", *words)
     assert done.returncode == 0, done.stderr
     return [line.strip() for line in done.stdout.splitlines()]
 
@@ -77,7 +86,7 @@ def test_set_up_starts_when_the_requirements_change(checkout):
 
 def test_a_python_that_is_missing_is_one_line(checkout):
     (checkout / ".venv/.ready").unlink()
-    done = subprocess.run(["make", "setup", "PYTHON=no such python"], cwd=checkout, capture_output=True, text=True)
+    done = make(checkout, "setup", "PYTHON=no such python")
     assert done.returncode == 2
     first, *_ = done.stderr.splitlines()
     assert first.startswith("error: there is no no such python: install Python 3.11 to 3.13")
