@@ -233,6 +233,8 @@ class RunRecord:
         if is_locked(self.root / LOCK) if held is None else held:
             return "running"
         last = self.event_log[-1] if self.event_log else None
+        if last is None and not self.step():  # its directory was made a moment ago, or its start died
+            return "gone"
         if last is None:  # a run of a version that kept no event log
             return "finished" if self.progress() >= 1 else "stopped"
         if last.kind != "end":

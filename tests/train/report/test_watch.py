@@ -19,7 +19,7 @@ import pytest
 
 from slm.configuration import build
 from tests.helpers import REPOSITORY
-from train.report.watch import WatchConfig
+from train.report.watch import FollowedRun, WatchConfig
 from train.run_lock import take_lock
 
 PATIENT = 120
@@ -241,6 +241,19 @@ def test_a_run_that_vanishes_may_come_back_under_its_name(terminal, tmp_path):
     rest = piped.communicate(timeout=PATIENT)[0]
     assert "step 2 " in rest
     assert "finished" in rest.splitlines()[-1]
+
+
+def test_a_directory_that_was_just_made_is_not_the_end_of_its_run(tmp_path):
+    """A run makes its directory a moment before it takes the lock."""
+    root = tmp_path / "run"
+    WrittenRun(root).vanish()
+    followed = FollowedRun(root, patience_s=PATIENT)
+    followed.update()
+    assert not followed.is_over()
+    os.rename(root, tmp_path / "run.1")
+    root.mkdir()
+    followed.update()
+    assert not followed.is_over()
 
 
 def test_patience_has_an_end(tmp_path):
