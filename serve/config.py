@@ -14,6 +14,8 @@ Config = TypeVar("Config")
 TuneMode = Literal["auto", "off", "force"]
 """Whether threads and batch sizes are measured: once per model and machine, never, or at every start."""
 AccessLogForm = Literal["text", "json", "off"]
+Truncation = Literal["auto", "disabled"]
+"""Whether the oldest turns of a conversation that outgrows the context are dropped, or it is refused."""
 
 
 def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Collection[str]) -> Config:
@@ -52,6 +54,8 @@ class ServerOptions(EngineOptions):
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
     max_n: int = 16
+    truncation: Truncation = "disabled"
+    """Of requests that do not say it themselves."""
     parse_special_in_content: bool = False
     grammar: bool = True
     body_timeout_s: float = 30.0

@@ -21,6 +21,7 @@ from data.errors import UserError
 from serve.config import TerminalConfig, load
 from serve.engine.config import EngineConfig
 from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone, SamplingParams
+from serve.history import HistoryWindow, prompt_limit
 from serve.pool.model_files import resolve_model
 from slm.cli import run
 from slm.exported import stale_lines
@@ -35,9 +36,6 @@ _HELP = """/help   this text
 /reset  forget the conversation
 /exit   leave (or Ctrl-D)
 Ctrl-C stops a reply. A message that begins with a slash and a word is written with a space before it."""
-_REPLY_PART = 4
-"""The oldest messages are forgotten where they would leave less than this part of the context for a reply (or less than
-``max_tokens``, if that is smaller)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +119,16 @@ class Conversation:
 
     def _fitting_prompt(self) -> tuple[RenderedChat, int]:
         """The conversation as a prompt, and how many of its oldest messages were dropped to make room for a reply."""
-        most = self.info.context - min(self._config.max_tokens, self.info.context // _REPLY_PART)
-        first = int(self._messages[0]["role"] == "system")
-        n_forgotten = 0
+        parse_content = self._config.parse_special_in_content
+        window = HistoryWindow(self._messages, prompt_limit(self.info.context, self._config.max_tokens))
         while True:
-            parse_content = self._config.parse_special_in_content
-            prompt = self.chat.render(self._messages, parse_special_in_content=parse_content)
-            if len(self._messages) <= first + 1 or self._engine.count_tokens(self._request(prompt)) <= most:
-                return prompt, n_forgotten
-            # A turn goes as a whole, so that the user's messages and the replies still alternate.
-            del self._messages[first : first + 2]
-            n_forgotten += 2
+            prompt = self.chat.render(window.messages, parse_special_in_content=parse_content)
+            if window.counted(self._engine.count_tokens(self._request(prompt))):
+                break
+        if window.n_dropped:
+            prompt = self.chat.render(window.messages, parse_special_in_content=parse_content)
+        self._messages = window.messages
+        return prompt, window.n_dropped
 
     def _generate(self, prompt: RenderedChat, show: Callable[[str], None]) -> Reply:
         self._n_replies += 1

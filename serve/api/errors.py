@@ -81,10 +81,11 @@ def not_loaded(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="model_unavailable", headers={"Retry-After": "5"})
 
 
-def request_failed(error: RequestFailedError, *, param: str = "prompt") -> ApiError:
-    """The error for a request that the engine refused or lost. ``param`` is the field that its tokens came from."""
+def request_failed(error: RequestFailedError, *, param: str = "prompt", if_too_long: str = "") -> ApiError:
+    """The error for a request that the engine refused or lost. ``param`` is the field that its tokens came from;
+    ``if_too_long`` is added to the message where they were too many."""
     if error.code == "context_length_exceeded":
-        return ApiError(400, str(error), param=param, code=error.code)
+        return ApiError(400, f"{error} {if_too_long}".rstrip(), param=param, code=error.code)
     if error.code == "invalid_request":
         return ApiError(400, str(error))
     if error.code == "deadline_exceeded":

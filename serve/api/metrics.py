@@ -106,6 +106,11 @@ class PoolCollector(Collector):
             lambda m: m.counters.accepted_tokens,
         )
         yield self._counter("embedding_tokens", "Tokens embedded.", lambda m: m.counters.embedding_tokens)
+        yield self._counter(
+            "messages_dropped",
+            "Messages left out of prompts, because their conversation was longer than the context (truncation).",
+            lambda m: m.counters.dropped_messages,
+        )
 
     def _endings(self) -> Metric:
         family = CounterMetricFamily(

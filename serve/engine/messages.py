@@ -85,6 +85,10 @@ class Tokenize:
     text: str
     add_special: bool
     parse_special: bool
+    literal_spans: tuple[tuple[int, int], ...] = ()
+    """As in ``Generate``."""
+    limit: int | None = None
+    """Of a text with more tokens than this, a beginning that has more than this is enough."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,7 +88,15 @@ class BackgroundTokenizer:
         """The reply for a short text; that of a long one comes from ``step``. Raises ``LlamaError``."""
 
         def work() -> list[int]:
-            return self._model.tokenize(query.text, add_special=query.add_special, parse_special=query.parse_special)
+            tokens, _ = tokenize_within(
+                self._model,
+                query.text,
+                len(query.text) if query.limit is None else query.limit,
+                add_special=query.add_special,
+                parse_special=query.parse_special,
+                literal_spans=query.literal_spans,
+            )
+            return tokens
 
         if len(query.text) <= _SHORT:
             return [Reply(id=query.id, value=work())]

@@ -37,6 +37,8 @@ class Counters:
     accepted_tokens: int = 0
     """Of these, those that were accepted."""
     embedding_tokens: int = 0
+    dropped_messages: int = 0
+    """Of conversations longer than the context."""
     finished: Counter[str] = field(default_factory=Counter)
     """Sequences by how they ended."""
     preempted: int = 0

@@ -128,6 +128,38 @@ def test_what_has_arrived_is_kept_when_the_page_is_left(page, server):
     assert len(page.run(TEXTS)[1]) > 20
 
 
+def test_a_message_is_kept_when_the_page_is_left_before_the_reply(page, server):
+    page.open(server.url + "/")
+    chat(page, "first")
+    page.tab.route("**/v1/chat/completions", lambda route: None)  # no answer comes
+    for text, turns in (("second", 3), ("third", 5)):
+        ask(page, text, max_tokens=8)
+        page.wait("document.getElementById('send').disabled")
+        reload(page)
+        assert page.run(TEXTS)[-1] == text
+        assert len(page.run(TEXTS)) == turns
+        page.tab.unroute("**/v1/chat/completions")
+        page.run("document.getElementById('max_tokens').value = 8")
+        page.tab.click(".turn:last-child >> text=Get a reply")
+        finished(page)
+        page.wait(f"document.querySelectorAll('.assistant .actions').length == {turns // 2 + 1}")
+        assert page.run(WHO)[-2:] == ["user", "assistant"]
+        page.tab.route("**/v1/chat/completions", lambda route: None)
+    # In a new conversation, too; and one whose request is refused leaves nothing behind.
+    page.click("#new")
+    ask(page, "alone", max_tokens=8)
+    page.wait("document.getElementById('send').disabled")
+    reload(page)
+    assert page.run(TEXTS) == ["alone"]
+    page.tab.unroute("**/v1/chat/completions")
+    page.click("#new")
+    ask(page, "long " * 5000)
+    page.wait("!document.getElementById('problem').hidden")
+    assert page.run(NAMES) == ["alone", "first"]
+    reload(page)
+    assert page.run(NAMES) == ["alone", "first"]
+
+
 def test_regenerate(page, server):
     page.open(server.url + "/")
     chat(page, "one", seed=1)

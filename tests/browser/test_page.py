@@ -162,6 +162,59 @@ def test_mistakes_are_shown_and_the_message_is_kept(page, server):
     assert page.run("document.querySelectorAll('.user').length") == 1
 
 
+CUT_OFF = """data: {"dropped_messages": 2, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+
+data: {"choices": [{"index": 0, "delta": {"content": "Well"}, "finish_reason": null}]}
+
+data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length", "stopped_by": "%s"}]}
+
+data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5000, "total_tokens": 5009}}
+
+data: [DONE]
+
+"""
+
+
+@pytest.mark.parametrize(("stopped_by", "said"), [("context", "the end of the context"), ("timeout_s", "time limit")])
+def test_the_server_says_what_cut_a_reply_off(page, server, stopped_by, said):
+    """The page does not guess it from numbers: here they would say something else."""
+    page.open(server.url + "/")
+    page.tab.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=CUT_OFF % stopped_by),
+    )
+    ask(page)
+    finished(page)
+    page.wait(f"document.getElementById('figures').textContent.endsWith('{said}')")
+    assert "2 oldest messages dropped" in page.text("#figures")
+
+
+def test_a_chat_that_outgrows_the_context_goes_on(page, server, tmp_path):
+    page.open(server.url + "/")
+    text = "the old fox and the little bird went to the river " * 20
+    messages = [{"role": role, "content": text} for _ in range(8) for role in ("user", "assistant")]
+    path = tmp_path / "long.json"
+    path.write_text(json.dumps({"messages": messages}))
+    page.tab.set_input_files("#import-file", path)
+    page.wait("document.querySelector('#chat-list .name')")
+    page.click("#chat-list .name")
+    page.tab.select_option("#truncation", "disabled")
+    ask(page, "hello", max_tokens=4)
+    page.wait("!document.getElementById('problem').hidden")
+    assert "truncation" in page.text("#problem")
+    page.tab.select_option("#truncation", "auto")
+    page.run("document.getElementById('prompt').value = ''")
+    ask(page, "hello", max_tokens=4)
+    page.wait("document.getElementById('figures').textContent.includes('oldest messages dropped')")
+    assert page.run("document.querySelectorAll('.turn').length") == 18, "the page still shows all of them"
+    # The other mode has no such field.
+    page.click("#tab-completion")
+    assert not page.tab.is_visible("#truncation")
+    ask(page, "hello", max_tokens=4)
+    finished(page)
+    assert page.run("document.getElementById('problem').hidden")
+
+
 def test_text_of_a_model_is_text(page, server):
     page.open(server.url + "/")
     page.click("#tab-completion")

@@ -26,7 +26,7 @@ class ChatCompletionBuilder(ResponseBuilder):
 
     def body(self) -> ChatCompletion:
         """The body of the whole response."""
-        return ChatCompletion(
+        body = ChatCompletion(
             id=self.id,
             object="chat.completion",
             created=self.created,
@@ -34,6 +34,9 @@ class ChatCompletionBuilder(ResponseBuilder):
             choices=self._whole_choices(),
             usage=self.usage(),
         )
+        if self.dropped_messages:
+            body["dropped_messages"] = self.dropped_messages
+        return body
 
     def usage_chunk(self) -> ChatCompletionChunk:
         """The last chunk of a stream whose client asked for usage."""
@@ -44,7 +47,10 @@ class ChatCompletionBuilder(ResponseBuilder):
     def chunks(self, index: int, event: PrefillDone | Delta) -> list[ChatCompletionChunk]:
         """The chunks of a stream that an event makes: the role comes first, the finish reason alone and last."""
         if isinstance(event, PrefillDone):
-            return [self._choice_chunk(index, ChatDelta(role="assistant", content=""))]
+            first = self._choice_chunk(index, ChatDelta(role="assistant", content=""))
+            if self.dropped_messages:
+                first["dropped_messages"] = self.dropped_messages
+            return [first]
         chunks = []
         if event.text or event.logprobs:
             logprobs = self._logprobs(event.logprobs)

@@ -189,6 +189,8 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
 def _set_limits(properties: dict[str, Any], options: ServerOptions) -> None:
     if "n" in properties:
         properties["n"]["maximum"] = min(properties["n"]["maximum"], options.max_n)
+    if "truncation" in properties:
+        properties["truncation"]["default"] = options.truncation
     if options.request_timeout_s:
         properties["timeout_s"]["anyOf"][0]["maximum"] = options.request_timeout_s
         properties["timeout_s"]["default"] = options.request_timeout_s

@@ -255,6 +255,14 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+TruncationField = Annotated[
+    Literal["auto", "disabled"] | None,
+    Field(
+        description="auto: drop the oldest turns of a conversation that is longer than the context; disabled: refuse it"
+    ),
+]
+
+
 class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions"""
 
@@ -263,6 +271,7 @@ class ChatRequest(_GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    truncation: TruncationField = None
 
     def limit(self) -> int | None:
         """Most tokens to generate; None: as far as the context goes."""

@@ -58,6 +58,16 @@ _StoppedBy = Annotated[
 ]
 
 
+_DroppedMessages = Annotated[
+    int | None,
+    Field(
+        default=None,
+        description="with `truncation`: how many of the oldest messages were left out of the prompt; absent if none. "
+        "Not a field of OpenAI's",
+    ),
+]
+
+
 @_closed
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
@@ -134,6 +144,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    dropped_messages: NotRequired[_DroppedMessages]
 
 
 @_closed
@@ -161,6 +172,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
+    dropped_messages: NotRequired[_DroppedMessages]
 
 
 @_closed
@@ -231,8 +243,9 @@ class Response(TypedDict):
     tool_choice: Literal["none"]
     tools: list[Any]
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
+    dropped_messages: NotRequired[_DroppedMessages]
 
 
 @_closed

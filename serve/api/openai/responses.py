@@ -24,6 +24,7 @@ from serve.api.openai.requests import (
     Number,
     Strict,
     TextFormat,
+    TruncationField,
 )
 from serve.api.openai.response_builder import ResponseBuilder
 from serve.api.openai.response_shapes import (
@@ -36,6 +37,7 @@ from serve.api.openai.response_shapes import (
     ResponseStatus,
     ResponseUsage,
 )
+from serve.config import Truncation
 from serve.engine.messages import Delta, PrefillDone
 
 
@@ -84,6 +86,7 @@ class ResponsesRequest(ModelRequest):
     top_p: Number = Field(default=1.0, ge=0, le=1)
     stream: bool = False
     text: TextOptions = TextOptions()
+    truncation: TruncationField = None
 
     def as_chat(self) -> ChatRequest:
         """The same as a chat request. Raises ``ApiError`` for more messages than a chat may have."""
@@ -108,6 +111,7 @@ class ResponsesRequest(ModelRequest):
             top_p=self.top_p,
             response_format=response_format,
             stream=self.stream,
+            truncation=self.truncation,
         )
 
 
@@ -118,9 +122,9 @@ class ResponsesBuilder(ResponseBuilder):
     named_events = True
     ends_in_done = False
 
-    def __init__(self, *, model: str, request: ResponsesRequest) -> None:
+    def __init__(self, *, model: str, request: ResponsesRequest, truncation: Truncation) -> None:
         super().__init__(model=model, n_choices=1, n=1, with_logprobs=False)
-        self._request = request
+        self._request, self._truncation = request, truncation
         self._message_id = f"msg_{secrets.token_hex(12)}"
         self._sequence_number = 0
 
@@ -129,7 +133,7 @@ class ResponsesBuilder(ResponseBuilder):
         choice = self._choices[0]
         status = self._status()
         request = self._request
-        return Response(
+        response = Response(
             id=self.id.replace("-", "_", 1),
             object="response",
             created_at=self.created,
@@ -152,9 +156,12 @@ class ResponsesBuilder(ResponseBuilder):
             tool_choice="none",
             tools=[],
             top_p=request.top_p,
-            truncation="disabled",
+            truncation=self._truncation,
             usage=self._response_usage() if choice.finish else None,
         )
+        if self.dropped_messages:
+            response["dropped_messages"] = self.dropped_messages
+        return response
 
     def _status(self) -> ResponseStatus:
         match self._choices[0].finish:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
@@ -18,6 +19,7 @@ from serve.api.errors import ApiError, no_such_model, out_of_time
 from serve.api.openai.parsing import Body, parse
 from serve.api.request_body import read_body
 from serve.config import ServerOptions
+from serve.engine.messages import Query
 from serve.pool.model_pool import Lease, Pool
 
 
@@ -85,6 +87,14 @@ class ModelRoutes:
         finally:
             if not context.streams:
                 lease.release()
+
+    async def _ask(self, context: RequestContext, query: Query) -> Any:
+        """The engine's answer. Raises ``ApiError`` when the request's time is over."""
+        try:
+            async with asyncio.timeout_at(context.ends_at):
+                return await unless_disconnected(context.request.receive, context.lease.engine.query(query))
+        except TimeoutError:
+            raise out_of_time("The request's time ran out before there was an answer.") from None
 
     def _limit_s(self, given: float | None) -> float | None:
         """Seconds that a request may take; None: no limit."""

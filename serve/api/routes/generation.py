@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve.api.disconnects import unless_disconnected
-from serve.api.errors import ApiError
+from serve.api.errors import ApiError, request_failed
 from serve.api.openai.chat import ChatCompletionBuilder
 from serve.api.openai.completions import CompletionBuilder
 from serve.api.openai.requests import ChatRequest, CompletionRequest
@@ -23,8 +23,16 @@ from serve.api.openai.responses import ResponsesBuilder, ResponsesRequest
 from serve.api.openai.streaming import collect, expire_later, stream
 from serve.api.routes.base import ModelRoutes, RequestContext
 from serve.api.server_sent_events import EventStream
-from serve.chat_template import ChatTemplateError
-from serve.engine.messages import Generate
+from serve.chat_template import ChatPrompt, ChatTemplateError, RenderedChat
+from serve.engine.messages import Generate, Tokenize
+from serve.history import HistoryWindow, prompt_limit
+from serve.pool.request_stream import RequestFailedError
+
+_ADVICE = {
+    False: '"truncation": "auto" drops the oldest messages instead.',
+    True: "The last turn alone is too long, and it is never dropped.",
+}
+"""About a conversation that does not fit the context, by whether its oldest turns may be dropped."""
 
 
 class GenerationRoutes(ModelRoutes):
@@ -64,23 +72,39 @@ class GenerationRoutes(ModelRoutes):
         body = await self._read(request, ChatRequest)
         self._check_choices(body.n)
         async with self._model(request, body.model, body.timeout_s) as context:
-            sequences = await self._chat_sequences(context, body)
+            truncates = (body.truncation or self._options.truncation) == "auto"
+            sequences, n_dropped = await self._chat_sequences(context, body, truncates)
             builder = ChatCompletionBuilder(
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs
             )
+            builder.dropped_messages = n_dropped
             return await self._generate(
-                context, sequences, builder, streams=body.stream, include_usage=body.include_usage
+                context,
+                sequences,
+                builder,
+                streams=body.stream,
+                include_usage=body.include_usage,
+                if_too_long=_ADVICE[truncates],
             )
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses"""
         body = await self._read(request, ResponsesRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
-            sequences = await self._chat_sequences(context, body.as_chat())
-            builder = ResponsesBuilder(model=context.lease.name, request=body)
-            return await self._generate(context, sequences, builder, streams=body.stream)
+            truncation = body.truncation or self._options.truncation
+            truncates = truncation == "auto"
+            sequences, n_dropped = await self._chat_sequences(context, body.as_chat(), truncates)
+            builder = ResponsesBuilder(model=context.lease.name, request=body, truncation=truncation)
+            builder.dropped_messages = n_dropped
+            return await self._generate(
+                context, sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
+            )
 
-    async def _chat_sequences(self, context: RequestContext, body: ChatRequest) -> list[Generate]:
+    async def _chat_sequences(
+        self, context: RequestContext, body: ChatRequest, truncates: bool
+    ) -> tuple[list[Generate], int]:
+        """The sequences, and how many of the oldest messages are not in their prompt. ``truncates``: whether some may
+        be left out."""
         chat = context.lease.chat
         sampling = body.sampling(context.lease.info, await self._grammar(body))
         top_logprobs = body.n_top()
@@ -88,12 +112,15 @@ class GenerationRoutes(ModelRoutes):
             {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
             for each in body.messages
         ]
-        try:
-            # A template is a program. In a thread, a slow one cannot stop the loop.
-            parse_content = self._options.parse_special_in_content
-            rendered = await run_in_threadpool(chat.render, messages, parse_special_in_content=parse_content)
-        except ChatTemplateError as error:
-            raise ApiError(400, f"{error}.", param="messages") from None
+        n_dropped = 0
+        rendered = await self._render(chat, messages)
+        if truncates:
+            window = HistoryWindow(messages, prompt_limit(context.lease.info.context, body.limit()))
+            while not window.counted(await self._count(context, rendered, window.limit)):
+                rendered = await self._render(chat, window.messages)
+            n_dropped = window.n_dropped
+            if n_dropped:
+                rendered = await self._render(chat, window.messages)
         base = Generate(
             id="",
             prompt="",
@@ -107,7 +134,27 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _choices(context, base, [rendered.text], body.n)
+        return _choices(context, base, [rendered.text], body.n), n_dropped
+
+    async def _render(self, chat: ChatPrompt, messages: list[dict[str, str]]) -> RenderedChat:
+        try:
+            # A template is a program. In a thread, a slow one cannot stop the loop.
+            parse_content = self._options.parse_special_in_content
+            return await run_in_threadpool(chat.render, messages, parse_special_in_content=parse_content)
+        except ChatTemplateError as error:
+            raise ApiError(400, f"{error}.", param="messages") from None
+
+    async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int) -> int:
+        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more."""
+        query = Tokenize(
+            id=context.lease.engine.next_id(),
+            text=rendered.text,
+            add_special=rendered.add_special,
+            parse_special=rendered.parse_special,
+            literal_spans=rendered.literal_spans,
+            limit=limit,
+        )
+        return len(await self._ask(context, query))
 
     async def _grammar(self, body: CompletionRequest | ChatRequest) -> str | None:
         if body.grammar is None and body.response_format is None:
@@ -129,7 +176,9 @@ class GenerationRoutes(ModelRoutes):
         *,
         streams: bool,
         include_usage: bool = False,
+        if_too_long: str = "",
     ) -> Response:
+        """``if_too_long``: added to the error where the prompt does not fit the context."""
         record, receive = context.record, context.request.receive
         record.submitted, record.stream = time.perf_counter(), streams
         request_stream = context.lease.engine.submit(sequences)
@@ -148,15 +197,19 @@ class GenerationRoutes(ModelRoutes):
         try:
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
+                context.lease.engine.counters.dropped_messages += builder.dropped_messages
                 return JSONResponse(builder.body())
             # The status line waits for the first event, so that a refused prompt is a 400 and not a stream.
             first = await unless_disconnected(receive, request_stream.next_events())
             context.streams = True
+            context.lease.engine.counters.dropped_messages += builder.dropped_messages
             return EventStream(
                 stream(request_stream, builder, first, record, include_usage),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
             )
+        except RequestFailedError as error:
+            raise request_failed(error, if_too_long=if_too_long) from None
         finally:
             if not context.streams:
                 end()

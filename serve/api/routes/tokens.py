@@ -5,15 +5,11 @@ Tested in tests/serve/api/openai/test_embeddings.py, tests/serve/api/openai/test
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve.api.disconnects import unless_disconnected
-from serve.api.errors import out_of_time, request_failed
+from serve.api.errors import request_failed
 from serve.api.openai.embeddings import embedding_body
 from serve.api.openai.requests import (
     DetokenizeRequest,
@@ -22,8 +18,8 @@ from serve.api.openai.requests import (
     check_tokens,
 )
 from serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
-from serve.api.routes.base import ModelRoutes, RequestContext
-from serve.engine.messages import Detokenize, Embed, Query, Tokenize
+from serve.api.routes.base import ModelRoutes
+from serve.engine.messages import Detokenize, Embed, Tokenize
 from serve.pool.request_stream import RequestFailedError
 
 
@@ -79,10 +75,3 @@ class TokenRoutes(ModelRoutes):
                     chat_template=info.chat_template,
                 )
             )
-
-    async def _ask(self, context: RequestContext, query: Query) -> Any:
-        try:
-            async with asyncio.timeout_at(context.ends_at):
-                return await unless_disconnected(context.request.receive, context.lease.engine.query(query))
-        except TimeoutError:
-            raise out_of_time("The request's time ran out before there was an answer.") from None

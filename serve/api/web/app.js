@@ -15,6 +15,7 @@ const transcript = new Transcript($("output"), { edit: (i, text) => send(text, i
 let mode = "chat";
 let chat = store.last() ?? newConversation();
 let running = null; // {controller, keep} of the running request
+let isLeaving = false; // the page is being left, which ends a running request
 
 // -- requests -------------------------------------------------------------------------------------------------
 
@@ -47,14 +48,15 @@ async function regenerate(i) {
 }
 
 // Asks for the reply to messages and makes both the conversation. Returns whether a reply came; if not, the conversation
-// stays as it was.
+// stays as it was. A new message is kept before the request starts, so that leaving the page does not lose it.
 async function ask(messages) {
   const mine = chat;
   const before = mine.messages;
+  const { name: nameBefore, updated } = mine;
   const probabilities = settings.probabilities();
   const sent = messages.map(({ role, content }) => ({ role, content }));
   if (mine.system.trim()) sent.unshift({ role: "system", content: mine.system.trim() });
-  const body = attempt(() => request({ messages: sent, logprobs: probabilities, ...(probabilities ? { top_logprobs: 5 } : {}) }));
+  const body = attempt(() => request({ messages: sent, truncation: settings.truncation(), logprobs: probabilities, ...(probabilities ? { top_logprobs: 5 } : {}) }));
   if (!body) return false;
   hideTip();
   problem("");
@@ -67,19 +69,29 @@ async function ask(messages) {
   const reply = new Reply(place, "markdown");
   const name = models.name();
   let message = null;
-  const keep = () => {
-    if (reply.isEmpty || mine.isRemoved) return;
-    message = reply.message(name);
-    mine.messages = [...messages, message];
+  const isKept = store.byId.has(mine.id);
+  const write = (all) => {
+    mine.messages = all;
     mine.updated = Date.now();
     attempt(() => store.keep(mine));
     store.opened(chat.id);
+  };
+  if (!before.includes(messages.at(-1))) write(messages);
+  const keep = () => {
+    if (reply.isEmpty || mine.isRemoved) return;
+    message = reply.message(name);
+    write([...messages, message]);
   };
   running = { keep };
   busy(true);
   await run("/v1/chat/completions", body, reply);
   running = null;
   keep();
+  if (!message && !mine.isRemoved && !isLeaving) {
+    Object.assign(mine, { messages: before, updated, name: nameBefore });
+    if (isKept) attempt(() => store.keep(mine));
+    else store.remove(mine.id);
+  }
   busy(false);
   if (mine === chat) {
     turn.classList.remove("busy");
@@ -297,7 +309,11 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
     other.focus();
   });
 }
-addEventListener("pagehide", () => running?.keep?.()); // what has arrived of a reply
+addEventListener("pagehide", () => {
+  running?.keep?.(); // what has arrived of a reply
+  isLeaving = true;
+});
+addEventListener("pageshow", () => { isLeaving = false; });
 addEventListener("storage", (event) => {
   if (running || (event.key !== null && !event.key.startsWith("slm."))) return;
   store.read(); // another tab has changed conversations

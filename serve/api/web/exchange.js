@@ -9,14 +9,16 @@ import * as models from "./models.js";
 // stopped. Throws what else ends it. `follow(action)` keeps the end of the text in view while action adds to it.
 export async function exchange(path, body, reply, signal, follow) {
   if (!models.isLoaded()) $("figures").textContent = "The model is being loaded.";
-  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0, maxTokens: body.max_tokens, context: models.context() };
+  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0 };
   const show = () => { $("figures").textContent = replyFigures(figures); };
   try {
     for await (const event of api.stream(path, body, signal)) {
       if (event.usage) figures.usage = event.usage;
+      figures.dropped = event.dropped_messages ?? figures.dropped;
       const choice = event.choices[0];
       if (!choice) continue;
       figures.finish = choice.finish_reason ?? figures.finish;
+      figures.stoppedBy = choice.stopped_by ?? figures.stoppedBy;
       const added = follow(() => reply.take(choice));
       if (!added) continue;
       figures.last = performance.now();

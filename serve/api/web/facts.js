@@ -14,9 +14,16 @@ export function modelFacts({ status, meta }) {
   return facts.join(" · ");
 }
 
-// One line about a reply: times in ms of performance.now(), usage and finish reason as the server sent them; maxTokens and
-// the model's context in tokens.
-export function replyFigures({ began, first, last, nTokens, usage, finish, maxTokens, context }) {
+// What the server's stopped_by means, for a reply with finish_reason "length".
+const STOPPED_BY = {
+  max_tokens: "ended at max tokens",
+  context: "ended at the end of the context",
+  timeout_s: "ended by the time limit",
+};
+
+// One line about a reply: times in ms of performance.now(); usage, finish_reason, stopped_by and dropped_messages as the
+// server sent them.
+export function replyFigures({ began, first, last, nTokens, usage, finish, stoppedBy, dropped }) {
   const parts = [`${nTokens} token${nTokens === 1 ? "" : "s"}`];
   if (first) parts.push(`first after ${((first - began) / 1000).toFixed(2)} s`);
   if (nTokens > 1 && last > first) parts.push(`${((nTokens - 1) / ((last - first) / 1000)).toFixed(1)} tokens/s`);
@@ -24,13 +31,8 @@ export function replyFigures({ began, first, last, nTokens, usage, finish, maxTo
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`prompt ${usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}`);
   }
-  if (finish === "length") parts.push(whyCutOff(usage, maxTokens, context));
+  if (dropped) parts.push(`${dropped} oldest message${dropped === 1 ? "" : "s"} dropped`);
+  if (finish === "length") parts.push(STOPPED_BY[stoppedBy] ?? "cut off");
   else if (finish && finish !== "stop") parts.push(finish);
   return parts.join(" · ");
-}
-
-function whyCutOff(usage, maxTokens, context) {
-  if (usage?.completion_tokens >= maxTokens) return "ended at max tokens";
-  if (usage?.total_tokens >= context - 1) return "ended at the end of the context";
-  return "ended by the time limit";
 }

@@ -8,7 +8,6 @@ let cards = []; // of /v1/models
 let current = null; // the card of the model that the next request goes to
 
 export const name = () => current?.id ?? "";
-export const context = () => current?.meta?.context; // tokens
 export const hasTemplate = () => Boolean(current?.meta?.chat_template);
 export const isLoaded = () => current?.status === "ready";
 export const areSeveral = () => cards.length > 1;

@@ -4,13 +4,17 @@ import { $ } from "./dom.js";
 
 const KEPT = "slm.settings";
 const NUMBERS = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"];
-const FIELDS = [...NUMBERS, "stop_text", "response_format", "schema", "probabilities"];
+const FIELDS = [...NUMBERS, "stop_text", "response_format", "schema", "truncation", "probabilities"];
 
 export function probabilities() {
   return $("probabilities").checked;
 }
 
-// The body's fields. Throws an Error with the field's label where a value cannot be used.
+export function truncation() {
+  return $("truncation").value;
+}
+
+// The body's fields, in either mode. Throws an Error with the field's label where a value cannot be used.
 export function body() {
   const made = {};
   for (const name of NUMBERS) {

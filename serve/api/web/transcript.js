@@ -8,7 +8,7 @@ import { tokenElement } from "./tokens.js";
 const WHO = { user: "You", assistant: "Model", tool: "Tool" };
 
 export class Transcript {
-  // actions: edit(position, text) sends a changed message; regenerate(position) asks for a reply again.
+  // actions: edit(position, text) sends a changed message; regenerate(position) asks for the reply at that position.
   constructor(output, actions) {
     this.output = output;
     this.actions = actions;
@@ -51,7 +51,9 @@ export class Transcript {
     const row = make("div", { class: "actions" });
     if (message.role === "user") row.append(button("Edit", () => this.edit(message, i, turn, text, row), { "aria-label": "Edit this message" }));
     if (message.content) row.append(copyButton(() => message.content));
-    if (message.role === "assistant") row.append(button("Regenerate", () => this.actions.regenerate(i), { class: "plain small regenerate" }));
+    // The last turn shows it. A message without a reply is the last one when the page was left before the reply began.
+    const [label, position] = message.role === "assistant" ? ["Regenerate", i] : ["Get a reply", i + 1];
+    row.append(button(label, () => this.actions.regenerate(position), { class: "plain small regenerate" }));
     return row;
   }
 

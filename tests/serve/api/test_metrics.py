@@ -22,6 +22,7 @@ def served(name: str, *, loaded: bool) -> SimpleNamespace:
         drafted_tokens=9,
         accepted_tokens=4,
         embedding_tokens=5,
+        dropped_messages=6,
         preempted=3,
         finished=Counter(stop=3, length=2),
     )
