@@ -25,7 +25,7 @@ ORDER = {
     "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "setup", "command", "__main__"),
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "optim", "memory"),
-        *("environment", "report", "run", "distributed", "backend", "step", "validation", "trainer", "start"),
+        *("environment", "report", "run", "backend", "distributed", "lora", "step", "validation", "trainer", "start"),
         *("autobatch", "tune", "tools", "__main__"),
     ),
     "export": ("config", "gguf", "pipeline", "bench"),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
 from slm.model.config import InitConfig, ModelConfig
+from slm.model.lora import TARGETS
 
 MOST_NS_STEPS = 5
 """Newton-Schulz iterations for which Muon has coefficients."""
@@ -221,6 +222,38 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """A low-rank adapter that is trained in place of the weights, which stay W + (alpha / rank) * B A."""
+
+    rank: int = 0
+    """Inner width of B A; 0: no adapter, all weights are trained."""
+    alpha: float | None = None
+    """B A counts alpha / rank times; None: twice the rank."""
+    targets: tuple[str, ...] = TARGETS
+    """The linear layers that get an adapter, by their names in every block."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise UserError(f"lora.rank={self.rank} must be at least 1, for example 16, or 0 for no adapter")
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
+            raise UserError(f"lora.alpha={self.alpha} must be above 0, for example {2 * max(1, self.rank)}")
+        unknown = [name for name in self.targets if name not in TARGETS]
+        if unknown or not self.targets or len(set(self.targets)) < len(self.targets):
+            raise UserError(
+                f"lora.targets=[{','.join(self.targets)}] must name linear layers, each once: {', '.join(TARGETS)}"
+            )
+
+    @property
+    def resolved_alpha(self) -> float:
+        return 2.0 * self.rank if self.alpha is None else float(self.alpha)
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.resolved_alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     """Where metrics go in addition to ``metrics.jsonl``."""
 
@@ -247,6 +280,7 @@ class RunConfig:
     optim: OptimConfig
     train: TrainConfig
     logger: LoggerConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
     facts: dict[str, Any] = field(default_factory=dict)
     """What the preset states about itself: parameters, FLOPs, memory (a test compares them with the formulas), and the
     learning rate and warm-up of the classic recipe."""
@@ -255,6 +289,16 @@ class RunConfig:
         name = self.name or self.preset
         if "/" in name or name in ("", ".", "..", "latest"):
             raise UserError(f"name={name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+        if self.lora.rank:
+            self._check_lora()
+
+    def _check_lora(self) -> None:
+        if not self.init_from:
+            raise UserError("lora.rank trains an adapter of a model: name that model with init_from=DIR")
+        if self.optim.name != "adamw":
+            raise UserError(f"an adapter (lora.rank) is trained with optim=adamw, not {self.optim.name}")
+        if self.optim.average:
+            raise UserError("optim.average does not work with an adapter (lora.rank): leave it 0")
 
     @property
     def root(self) -> Path:

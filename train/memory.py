@@ -15,17 +15,18 @@ from train.config import TrainConfig
 GIB = 2**30
 
 
-def check_memory(shape: ModelConfig, config: TrainConfig) -> str | None:
+def check_memory(shape: ModelConfig, config: TrainConfig, *, adapter: bool = False) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
-    The state is f32 weights, gradients and two moments. A step needs at least one micro-batch of hidden states on
-    top: per layer 4 of the model's width (1 where layers are recomputed) and 3 of the feed-forward's (0 where that is
-    recomputed), in bf16.
+    The state is f32 weights, gradients and two moments; with an ``adapter`` it is the weights twice. A step needs at
+    least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are recomputed) and
+    3 of the feed-forward's (0 where that is recomputed), in bf16.
     """
-    state, free = shape.training_state_bytes, available_bytes()
+    state, free = 8 * shape.n_params if adapter else shape.training_state_bytes, available_bytes()
     if state > free:
+        parts = "two copies of the weights" if adapter else "weights, gradients and moments"
         raise UserError(
-            f"{shape.n_params:,} parameters need {state / GIB:.1f} GiB for weights, gradients and moments, but "
+            f"{shape.n_params:,} parameters need {state / GIB:.1f} GiB for {parts}, but "
             f"{free / GIB:.1f} GiB of memory are available: take a smaller model, or free some memory"
         )
     widths = {"layer": shape.d_model, "mlp": 4 * shape.d_model, "none": 4 * shape.d_model + 3 * shape.ffn_dim}

@@ -38,8 +38,18 @@ from train.distributed.shared_state import (
     restore,
 )
 from train.environment import Environment, prepare
+from train.lora.base import (
+    adapter_line,
+    base_directory,
+    keep_base,
+    make_trained,
+    new_ids,
+    remove_base,
+    with_adapter,
+)
 from train.memory import check_memory, resource_errors
 from train.optim.average import Average
+from train.optim.trained import Trained
 from train.run.checkpointer import Checkpointer
 from train.run.resume import (
     ResumePoint,
@@ -84,9 +94,11 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
-        model, warning = _new_model(config, tokenizer, ranks)
-        _print_plan(config, model, tokenizer.vocab_size, environment, warning, ranks)
-        trainer = _make_trainer(config, root, ranks, environment, tokenizer, loader, blocks_NT1, model, point)
+        model, warning = _new_model(config, tokenizer, ranks, root)
+        trained = make_trained(model, config, root, ranks)
+        notes = (warning, adapter_line(trained, config.lora))
+        _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
+        trainer = _make_trainer(config, root, ranks, environment, tokenizer, loader, blocks_NT1, trained, point)
         directory.accept()
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
@@ -150,6 +162,7 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
 
 
 def _remove_text(root: Path) -> None:
+    remove_base(root)
     for name in TEXTS:
         (root / name).unlink(missing_ok=True)
     if (root / TOKENIZER).exists():
@@ -210,9 +223,9 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     return loader, blocks_NT1
 
 
-def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[LanguageModel, str | None]:
+def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path) -> tuple[LanguageModel, str | None]:
     """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
-    train, directory = config.train, config.init_from
+    train, directory = config.train, base_directory(config, root)
     if directory:
         chat = tokenizer if config.data.has_chat else None
         shape = ranks.broadcast_from_main(lambda: _starting_shape(directory, train.seq_len, chat))
@@ -220,10 +233,13 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks) -> tuple[L
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
-    warning = check_memory(shape, train)
+    warning = check_memory(shape, train, adapter=config.lora.rank > 0)
     torch.manual_seed(train.seed)
     if directory and ranks.main:
-        model = resize.load_model(directory, shape)
+        added = new_ids(directory, tokenizer) if config.lora.rank else range(0)
+        model = resize.load_model(directory, shape, spread=added)
+        if added:
+            keep_base(root, model, tokenizer)
     else:
         model = LanguageModel(shape, config.optim.init)
     model.train()
@@ -256,7 +272,7 @@ def _print_plan(
     model: LanguageModel,
     vocab_size: int,
     environment: Environment,
-    warning: str | None,
+    notes: tuple[str | None, ...],
     ranks: Ranks,
 ) -> None:
     flops = model.config.flops_per_token(config.train.seq_len)
@@ -267,7 +283,7 @@ def _print_plan(
         + (f" in each of {ranks.size} processes" if ranks.size > 1 else "")
     )
     short = _short_run(config.train.max_steps, config.optim.warmup_steps)
-    for note in (*environment.notes, *filter(None, [warning, short])):
+    for note in (*environment.notes, *filter(None, [*notes, short])):
         print(f"  {note}")
 
 
@@ -289,32 +305,38 @@ def _make_trainer(
     tokenizer: Tokenizer,
     loader: Loader,
     blocks_NT1: np.ndarray,
-    model: LanguageModel,
+    trained: Trained,
     point: ResumePoint,
 ) -> Trainer:
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
-    train = config.train
+    train, model = config.train, trained.model
     optimizer = make_shared_optimizer(
-        ranks, model, config.optim, zero1=train.shard_optimizer, precision=environment.precision
+        ranks, trained, config.optim, zero1=train.shard_optimizer, precision=environment.precision
     )
     average = Average(model, config.optim.average)
     state = RunState(train)
     if point.checkpoint:
-        restore(ranks, point, model, optimizer, average)
+        restore(ranks, point, trained, optimizer, average)
         state.resume(point.state)
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
+    backend = with_adapter(backend, trained)
     text = to_yaml(config)
     atomic_write_text(root / "config.yaml", text)
     log = RunLog(config, root, state.step, main=ranks.main, new=point.checkpoint is None)
     interrupt, sync = make_gradient_sync(
-        ranks, model, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
+        ranks, trained, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
     )
+
+    def save_description(folder: Path) -> None:
+        tokenizer.save(folder)
+        trained.describe(folder)
+
     checkpointer = Checkpointer(
         root,
         model.config,
-        tokenizer.save,
+        save_description,
         keep_last=train.keep_last,
         background=train.background_save,
         log=log.print,
@@ -330,6 +352,7 @@ def _make_trainer(
         environment=environment,
         tokenizer=tokenizer,
         model=model,
+        trained=trained,
         optimizer=optimizer,
         average=average,
         loader=loader,

@@ -13,11 +13,10 @@ import torch
 
 from data.stream import marks
 from slm.model.cross_entropy import IGNORED
-from slm.model.transformer import LanguageModel
 from train.backend import Backend, count_scored
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
-from train.optim.interface import Optimizer
+from train.optim.interface import Optimizer, Parameters
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def split(block_BT1: np.ndarray) -> Batch:
 
 
 def train_step(
-    model: LanguageModel,
+    model: Parameters,
     optimizer: Optimizer,
     batches: Iterator[np.ndarray],
     *,
@@ -72,7 +71,8 @@ def train_step(
     backend: Backend,
     sync: GradientSync = NO_SYNC,
 ) -> StepResult:
-    """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once.
+    """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once: a model's
+    parameters, or those of an adapter.
 
     With several ranks each takes its share of them from its own ``batches``. The loss is the mean over the scored
     tokens of the whole step: each counts the same, in whichever micro-batch and rank it is. Raises UserError, before

@@ -34,6 +34,7 @@ from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
 from train.optim.average import Average
 from train.optim.interface import Optimizer
+from train.optim.trained import Trained
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
@@ -57,6 +58,8 @@ class Trainer:
     environment: Environment
     tokenizer: Tokenizer
     model: LanguageModel
+    trained: Trained
+    """Those parameters that the optimizer updates: the model's, or an adapter's."""
     optimizer: Optimizer
     average: Average
     loader: Loader
@@ -131,7 +134,7 @@ class Trainer:
             # The first step waits for the compiler: a signal ends it at once.
             with self.interrupt.at_once() if self._first_step else nullcontext():
                 result = train_step(
-                    self.model,
+                    self.trained,
                     self.optimizer,
                     batches,
                     grad_accum=train.grad_accum,
@@ -263,13 +266,14 @@ class Trainer:
             "config": to_dict(self.config),
         }
         with self.interrupt.saving():
-            tensors, resynced = gather_state(self.ranks, self.model, self.optimizer, self.average)
+            tensors, resynced = gather_state(self.ranks, self.trained, self.optimizer, self.average)
             if resynced:
                 self.backend.weights_changed()
                 self.log.print(RESYNCED)
             if self.ranks.main:
                 weights = self.model.state_dict() | self.average.weights()
-                self.checkpointer.save(self.state.step, checkpoint.take_snapshot(weights, tensors), state)
+                snapshot = checkpoint.take_snapshot(weights, tensors, self.trained.adapter_tensors())
+                self.checkpointer.save(self.state.step, snapshot, state)
         self._saved_elapsed = self.sync.agreed_elapsed(self.state.elapsed)
         if self._by_step(self.state.step):
             self.state.guards.saved()
@@ -293,7 +297,7 @@ class Trainer:
                 # Those that are left are damaged or not by steps. A resumed run must not begin at one of them.
                 set_aside_rolled_back(self.root, point.checkpoint)
             jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
-            restore(self.ranks, point, self.model, self.optimizer, self.average)
+            restore(self.ranks, point, self.trained, self.optimizer, self.average)
             state.rewind(point.state)
             self.backend.weights_changed()
             state.guards.rolled_back(point.state.get("guards", {}), jump)

@@ -112,7 +112,8 @@ class Fused:
         """The mean cross-entropy, nats per scored target; ``scale`` times its gradient is added to every ``.grad``.
 
         ids and targets are int64 [B, T]; targets of -100 are not scored. ``starts_BT`` (int32) gives each position the
-        first one of its sequence that it may see, never falling along a sequence; None: all before it. Hooks that
+        first one of its sequence that it may see, never falling along a sequence; None: all before it. Frozen weights
+        (``requires_grad`` false) get no gradient, and no time is spent on one. Hooks that
         wait for a parameter's gradient (``register_post_accumulate_grad_hook``) run as under autograd.
         """
         self._prepare(ids_BT, targets_BT, starts_BT)
@@ -263,7 +264,7 @@ class Fused:
             self.kernels.slm_head_backward(logits, rows, V, self._head.layout("backward"), D, dh_ND[part], sums)
             self._weight_gradient("head", logits[:rows], h_ND[part], weight_VD)
         if not self.model.config.tie_embeddings:
-            _run_hooks(weight_VD)
+            run_hooks(weight_VD)
         dx_ND = self._buffer("dx", N, D)
         self._norm_backward(norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
         return nats / n_scored, dx_ND
@@ -298,7 +299,7 @@ class Fused:
         h_ND = self._norm(layer.post_attention_layernorm, s.mid_ND, None)
         self._weight_gradient("gate_up", d_gate_up, h_ND, layer.mlp.gate_proj.weight)
         self._weight_gradient("gate_up", d_gate_up[:, F:], h_ND, layer.mlp.up_proj.weight)
-        _run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+        run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
         self._norm_backward(layer.post_attention_layernorm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
 
     def _attention_backward(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
@@ -322,22 +323,26 @@ class Fused:
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
             self._weight_gradient(f"qkv{column}", d_qkv[:, column:], h_ND, linear.weight)
             column += len(linear.weight)
-        _run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
+        run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
         if attention.qk_norm:
             for norm, gradient in zip((attention.q_norm, attention.k_norm), d_norms, strict=True):
+                if not norm.weight.requires_grad:
+                    continue
                 grad, add = _grad(norm.weight)
                 if add:
                     grad += gradient
                 else:
                     grad.copy_(gradient)
-                _run_hooks(norm.weight)
+                run_hooks(norm.weight)
         self._norm_backward(layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
 
     def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
         self.kernels.slm_linear(dy, len(dy), packed.rows, packed.layout("backward"), packed.width, None, out)
 
     def _weight_gradient(self, name: str, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        """Add dy^T x to the weight's gradient; dy may be some columns of a wider tensor."""
+        """Add dy^T x to the weight's gradient, unless it is frozen; dy may be some columns of a wider tensor."""
+        if not weight.requires_grad:
+            return
         (n, k), N = weight.shape, len(x)
         grad, add = _grad(weight)
         size = self.kernels.slm_weight_gradient_scratch(N, n, k)
@@ -347,19 +352,22 @@ class Fused:
     def _norm_backward(
         self, norm: RMSNorm, dh: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None, dx: Tensor
     ) -> None:
-        grad, add = _grad(norm.weight)
+        frozen = not norm.weight.requires_grad
+        grad, add = (self._buffer("norm", *norm.weight.shape, dtype=torch.float32), 0) if frozen else _grad(norm.weight)
         size = self.kernels.slm_rmsnorm_backward_scratch(x.shape[1])
         partial = self._buffer("partial", size, dtype=torch.float32)
         self.kernels.slm_rmsnorm_backward(dh, x, inverse_rms, norm.weight, *x.shape, residual, dx, grad, add, partial)
-        _run_hooks(norm.weight)
+        run_hooks(norm.weight)
 
     def _embed_backward(self, ids_N: Tensor, dx_ND: Tensor) -> None:
         table_VD = self.model.model.embed_tokens.weight
+        if not table_VD.requires_grad:
+            return
         grad, add = _grad(table_VD)
         if not add:
             grad.zero_()
         self.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
-        _run_hooks(table_VD)
+        run_hooks(table_VD)
 
 
 def _grad(parameter: Tensor) -> tuple[Tensor, int]:
@@ -370,7 +378,7 @@ def _grad(parameter: Tensor) -> tuple[Tensor, int]:
     return parameter.grad, 1
 
 
-def _run_hooks(*parameters: Tensor) -> None:
+def run_hooks(*parameters: Tensor) -> None:
     """These gradients hold all of this micro-batch: call the hooks that wait for that, as autograd would."""
     for parameter in parameters:
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from data.errors import UserError
 from data.storage import fsync
+from slm.model import lora
 from slm.model.config import ModelConfig
 from slm.model.snapshot import Snapshot
 from slm.model.transformer import LanguageModel
@@ -30,6 +31,7 @@ INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.safetensors"
 TRAINER_STATE = "trainer_state.json"
 MANIFEST = "manifest.json"
+ADAPTER = f"{lora.FOLDER}/{lora.WEIGHTS}"
 TEMPORARY, REMOVED = ".tmp", ".old"
 """How hidden directories end: a checkpoint in the making, one being deleted. A kill leaves them behind."""
 
@@ -130,12 +132,16 @@ def _write_config(directory: Path, config: ModelConfig) -> None:
     )
 
 
-def take_snapshot(weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> Snapshot:
-    """The tensors of a checkpoint: the model's and the trainer's (optimizer moments, random states).
+def take_snapshot(
+    weights: dict[str, Tensor], tensors: dict[str, Tensor], adapter: dict[str, Tensor] | None = None
+) -> Snapshot:
+    """The tensors of a checkpoint: the model's, the trainer's (optimizer moments, random states), and an adapter's
+    by PEFT's names.
 
     They are shared with training until ``detach()`` is called on what is returned, which must be before they change.
     """
-    return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors})
+    more = {ADAPTER: adapter} if adapter else {}
+    return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors} | more)
 
 
 def save_checkpoint(
@@ -160,8 +166,9 @@ def write_checkpoint(
 ) -> None:
     """Write a whole checkpoint so that ``directory`` either appears complete or does not appear.
 
-    ``state`` is the trainer's JSON part. Raises UserError naming path and bytes where the disk has no room; what
-    was there before stays as it was.
+    ``save_tokenizer`` writes the tokenizer's files into a folder, and those that describe an adapter. ``state`` is the
+    trainer's JSON part. Raises UserError naming path and bytes where the disk has no room; what was there before stays
+    as it was.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     needed = snapshot.nbytes + MARGIN_BYTES
@@ -177,12 +184,15 @@ def write_checkpoint(
         temporary.mkdir()
         _write_config(temporary, config)
         save_tokenizer(temporary)
-        hashes = {name: snapshot.write_file(name, temporary / name) for name in (WEIGHTS, OPTIMIZER)}
+        for name in snapshot.files:
+            (temporary / name).parent.mkdir(exist_ok=True)
+        hashes = {name: snapshot.write_file(name, temporary / name) for name in snapshot.files}
         atomic_write_json(temporary / TRAINER_STATE, state)
-        for path in sorted(path for path in temporary.iterdir() if path.is_file() and path.name not in hashes):
-            path.chmod(0o644)
+        for path in sorted(temporary.rglob("*")):
+            if path.is_file() and (name := path.relative_to(temporary).as_posix()) not in hashes:
+                path.chmod(0o644)
+                hashes[name] = _sha256(path)
             fsync(path)
-            hashes[path.name] = _sha256(path)
         atomic_write_json(temporary / MANIFEST, {"sha256": dict(sorted(hashes.items()))})
         fsync(temporary)
         if directory.exists():

@@ -33,12 +33,28 @@ def with_rows(table_VD: Tensor, rows: int) -> Tensor:
     return torch.cat([table_VD, mean_D.expand(missing, -1)])
 
 
-def load_model(directory: str | Path, shape: ModelConfig) -> LanguageModel:
-    """The model in ``directory`` as ``shape``, which differs from its own in the vocabulary's rows at most."""
+def spread_rows(table_VD: Tensor, new: range) -> None:
+    """Move the rows of ``new`` ids apart in place: the mean of the old rows, plus noise of their own deviation.
+
+    For a table that stays as it is in training: there, equal rows could never be told apart. The same table and ids
+    give the same rows, so that adapters trained from one model fit each other's base.
+    """
+    old_VD = table_VD[: new.start].float()
+    noise_ND = torch.randn(len(new), table_VD.shape[1], generator=torch.Generator().manual_seed(new.start))
+    table_VD[new.start : new.stop] = (old_VD.mean(0) + old_VD.std(0) * noise_ND).to(table_VD.dtype)
+
+
+def load_model(directory: str | Path, shape: ModelConfig, *, spread: range = range(0)) -> LanguageModel:
+    """The model in ``directory`` as ``shape``, which differs from its own in the vocabulary's rows at most.
+
+    ``spread``: ids that are new in the tokenizer, whose rows are moved apart.
+    """
     weights = checkpoint.load_weights(directory)
     for name in TABLES:
         if name in weights:
             weights[name] = with_rows(weights[name], shape.vocab_size)
+            if spread:
+                spread_rows(weights[name], spread)
     with torch.device("meta"):
         model = LanguageModel(shape)
     model.to_empty(device="cpu")

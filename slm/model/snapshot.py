@@ -70,6 +70,8 @@ class Snapshot:
         self._files = {file: [_Entry(name, t) for name, t in tensors.items()] for file, tensors in files.items()}
         for entries in self._files.values():
             entries.sort(key=lambda entry: (-entry.dtype.itemsize, entry.name))  # keeps every tensor aligned
+        self.files = tuple(files)
+        """The names of the files, relative to the checkpoint."""
         self._lock = threading.Lock()
         self._all_read = threading.Event()
         self.nbytes = sum(entry.nbytes for entry in self._entries())

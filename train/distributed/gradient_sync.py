@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from train.distributed.ranks import Ranks, lost_peer_errors
 from train.interrupt import STOP_SIGNALS, Interrupt, drop_lost_output
+from train.optim.interface import Parameters
 
 BUCKET_BYTES = 8 * 2**20
 """A bucket is closed when it has this many bytes of f32 gradients: small enough to start early, large enough that
@@ -149,7 +150,7 @@ class BucketedAllReduce(GradientSync):
 
 
 def make_gradient_sync(
-    ranks: Ranks, model: nn.Module, *, elapsed: Callable[[], float], start_elapsed: float, dtype: str
+    ranks: Ranks, model: Parameters, *, elapsed: Callable[[], float], start_elapsed: float, dtype: str
 ) -> tuple[Interrupt, GradientSync]:
     """This process's signal handling, and the synchronization of its steps with the other ranks'.
 

@@ -14,8 +14,6 @@ from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from slm.model import checkpoint
-from slm.model.transformer import LanguageModel
 from train.config import OptimConfig
 from train.distributed.ranks import Ranks
 from train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
@@ -23,6 +21,7 @@ from train.optim.average import TRAINED, Average
 from train.optim.interface import Optimizer
 from train.optim.make import make_optimizer
 from train.optim.state import load_state_tensors, state_tensors
+from train.optim.trained import Trained
 from train.run.resume import ResumePoint
 
 RNG = "rng.torch"
@@ -58,17 +57,17 @@ def broadcast_tokenizer(ranks: Ranks, make: Callable[[], Tokenizer], folder: Pat
 
 
 def make_shared_optimizer(
-    ranks: Ranks, model: LanguageModel, config: OptimConfig, *, zero1: bool, precision: str = "f32"
+    ranks: Ranks, trained: Trained, config: OptimConfig, *, zero1: bool, precision: str = "f32"
 ) -> Optimizer:
     """The run's optimizer; with ``zero1`` and several ranks its state is divided over them."""
     if zero1 and ranks.size > 1:
-        tied = model.config.tie_embeddings  # a shard may be without the head
-        return Zero1Optimizer(ranks, model, lambda shard: make_optimizer(shard, config, precision, tied=tied))
-    return make_optimizer(model, config, precision)
+        tied = trained.model.config.tie_embeddings  # a shard may be without the head
+        return Zero1Optimizer(ranks, trained, lambda shard: make_optimizer(shard, config, precision, tied=tied))
+    return make_optimizer(trained, config, precision)
 
 
 def gather_state(
-    ranks: Ranks, model: LanguageModel, optimizer: Optimizer, average: Average
+    ranks: Ranks, trained: Trained, optimizer: Optimizer, average: Average
 ) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a checkpoint besides the weights (complete on rank 0 only), and whether a resync was needed.
 
@@ -77,10 +76,10 @@ def gather_state(
     """
     if isinstance(optimizer, Zero1Optimizer):
         own = state_tensors(optimizer.shard, optimizer)
-        resynced = ranks.resync([*model.parameters(), *average.tensors()])
+        resynced = ranks.resync([*trained.parameters(), *average.tensors()])
     else:
-        own = state_tensors(model, optimizer)
-        resynced = ranks.resync([*model.parameters(), *average.tensors(), *own.values()])
+        own = state_tensors(trained, optimizer)
+        resynced = ranks.resync([*trained.parameters(), *average.tensors(), *own.values()])
         own = own if ranks.main else {}
     if ranks.main:
         own |= average.trained()
@@ -88,13 +87,12 @@ def gather_state(
     return gather_tensors(ranks, own | {_rng_name(ranks.rank): rng}), resynced
 
 
-def restore(ranks: Ranks, point: ResumePoint, model: LanguageModel, optimizer: Optimizer, average: Average) -> None:
+def restore(ranks: Ranks, point: ResumePoint, trained: Trained, optimizer: Optimizer, average: Average) -> None:
     """Put weights, their average, optimizer state and random state of a checkpoint back on every rank."""
     if ranks.main and point.checkpoint is not None:
-        weights = checkpoint.load_weights(point.checkpoint)
-        checkpoint.load_into(model, weights, where=str(point.checkpoint))
-    ranks.broadcast(list(model.parameters()))
-    part = optimizer.shard if isinstance(optimizer, Zero1Optimizer) else model
+        trained.load(point.checkpoint)
+    ranks.broadcast(list(trained.parameters()))
+    part = optimizer.shard if isinstance(optimizer, Zero1Optimizer) else trained
     names = tuple(f"{name}." for name, _ in part.named_parameters())
     rng = _rng_name(ranks.rank)
     everywhere = (f".{TRAINED}", rng)

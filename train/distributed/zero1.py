@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.distributed.ranks import Ranks, lost_peer_errors
+from train.optim.interface import Parameters
 
 BUCKET_BYTES = 16 * 2**20
 """Weights are broadcast in buckets of about this size."""
@@ -24,7 +25,7 @@ MAX_IN_FLIGHT = 2
 class Shard:
     """Some of a model's parameters, with the methods of a model that list parameters."""
 
-    def __init__(self, model: nn.Module, names: set[str]) -> None:
+    def __init__(self, model: Parameters, names: set[str]) -> None:
         self._model, self._names = model, names
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -34,7 +35,7 @@ class Shard:
         return (p for _, p in self.named_parameters())
 
 
-def partition(model: nn.Module, size: int) -> list[set[str]]:
+def partition(model: Parameters, size: int) -> list[set[str]]:
     """The parameter names of each of ``size`` ranks: the largest first, each to the rank that has the least so far."""
     shares: list[set[str]] = [set() for _ in range(size)]
     loads = [0] * size
@@ -48,7 +49,7 @@ def partition(model: nn.Module, size: int) -> list[set[str]]:
 class Zero1Optimizer:
     """An optimizer over this rank's shard; ``step`` leaves every rank with all the new weights."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    def __init__(self, ranks: Ranks, model: Parameters, make: Callable[[Any], torch.optim.Optimizer]) -> None:
         shares = partition(model, ranks.size)
         self.shard = Shard(model, shares[ranks.rank])
         self.inner = make(self.shard)

@@ -13,6 +13,7 @@ class Parameters(Protocol):
     """A model, or the part of one that an optimizer updates."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class Optimizer(Protocol):

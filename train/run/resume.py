@@ -110,7 +110,7 @@ def remove_rolled_back(root: Path) -> None:
             checkpoint.remove(path)
 
 
-FIXED_SECTIONS = ("model", "tokenizer", "data")
+FIXED_SECTIONS = ("model", "tokenizer", "data", "lora")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
 EARLIER_DOCUMENT_CHARS = 65536
 """The default of ``data.document_chars`` before there was ``data.separator``."""

@@ -17,7 +17,15 @@ from train.resolve import resolve
 from train.tune import recipe
 from train.tune.config import TuneConfig
 
-SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.max_steps", "train.eval_every", "train.patience")
+SHOWN = (
+    "lora.rank",
+    "optim.lr",
+    "optim.warmup_steps",
+    "train.seq_len",
+    "train.max_steps",
+    "train.eval_every",
+    "train.patience",
+)
 
 
 def main(argv: list[str]) -> int:
@@ -48,7 +56,7 @@ def tuning(argv: list[str]) -> RunConfig:
             f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
         )
     run, directory = recipe.base_of(own.base)
-    options = recipe.recipe(run, directory, lr_scale=own.tune.lr_scale, given=given)
+    options = recipe.recipe(run, directory, own.tune, given=given)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
     config = resolve([*_words(options), *typed], autobatch.choose_micro_batch)

@@ -6,6 +6,7 @@ Tested in tests/train/tune/test_tune.py.
 from dataclasses import dataclass, field
 
 from data.errors import UserError
+from slm.model.lora import TARGETS
 from train.config import RunConfig
 
 
@@ -14,12 +15,21 @@ class TuneOptions:
     """What a tuned run starts from, and how long it goes on."""
 
     lr_scale: float = 0.8
-    """The peak learning rate as a share of the base run's own; unused for a model from elsewhere."""
+    """The peak learning rate as a share of the base run's own; unused for a model from elsewhere and for LoRA."""
 
     replay: float = 0.0
     """Share of the tokens that come from the base run's own text, so that it is not forgotten; 0: none."""
 
+    lora: int = 0
+    """Rank of a low-rank adapter that is trained in place of the weights; 0: all weights are trained."""
+    lora_alpha: float | None = None
+    """The adapter counts alpha / rank times; None: twice the rank."""
+    lora_targets: tuple[str, ...] = TARGETS
+    """The linear layers that get an adapter."""
+
     def __post_init__(self) -> None:
+        if self.lora < 0:
+            raise UserError(f"tune.lora={self.lora} must be a rank, for example 16, or 0 for all weights")
         if not 0 <= self.replay < 1:
             raise UserError(f"tune.replay={self.replay} must be a share from 0 to below 1, for example 0.2")
         if not 0 < self.lr_scale <= 10:

@@ -21,6 +21,7 @@ from slm.configuration import build
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import Run, resolve
+from train.tune.config import TuneOptions
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
 OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
@@ -30,6 +31,8 @@ SEQ_LEN, TOKENS_PER_STEP = 1024, 4096
 ENDLESS_STEPS = 1000
 """Optimizer steps on conversations whose number is not known: the embedded ones, and those of the Hub."""
 FEWEST_STEPS = 20
+LORA_LR_RATIO = 5.0
+"""The learning rate of an adapter over that of all weights."""
 MEASURED = 1000
 """Conversations that are tokenized to estimate how many tokens there are."""
 
@@ -42,7 +45,7 @@ def base_of(path: str) -> tuple[Run, Path]:
     return run, chosen
 
 
-def recipe(run: Run, directory: Path, *, lr_scale: float, given: Callable[[str], bool]) -> dict[str, Any]:
+def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str], bool]) -> dict[str, Any]:
     """Options for the base in ``directory``, by name, as far as they do not depend on the conversations.
 
     ``given`` says whether a person has set an option.
@@ -53,12 +56,17 @@ def recipe(run: Run, directory: Path, *, lr_scale: float, given: Callable[[str],
     options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
     options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
     options |= {"train.keep_last": 1, "train.eval_blocks": 32, "train.sample_prompts": "['Hello!','Tell me a story.']"}
-    if run.config_file and not given("optim"):
+    if tune.lora:
+        alpha = "null" if tune.lora_alpha is None else tune.lora_alpha
+        options |= {"lora.rank": tune.lora, "lora.alpha": alpha, "lora.targets": f"[{','.join(tune.lora_targets)}]"}
+        lr = lora_lr(shape)
+        options |= {"optim.weight_decay": 0.0} | ({} if given("optim") else {"optim": "adamw"})
+    elif run.config_file and not given("optim"):
         optim = _own_optimizer(run.config_file)
         options["optim"] = optim["name"]
-        lr = float(optim["lr"]) * lr_scale
+        lr = float(optim["lr"]) * tune.lr_scale
         kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
-        kept |= {name: float(f"{optim[name] * lr_scale:.3g}") for name in OTHER_RATES if name in optim}
+        kept |= {name: float(f"{optim[name] * tune.lr_scale:.3g}") for name in OTHER_RATES if name in optim}
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:
         lr = size_lr(shape)
@@ -77,6 +85,11 @@ def _own_optimizer(config_file: Path) -> dict[str, Any]:
 def size_lr(shape: ModelConfig) -> float:
     """A peak learning rate of AdamW for tuning all weights of a model of this size: smaller for larger ones."""
     return min(1e-3, max(1e-5, 1e-3 * math.sqrt(10e6 / shape.n_params)))
+
+
+def lora_lr(shape: ModelConfig) -> float:
+    """A peak learning rate of AdamW for an adapter: some times that for all weights, whatever the rank."""
+    return LORA_LR_RATIO * size_lr(shape)
 
 
 def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:

@@ -1,0 +1,1 @@
+"""What a run trains: a model's own weights, or a low-rank adapter of them."""

@@ -1,0 +1,80 @@
+"""The model that an adapter belongs to, and what a run trains of a model.
+
+An adapter fits one base. Where the conversations' chat template adds special tokens to the tokenizer, no other
+directory holds such a base: the run keeps it in its folder ``base``, as a Hugging Face model directory.
+
+Tested in tests/train/lora/test_lora_run.py.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from data.storage import fsync
+from data.tokenizers.make import load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
+from slm.model import checkpoint
+from slm.model.transformer import LanguageModel
+from train.backend import Backend
+from train.config import LoraConfig, RunConfig
+from train.distributed.ranks import Ranks
+from train.lora.adapter import AdapterBackend, AdapterParameters
+from train.optim.trained import Trained
+
+BASE = "base"
+"""The folder of a run that holds the base of its adapter."""
+
+
+def base_directory(config: RunConfig, root: Path) -> str | None:
+    """The model directory that a run begins from; None for a new model."""
+    kept = root / BASE
+    return str(kept) if config.lora.rank and kept.is_dir() else config.init_from
+
+
+def new_ids(directory: str, tokenizer: Tokenizer) -> range:
+    """The ids of ``tokenizer`` that the one in ``directory`` does not have."""
+    return range(min(load_tokenizer(directory).vocab_size, tokenizer.vocab_size), tokenizer.vocab_size)
+
+
+def keep_base(root: Path, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Write the base of a run's adapter into ``root``: it is there as a whole or not at all."""
+    temporary = root / f".{BASE}.{os.getpid()}.tmp"
+    temporary.mkdir()
+    checkpoint.save_model(temporary, model)
+    tokenizer.save(temporary)
+    for path in (*temporary.iterdir(), temporary):
+        fsync(path)
+    os.replace(temporary, root / BASE)
+
+
+def remove_base(root: Path) -> None:
+    """Remove what a start that ended before its first checkpoint left."""
+    if (root / BASE).is_dir():
+        doomed = root / f".{BASE}.old.{os.getpid()}.tmp"
+        os.rename(root / BASE, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def make_trained(model: LanguageModel, config: RunConfig, root: Path, ranks: Ranks) -> Trained:
+    """What the run trains of its model: everything, or an adapter, which begins the same on every rank."""
+    if not config.lora.rank:
+        return Trained(model)
+    directory = base_directory(config, root) or ""
+    where = Path(directory)
+    adapter = AdapterParameters(model, config.lora, str(where.resolve()) if where.exists() else directory)
+    ranks.broadcast(list(adapter.parameters()))
+    return adapter
+
+
+def with_adapter(backend: Backend, trained: Trained) -> Backend:
+    """``backend`` for what is trained."""
+    return AdapterBackend(backend, trained) if isinstance(trained, AdapterParameters) else backend
+
+
+def adapter_line(trained: Trained, config: LoraConfig) -> str | None:
+    """A line on what is trained where that is an adapter."""
+    if not config.rank:
+        return None
+    count = sum(each.numel() for each in trained.parameters())
+    names = ", ".join(config.targets)
+    return f"LoRA: rank {config.rank}, alpha {config.resolved_alpha:g}: {count:,} parameters are trained, on {names}"

@@ -1,0 +1,36 @@
+"""The parameters that a run trains. Here they are the model's own; ``train/lora/adapter.py`` has those of an adapter.
+
+Tested in tests/train/test_resume.py, tests/train/lora/test_adapter.py.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from slm.model import checkpoint
+from slm.model.transformer import LanguageModel
+
+
+class Trained:
+    """All parameters of a model, by name, as optimizer, gradient sync and checkpoints take them."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.model.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for _, parameter in self.named_parameters())
+
+    def load(self, directory: Path) -> None:
+        """Take the values of the checkpoint in ``directory``."""
+        checkpoint.load_into(self.model, checkpoint.load_weights(directory), where=str(directory))
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds as an adapter; empty where the model itself is trained."""
+        return {}
+
+    def describe(self, directory: Path) -> None:
+        """Write the files of a checkpoint in ``directory`` that say what these parameters are."""
