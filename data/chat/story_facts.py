@@ -17,7 +17,7 @@ T = TypeVar("T")
 HELD_OUT_NAMES = frozenset(("Clara", "Hana", "Daisy", "Maya", "Theo", "Oscar", "Ravi", "Gus"))
 """No conversation of the training split is about someone of these names (the stories that a base model learns are)."""
 _NAMES = frozenset(words.GIRLS + words.BOYS)
-MADE_UP_SHARE = 0.3
+MADE_UP_SHARE = 0.5
 """Of the training split's stories."""
 _SYLLABLES = [c + v for c in ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z") for v in "aeiou"]
 
