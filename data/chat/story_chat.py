@@ -43,7 +43,7 @@ def conversation(seed: int, index: int, *, held_out: bool = False) -> dict[str, 
     """Conversation number ``index`` of the collection ``seed``; ``held_out``: of the validation split, new stories."""
     key = f"chat/{'validation' if held_out else 'train'}/{seed}/{index}"
     draw = random.Random(f"{key}/talk")
-    kind = draw.choices(("ask", "next", "continue", "retell", "ending", "told", "small"), (62, 6, 5, 6, 4, 9, 8))[0]
+    kind = draw.choices(("ask", "next", "continue", "retell", "ending", "told", "small"), (70, 5, 3, 5, 3, 6, 8))[0]
     if kind == "small":
         return {"messages": _small_talk(draw)}
     facts = NotingTeller(key, made_up_share=0 if held_out else MADE_UP_SHARE).tell()
@@ -89,11 +89,14 @@ def _with_story(text: str, question: str, draw: random.Random) -> str:
 
 
 def _questions(facts: Facts, draw: random.Random, most: int) -> list[Question]:
-    """Different questions about one story, in training's wordings."""
+    """Questions about one story, in training's wordings. Where more are wanted than there are facts, a fact is asked for
+    twice, in two wordings: so a model learns what a wording asks for from few tokens."""
     asks: list[Ask] = [each for each in ASKS if each.fact(facts) is not None]
-    draw.shuffle(asks)
-    found = (each.question(facts, draw.choice(each.wordings[:-1])) for each in asks[:most])
-    return [each for each in found if each is not None]
+    first, second = draw.sample(asks, len(asks)), draw.sample(asks, len(asks))
+    wordings = {each.about: draw.sample(each.wordings[:-1], 2) for each in asks}
+    found = [each.question(facts, wordings[each.about][0]) for each in first]
+    found += [each.question(facts, wordings[each.about][1]) for each in second]
+    return [each for each in found[:most] if each is not None]
 
 
 def _turns(questions: list[Question]) -> Messages:
@@ -102,7 +105,7 @@ def _turns(questions: list[Question]) -> Messages:
 
 def _ask(facts: Facts, draw: random.Random) -> Messages:
     """About a whole story, or as often about its beginning: that is short, so more is asked in as many tokens."""
-    asked = _questions(facts, draw, draw.choice((1, 4, 6, 8)))
+    asked = _questions(facts, draw, draw.choice((1, 4, 8, 12)))
     text = facts.story
     if draw.random() < 0.5:
         beginning = "\n\n".join(facts.story.split("\n\n")[: draw.choice((1, 1, 2))])
@@ -117,7 +120,7 @@ def _told(facts: Facts, draw: random.Random) -> Messages:
     assert facts.hero is not None
     wish = draw.choice(questions.TELL + questions.TELL_ABOUT)
     wish = wish.format(name=facts.name, who=a(facts.hero.kind))
-    return [_user(wish), _assistant(facts.story), *_turns(_questions(facts, draw, draw.choice((0, 3, 5))))]
+    return [_user(wish), _assistant(facts.story), *_turns(_questions(facts, draw, draw.choice((0, 4, 8))))]
 
 
 def _sentences(facts: Facts) -> list[str]:

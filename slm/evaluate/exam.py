@@ -220,7 +220,7 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
         ],
         caption=(
             "right: the reply has the expected words of the story and those of no other possible answer (greedy)\n"
-            "new names: tuning never speaks of anyone of that name; new wordings: nor asks in that way\n"
+            "new names: tuning never speaks of anyone of that name; new wordings: nor asks in these words\n"
             "stopped: replies that the model ended by itself, within max_tokens"
         ),
     )
