@@ -89,8 +89,11 @@ def _with_story(text: str, question: str, draw: random.Random) -> str:
 
 
 def _questions(facts: Facts, draw: random.Random, most: int) -> list[Question]:
-    """Questions about one story, in training's wordings. Where more are wanted than there are facts, a fact is asked for
-    twice, in two wordings: so a model learns what a wording asks for from few tokens."""
+    """At most ``most`` questions about one story, in training's wordings.
+
+    Where more are wanted than there are facts, a fact is asked for twice, in two wordings: so a model learns what a
+    wording asks for from few tokens.
+    """
     asks: list[Ask] = [each for each in ASKS if each.fact(facts) is not None]
     first, second = draw.sample(asks, len(asks)), draw.sample(asks, len(asks))
     wordings = {each.about: draw.sample(each.wordings[:-1], 2) for each in asks}
