@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from export.adapter import open_adapter, write_proven
 from export.chat_proof import chat_failures
 from export.config import UNQUANTIZED, ExportConfig, resolve_types
 from export.imatrix import ImportanceMatrix
-from export.proof import Comparison, Proof
+from export.proof import ADAPTER_TYPE, Comparison, Proof
 from export.quantize import size_bound
 from export.source import Source, imatrix_record, make_quantized, measure_importance, open_source
 from export.staging import Staging, check_room
@@ -65,6 +66,9 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
         )
         compared = {kind: proof.compare(path, kind) for kind, path in written.items()}
         finished = [written[kind] for kind in plain]
+        if (adapter := open_adapter(source, log)) and all_passed(compared.values()):
+            path, compared[ADAPTER_TYPE] = write_proven(source, adapter, staging, proof, log)
+            finished.append(path)
         imatrix = None
         if quantized and all_passed(compared.values()):
             if config.calibration.imatrix:
@@ -78,7 +82,7 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
                 finished.append(path)
         published = all_passed(compared.values())
         sums = {path.name: sha256(path) for path in finished} if published else {}
-        shown = [compared[kind] for kind in compared if kind in types or compared[kind].failures]
+        shown = [each for kind, each in compared.items() if kind in (*types, ADAPTER_TYPE) or each.failures]
         record = make_record(config, source, proof, shown, imatrix, proof_text, out, published)
         record["sha256"] = forget_sums(out, sums) | sums
         if published:

@@ -18,6 +18,7 @@ import numpy as np
 
 from slm.evaluate.perplexity import Score, Window, chunked_plan, reduce
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
+from slm.llama.adapter_file import adapter_header
 from slm.llama.model import Model
 from slm.machine.crash_guard import doing
 
@@ -48,6 +49,8 @@ PROBES = (
 )
 """Strings that tokenizers are known to disagree on."""
 
+ADAPTER_TYPE = "lora"
+"""The type of an adapter's file in the records of exports."""
 TEXT_PIECE, TEXT_PIECES = 2_000, 100
 """Characters per piece and most pieces of the run's own text whose ids are compared."""
 
@@ -136,10 +139,13 @@ class Proof:
         self.logits = [logits for _, logits in checkpoint.logits(self.whole, self.stream)]
         """f32 [N, V] per window of ``whole``."""
 
-    def compare(self, path: Path, file_type: str) -> Comparison:
-        """Run the GGUF at ``path`` and compare it with the checkpoint."""
-        with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True) as scorer:
-            doing(f"comparing {path.name} with its checkpoint")
+    def compare(self, path: Path, file_type: str, *, adapter: Path | None = None) -> Comparison:
+        """Run the GGUF at ``path``, with an ``adapter`` on it where one is given, and compare it with the checkpoint.
+
+        With an adapter the record is about the adapter's file.
+        """
+        with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True, adapter=adapter) as scorer:
+            doing(f"comparing {(adapter or path).name} with its checkpoint")
             failures = token_failures(scorer.llama, self.strings, self.ids) + self.more(scorer.llama)
             if scorer.bos != self.checkpoint.bos:
                 failures.append(
@@ -147,7 +153,7 @@ class Proof:
                 )
             difference = compare_logits(self.logits, (found for _, found in scorer.logits(self.whole, self.stream)))
             nll_N = scorer.nll(self.windows, self.stream)
-            header = scorer.llama.header
+            header = scorer.llama.header if adapter is None else adapter_header(adapter)
         score = reduce(nll_N)
         change = score.perplexity / self.score.perplexity - 1
         if not np.isfinite(nll_N).all() or not difference.finite:
@@ -155,8 +161,8 @@ class Proof:
         elif file_type in TOLERANCES:
             failures += logit_failures(difference, change, TOLERANCES[file_type])
         return Comparison(
-            file=path.name,
-            type=file_type,
+            file=(adapter or path).name,
+            type=file_type if adapter is None else ADAPTER_TYPE,
             size_mb=header.size_bytes / 1e6,
             bits_per_weight=header.bits_per_weight,
             perplexity=score.perplexity,

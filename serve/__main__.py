@@ -10,13 +10,14 @@ import ipaddress
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.errors import UserError
 from serve.config import ServeConfig, load
 from serve.pool.engine_process import preload
-from serve.pool.model_files import named_models
+from serve.pool.model_files import named_adapters, named_models
 from slm.cli import run
 from slm.exported import stale_lines
 from slm.llama.verdict import require_working_build
@@ -30,17 +31,18 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Serves until a signal stops it. Raises ``UserError`` for what the caller can mend."""
     # With several models, ``share_cores`` first changes the environment that the engines see.
-    if not any(word.startswith("serve.models") for word in argv):
+    if not any(word.startswith(("serve.models", "serve.lora")) for word in argv):
         preload()
-    config = load(ServeConfig, "serve", argv, literal=("model", "serve.models", "serve.draft_model"))
+    config = load(ServeConfig, "serve", argv, literal=("model", "serve.models", "serve.lora", "serve.draft_model"))
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
-    for note in [*notes, *stale_lines(paths.values())]:
+    adapters = named_adapters(config.serve.lora, next(iter(paths.items())), paths)
+    for note in [*notes, *stale_lines([*paths.values(), *adapters.values()])]:
         print(note, flush=True)
     listener = _listen(config.host, config.port)
     with contextlib.closing(listener):
         require_working_build()
         try:
-            return asyncio.run(_serve(config, paths, listener))
+            return asyncio.run(_serve(config, paths, adapters, listener))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -68,7 +70,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.socket) -> int:
+async def _serve(
+    config: ServeConfig, paths: dict[str, Path], adapters: dict[str, Path], listener: socket.socket
+) -> int:
     from serve.pool.engine_settings import engine_config
     from serve.pool.memory_plan import budget_bytes, fewer_slots, read_facts
     from serve.pool.model_pool import Pool, Served
@@ -77,14 +81,19 @@ async def _serve(config: ServeConfig, paths: dict[str, Path], listener: socket.s
     options = config.serve
     keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
     engines = {name: engine_config(options, path) for name, path in paths.items()}
+    base = next(iter(engines.values()))
+    # Each adapter has an engine of its own: its KV caches hold nothing that was computed without it.
+    engines |= {name: replace(base, adapter=path) for name, path in adapters.items()}
     budget = None
-    if len(paths) > 1:
+    if len(engines) > 1:
         share_cores()  # or engines that compute at the same time would wait for each other's spinning threads
         budget = budget_bytes(options.memory_budget_gb)
         if not options.slots:
             for name, each in engines.items():
-                engines[name] = fewer_slots(read_facts(paths[name]), each, budget=budget, n_models=len(paths))
-    pool = Pool([Served(name, each) for name, each in engines.items()], budget=budget, max_waiting=options.queue)
+                engines[name] = fewer_slots(read_facts(each.model_path), each, budget=budget, n_models=len(engines))
+    parent = next(iter(paths))
+    models = [Served(name, each, parent if name in adapters else None) for name, each in engines.items()]
+    pool = Pool(models, budget=budget, max_waiting=options.queue)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
         info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))

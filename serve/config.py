@@ -37,6 +37,8 @@ class ServerOptions(EngineOptions):
     name: str | None = None
     models: list[str] = field(default_factory=list)
     """More models, each a path or ``NAME=PATH``, loaded when a request asks for them."""
+    lora: list[str] = field(default_factory=list)
+    """Adapters of ``model``, each a path or ``NAME=PATH``: each is a model of its own to clients."""
     any_model: bool = False
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""

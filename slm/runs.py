@@ -16,6 +16,8 @@ from slm.cli import spelled
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 LATEST = "latest"
 BEST = "best"
+ADAPTER_END = "-LoRA.gguf"
+"""How the name of an adapter's GGUF file ends, after GGUF's naming convention."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,26 @@ class Run:
         return found[-1]
 
     def ggufs(self) -> list[Path]:
-        """The exported models, by name; importance matrices, which are GGUF files too, left out."""
-        if not self.gguf_dir.is_dir():
-            return []
-        return sorted(path for path in self.gguf_dir.glob("*.gguf") if not path.name.startswith("imatrix"))
+        """The exported models, by name; importance matrices and adapters, which are GGUF files too, left out."""
+        return model_files(self.gguf_dir)
+
+    def adapters(self) -> list[Path]:
+        """The exported LoRA adapters, by name."""
+        return sorted(self.gguf_dir.glob(f"*{ADAPTER_END}")) if self.gguf_dir.is_dir() else []
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The models among the GGUF files of a folder, by name."""
+    if not folder.is_dir():
+        return []
+    return [
+        path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("imatrix") and not is_adapter(path)
+    ]
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a GGUF file is called as LoRA adapters are."""
+    return path.name.endswith(ADAPTER_END)
 
 
 def list_checkpoints(root: Path) -> list[Path]:

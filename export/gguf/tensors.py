@@ -69,12 +69,16 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
     for name, weight in weights.items():
         if config.tie_embeddings and name == "lm_head.weight":
             continue
-        tensor = weight.detach().float()
-        if config.arch == "llama" and name.endswith("q_proj.weight"):
-            tensor = interleave_heads(tensor, config.n_heads)
-        elif config.arch == "llama" and name.endswith("k_proj.weight"):
-            tensor = interleave_heads(tensor, config.n_kv_heads)
-        yield gguf_name(name), tensor
+        yield gguf_name(name), in_gguf_order(config, name, weight.detach().float())
+
+
+def in_gguf_order(config: ModelConfig, name: str, weight_OD: Tensor) -> Tensor:
+    """The rows of the weight ``name`` in the order that llama.cpp's rotary code expects."""
+    if config.arch == "llama" and name.endswith("q_proj.weight"):
+        return interleave_heads(weight_OD, config.n_heads)
+    if config.arch == "llama" and name.endswith("k_proj.weight"):
+        return interleave_heads(weight_OD, config.n_kv_heads)
+    return weight_OD
 
 
 def interleave_heads(weight_OD: Tensor, n_heads: int) -> Tensor:

@@ -14,7 +14,7 @@ from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
 from slm.exported import CONFIG_KEY
 from slm.model.config import ModelConfig
-from slm.runs import Run
+from slm.runs import ADAPTER_END, Run
 
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
 """general.file_type (llama.cpp's LLAMA_FTYPE) of the types written here."""
@@ -34,6 +34,10 @@ class Identity:
         m = self.metadata
         stem = gguf.naming_convention(m.name, m.basename, m.finetune, m.version, m.size_label, encoding)
         return f"{stem}.gguf"
+
+    def adapter_name(self, encoding: str) -> str:
+        """The same for a LoRA adapter: ``BaseName-SizeLabel-Version-ENCODING-LoRA.gguf``."""
+        return self.file_name(encoding).removesuffix(".gguf") + ADAPTER_END
 
 
 def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) -> Identity:

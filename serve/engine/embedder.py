@@ -14,6 +14,7 @@ import numpy as np
 
 from serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
 from serve.engine.tokenize import tokenize_within
+from slm.llama.adapter import Adapter
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
@@ -52,7 +53,10 @@ class Embedder:
     ``threads`` is asked before each batch.
     """
 
-    def __init__(self, model: Model, *, context: int, threads: Callable[[], int]) -> None:
+    def __init__(
+        self, model: Model, *, context: int, threads: Callable[[], int], adapter: Adapter | None = None
+    ) -> None:
+        self._adapter = adapter
         self._model, self._n_ctx, self._threads = model, context, threads
         self._queue: deque[_Input] = deque()
         self._context: Context | None = None
@@ -86,6 +90,7 @@ class Embedder:
                 n_seq_max=_SEQUENCES,
                 n_threads=self._threads(),
                 embeddings=True,
+                adapter=self._adapter,
             )
         request = _Request(id=command.id, vectors=[None] * len(inputs), n_tokens=sum(map(len, inputs)))
         self._queue.extend(

@@ -55,7 +55,12 @@ class Engine:
                 fixed_chunk=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
             ),
         )
-        self._embedder = Embedder(self._model, context=self.info.context, threads=lambda: self._runner.threads)
+        self._embedder = Embedder(
+            self._model,
+            context=self.info.context,
+            threads=lambda: self._runner.threads,
+            adapter=self._runner.adapter,
+        )
         self._tokenizer = BackgroundTokenizer(self._model)
         self._vocabulary = Vocabulary(self._model)
         self._proposer = make_proposer(config, self._runner)

@@ -10,6 +10,7 @@ import numpy as np
 from serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from serve.engine.messages import ModelInfo
+from slm.llama.adapter import Adapter
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
@@ -19,7 +20,10 @@ from slm.machine.hardware import compute_threads
 
 
 class ModelRunner:
-    """A model, its KV cache and one batch. Raises ``UserError`` or ``LlamaError`` where the file cannot be served."""
+    """A model, the adapter on it where one is configured, its KV cache and one batch.
+
+    Raises ``UserError`` or ``LlamaError`` where a file cannot be served.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         started = time.perf_counter()
@@ -36,6 +40,7 @@ class ModelRunner:
             ThreadCount(threads, free_cores) if config.adapt_threads and not config.exact and threads > 1 else None
         )
         try:
+            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
             self.context = Context(
                 self.model,
                 n_ctx=kv_tokens,
@@ -46,6 +51,7 @@ class ModelRunner:
                 kv_unified=shared,
                 kv_type=config.kv_type,
                 flash_attn=config.flash_attn,
+                adapter=self.adapter,
             )
         except BaseException:
             self.model.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from data.errors import UserError, nearest
 from slm import runs
 from slm.cli import spelled
+from slm.llama.adapter_file import check_fits
 
 _NAME = re.compile(r"[\w.@:+-][\w.@:+/-]{0,127}")
 
@@ -29,8 +31,7 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
         there = [each.name for each in sorted(folder.glob("*.gguf"))] if folder.is_dir() else []
         hint = nearest(path.name, there) or (f"there are: {', '.join(there)}" if there else "")
         raise UserError(f"{path} does not exist; {hint}".rstrip("; "))
-    found = sorted(path.glob("*.gguf")) if path.is_dir() else []
-    found = [each for each in found if not each.name.startswith("imatrix")]
+    found = runs.model_files(path)
     if not found:
         found = runs.resolve(path).ggufs()
     if not found:
@@ -49,6 +50,51 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
     return smallest, f"of {len(found)} exported files, serving {smallest.name} (the smallest)"
 
 
+def resolve_adapter(word: str) -> Path:
+    """The exported adapter of a run that trained one, or the .gguf file that ``word`` names. ``UserError`` where there
+    is none."""
+    path = Path(word).expanduser()
+    if path.is_file() or path.suffix == ".gguf":
+        return path
+    found = runs.resolve(path).adapters()
+    if not found:
+        raise UserError(
+            f"{word} has no exported LoRA adapter: run `{spelled('export', run=word)}` first, if it trained one"
+        )
+    return max(found, key=lambda each: each.stat().st_mtime_ns)
+
+
+def named_adapters(words: list[str], base: tuple[str, Path], taken: Collection[str]) -> dict[str, Path]:
+    """Adapters of the model ``base`` (its name and file) by name, from ``serve.lora``'s ``NAME=PATH`` or paths.
+
+    Without a name one has its run's, or its file's. ``UserError`` for an adapter of another model, and for a name that
+    is ``taken`` or impossible.
+    """
+    found: dict[str, Path] = {}
+    for word in words:
+        name, rest = _split_name(word)
+        path = resolve_adapter(rest)
+        name = name or (path.stem if Path(rest).suffix == ".gguf" else runs.resolve(rest).name)
+        _check_name(name)
+        if name in taken or name in found:
+            raise UserError(f"two models are called {name}: give the adapter another name, serve.lora=[NAME={rest}]")
+        check_fits(path, base[1])
+        found[name] = path
+    return found
+
+
+def _split_name(word: str) -> tuple[str | None, str]:
+    if "=" in word and not os.path.exists(os.path.expanduser(word)):
+        name, _, rest = word.partition("=")
+        return name.strip(), rest.strip()
+    return None, word
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name == "default":
+        raise UserError(f"{name[:100]!r} cannot be a model's name; use letters, digits and . _ - : + @ /")
+
+
 def named_models(model: str | None, name: str | None, models: list[str]) -> tuple[dict[str, Path], list[str]]:
     """Files by the model's name, the default model first.
 
@@ -59,17 +105,12 @@ def named_models(model: str | None, name: str | None, models: list[str]) -> tupl
     if name and not model:
         raise UserError(f"serve.name is the name of model=; give it in the list: serve.models=[{name}=PATH]")
     given: list[tuple[str | None, str]] = [(name, model)] if model else []
-    for word in models:
-        if "=" in word and not os.path.exists(os.path.expanduser(word)):
-            given_name, _, rest = word.partition("=")
-            given.append((given_name.strip(), rest.strip()))
-        else:
-            given.append((None, word))
+    given += [_split_name(word) for word in models]
     found: dict[str, Path] = {}
     notes = []
     for chosen_name, word in given:
-        if chosen_name is not None and (not _NAME.fullmatch(chosen_name) or chosen_name == "default"):
-            raise UserError(f"{chosen_name[:100]!r} cannot be a model's name; use letters, digits and . _ - : + @ /")
+        if chosen_name is not None:
+            _check_name(chosen_name)
         path, note = resolve_model(word)
         unique = chosen_name or path.stem
         if unique in found:

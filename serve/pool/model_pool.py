@@ -51,8 +51,10 @@ class Loaded:
 class Served:
     """One model of the server, loaded or not."""
 
-    def __init__(self, name: str, config: EngineConfig) -> None:
+    def __init__(self, name: str, config: EngineConfig, parent: str | None = None) -> None:
         self.name, self.config = name, config
+        self.parent = parent
+        """Of a LoRA adapter: the name of its model."""
         self.created = int(time.time())
         self.counters = Counters()
         self.loaded: Loaded | None = None
@@ -72,8 +74,8 @@ class Served:
 
     @property
     def run_name(self) -> str | None:
-        """The name of the run that the file was exported from, which is the same for every quantization."""
-        folder = self.path.resolve().parent
+        """The name of the run that the file (or the adapter) was exported from: the same for every quantization."""
+        folder = (self.config.adapter or self.path).resolve().parent
         return folder.parent.name if folder.name == "gguf" else None
 
     @property
@@ -99,7 +101,9 @@ class Served:
     def needed(self) -> int:
         """Bytes of memory that the model takes, by estimate. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
-        return needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
+        adapter = self.config.adapter
+        more = adapter.stat().st_size if adapter is not None and adapter.is_file() else 0
+        return more + needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
 
 
 class Lease:

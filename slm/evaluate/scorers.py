@@ -115,14 +115,25 @@ class GGUFScorer:
     logits_budget = 128 * 2**20
     """Most logits of one batch (4 bytes each); fewer windows go together where the vocabulary is large."""
 
-    def __init__(self, path: Path, *, context: int, n_threads: int | None = None, exact: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        context: int,
+        n_threads: int | None = None,
+        exact: bool = False,
+        adapter: Path | None = None,
+    ) -> None:
         """``context``: the longest window that will be asked for. ``exact`` keeps keys and values in f32 and leaves
-        flash attention out, for the closest comparison; the default is what llama.cpp's own tools and servers do."""
+        flash attention out, for the closest comparison; the default is what llama.cpp's own tools and servers do.
+        ``adapter``: a LoRA adapter's file, with which the model is scored."""
+        from slm.llama.adapter import Adapter
         from slm.llama.model import Model
 
         self.path, self.name, self.exact, self.n_threads = path, path.name, exact, n_threads
         doing(f"loading {path.name}")
         self.llama = Model(path)
+        self._adapter = Adapter(self.llama, adapter) if adapter is not None else None
         self.max_context = min(context, self.llama.n_ctx_train)
         self.bos = self.llama.bos if self.llama.add_bos and self.llama.bos >= 0 else None
         self.document_start = next((token for token in (self.llama.bos, self.llama.eos) if token >= 0), None)
@@ -179,6 +190,7 @@ class GGUFScorer:
                 kv_unified=False,
                 flash_attn=False if self.exact else None,
                 kv_type="f32" if self.exact else "f16",
+                adapter=self._adapter,
             )
         return self._context, Batch(n_windows * length, n_windows)
 

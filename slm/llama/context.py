@@ -13,6 +13,7 @@ from itertools import accumulate
 import llama_cpp.llama_cpp as C
 import numpy as np
 
+from slm.llama.adapter import Adapter
 from slm.llama.errors import KvCacheFull, LlamaError, MisuseError
 from slm.llama.gguf_check import ggml_type_id
 from slm.llama.log import clear_log, first_error
@@ -121,7 +122,8 @@ class Context:
     llama.cpp rounds it up to a multiple of 256 (read ``.n_ctx``). ``n_batch``/``n_ubatch``: most tokens of one
     ``decode`` call and of one pass through the graph. ``flash_attn``: None leaves the choice to llama.cpp.
     ``kv_type``: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
-    ``embeddings``: ``decode`` also keeps the last layer's output of every token (see ``embeddings_all``).
+    ``adapter``: all that is computed here is computed with it. ``embeddings``: ``decode`` also keeps the last layer's
+    output of every token (see ``embeddings_all``).
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Context:
         flash_attn: bool | None = None,
         kv_type: str = "f16",
         embeddings: bool = False,
+        adapter: Adapter | None = None,
     ) -> None:
         if n_ctx <= 0 or n_batch <= 0 or not 0 < n_seq_max <= C.llama_max_parallel_sequences():
             raise MisuseError(f"a context of {n_ctx} tokens, batches of {n_batch} and {n_seq_max} sequences")
@@ -163,6 +166,8 @@ class Context:
         self._ctx = C.llama_init_from_model(model._open(), params)
         if not self._ctx:
             raise LlamaError(f"llama.cpp cannot make a context of {n_ctx} tokens: {first_error()}")
+        if adapter is not None:
+            self._set_adapter(adapter)
         self._memory = C.llama_get_memory(self._ctx)
         self.n_ctx: int = C.llama_n_ctx(self._ctx)
         self.n_batch: int = C.llama_n_batch(self._ctx)
@@ -176,6 +181,13 @@ class Context:
         """The last view of logits, with its address and number of rows: most batches are like the one before."""
         self._number: list[int] = []
         """Per entry of the last batch, how many up to it asked for logits."""
+
+    def _set_adapter(self, adapter: Adapter) -> None:
+        if adapter.model is not self.model:
+            raise MisuseError("the adapter was loaded for another model")
+        adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter._open())
+        if C.llama_set_adapters_lora(self._ctx, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+            raise LlamaError(f"llama.cpp cannot use the adapter {adapter.path}: {first_error()}")
 
     def set_threads(self, n: int) -> None:
         """Computes with so many threads from the next batch on."""

@@ -28,4 +28,12 @@ def model_card(served: Served) -> Model:
             context=facts.context(served.config.context),
             chat_template=served.loaded.chat.own if served.loaded is not None else facts.has_template,
         )
-    return Model(id=served.name, object="model", created=served.created, owned_by="slm", status=served.state, meta=meta)
+    return Model(
+        id=served.name,
+        object="model",
+        created=served.created,
+        owned_by="slm",
+        status=served.state,
+        parent=served.parent,
+        meta=meta,
+    )

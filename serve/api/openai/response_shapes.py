@@ -310,6 +310,7 @@ class Model(TypedDict):
     created: int
     owned_by: str
     status: State
+    parent: Annotated[str | None, Field(description="the model that this one is a LoRA adapter of; null for a model")]
     meta: Annotated[ModelMeta | None, Field(description="null when the file cannot be read")]
 
 

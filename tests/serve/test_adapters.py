@@ -1,0 +1,153 @@
+"""Two LoRA adapters and their base behind one server: no request gets another's model, cache or text."""
+
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gguf
+import httpx
+import numpy as np
+import pytest
+
+from data.errors import UserError
+from serve.engine.config import EngineConfig
+from serve.engine.engine import Engine
+from serve.engine.messages import Delta, Embed, Failure, Generate, Reply, SamplingParams
+from serve.pool.model_files import named_adapters
+from slm.llama import random_model
+
+CLIENTS = 16
+SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
+SHAPES = {"attn_q": (256, 256), "attn_v": (128, 256), "ffn_up": (512, 256), "ffn_down": (256, 512)}
+
+
+def write_adapter(path: Path, seed: int, *, n_layers: int = 2, rank: int = 4) -> Path:
+    """An adapter of the tiny model, strong enough to change what it says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0 * rank)
+    rng = np.random.default_rng(seed)
+    for layer in range(n_layers):
+        for name, (rows, columns) in SHAPES.items():
+            a, b = rng.normal(0, columns**-0.5, (rank, columns)), rng.normal(0, 0.3, (rows, rank))
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_a", a.astype(np.float32))
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_b", b.astype(np.float32))
+    random_model.finish(writer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> dict[str, Path]:
+    """One is a file, the other is in the folder of a run."""
+    folder = tmp_path_factory.mktemp("adapters")
+    run = folder / "second" / "gguf" / "second-0M-v1.0-F32-LoRA.gguf"
+    return {"first": write_adapter(folder / "first.gguf", 1), "second": write_adapter(run, 2)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, tiny_path, adapters, start_server):
+    words = [f"serve.lora=[first={adapters['first']},{adapters['second'].parents[1]}]", "serve.name=base"]
+    words += ["serve.exact=true", "serve.slots=8", "serve.batch=128", "serve.ubatch=128", "serve.prefill_chunk=32"]
+    with start_server(tmp_path_factory.mktemp("log") / "server.log", tiny_path, *words) as running:
+        yield running
+
+
+def requests() -> list[dict]:
+    """Prompts that begin alike, so that a cached prefix of another model would be found if it could."""
+    rng = random.Random(3)
+    return [
+        {
+            "model": ("base", "first", "second")[i % 3],
+            "prompt": SYSTEM * rng.randint(1, 2) + rng.choice(["hello", "the boat is", "why", ""]),
+            "max_tokens": rng.randint(4, 20),
+            "temperature": rng.choice([0, 0.9]),
+            "seed": i,
+        }
+        for i in range(3 * CLIENTS)
+    ]
+
+
+def alone(path: Path, adapter: Path | None, wanted: list[dict]) -> list[str]:
+    """The texts of an engine that has one model and one request at a time, without a prefix cache."""
+    engine = Engine(
+        EngineConfig(
+            model_path=path, adapter=adapter, threads=1, slots=8, exact=True, prefix_cache=False, prefill_chunk=32,
+            batch=128, ubatch=128,
+        )
+    )  # fmt: skip
+    texts = []
+    for number, each in enumerate(wanted):
+        sampling = SamplingParams(temperature=each["temperature"], seed=each["seed"])
+        request = Generate(id=str(number), prompt=each["prompt"], sampling=sampling, max_tokens=each["max_tokens"])
+        events, text = engine.handle(request), ""
+        while engine.busy:
+            events += engine.step()
+        for event in events:
+            assert not isinstance(event, Failure), event
+            text += event.text if isinstance(event, Delta) else ""
+        texts.append(text)
+    engine.close()
+    return texts
+
+
+def test_sixteen_clients_at_once_get_what_each_model_says_alone(server, tiny_path, adapters):
+    wanted = requests()
+
+    def ask(body: dict) -> dict:
+        return httpx.post(server.url + "/v1/completions", json=body, timeout=120).json()
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        found = list(clients.map(ask, wanted))
+    by_model = {}
+    for name, adapter in ((None, None), *adapters.items()):
+        model = name or "base"
+        mine = [i for i, each in enumerate(wanted) if each["model"] == model]
+        by_model[model] = alone(tiny_path, adapter, [wanted[i] for i in mine])
+        assert [found[i]["choices"][0]["text"] for i in mine] == by_model[model]
+        assert {found[i]["model"] for i in mine} == {model}
+    # The adapters change what is said, or the comparison would show nothing.
+    assert len({tuple(alone(tiny_path, each, wanted[:6])) for each in (None, *adapters.values())}) == 3
+
+
+def test_adapters_are_listed_and_other_names_are_unknown(server):
+    cards = {each["id"]: each for each in httpx.get(server.url + "/v1/models").json()["data"]}
+    assert {name: card["parent"] for name, card in cards.items()} == {"base": None, "first": "base", "second": "base"}
+    body = {"model": "frist", "prompt": "x", "max_tokens": 1}
+    refused = httpx.post(server.url + "/v1/completions", json=body)
+    assert refused.status_code == 404
+    error = refused.json()["error"]
+    assert error["code"] == "model_not_found"
+    assert "did you mean 'first'?" in error["message"]
+
+
+def test_embeddings_are_the_adapters_own(tiny_path, adapters):
+    found = []
+    for adapter in (None, *adapters.values()):
+        engine = Engine(EngineConfig(model_path=tiny_path, adapter=adapter, threads=1, slots=1))
+        events = engine.handle(Embed(id="1", inputs=["the red boat"]))
+        while engine.busy:
+            events += engine.step()
+        (reply,) = [event for event in events if isinstance(event, Reply)]
+        found.append(reply.value.vectors[0])
+        engine.close()
+    assert len(set(found)) == 3
+
+
+def test_an_adapter_that_cannot_be_served_is_one_line(tmp_path, tiny_path, adapters):
+    base, taken = ("base", tiny_path), {"base"}
+    assert list(named_adapters([str(adapters["first"])], base, taken)) == ["first"]
+    with pytest.raises(UserError, match="two models are called base"):
+        named_adapters([f"base={adapters['first']}"], base, taken)
+    with pytest.raises(UserError, match="cannot be a model's name"):
+        named_adapters([f"a b={adapters['first']}"], base, taken)
+    with pytest.raises(UserError, match="does not fit"):
+        named_adapters([str(write_adapter(tmp_path / "deep.gguf", 1, n_layers=3))], base, taken)
+    with pytest.raises(UserError, match="is no LoRA adapter"):
+        named_adapters([f"x={tiny_path}"], base, taken)
+    (tmp_path / "run" / "gguf").mkdir(parents=True)
+    shutil.copy(tiny_path, tmp_path / "run" / "gguf")
+    with pytest.raises(UserError, match="no exported LoRA adapter"):
+        named_adapters([f"{tmp_path}/run"], base, taken)
