@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 
@@ -30,7 +31,7 @@ class Adapter:
             raise LlamaError(f"llama.cpp cannot load the adapter {self.path}: {first_error()}")
         self.model = model
 
-    def _open(self) -> object:
+    def _open(self) -> Any:
         if not self.model._model:
             raise MisuseError("the adapter's model is closed")
         return self._adapter

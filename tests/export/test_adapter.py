@@ -92,7 +92,7 @@ def test_without_its_base_only_the_merged_model_is_exported(tmp_path):
 
 
 def test_a_file_that_does_not_fit_is_one_line(tmp_path):
-    root = lora_run(tmp_path / "mine", n_layers=1)
+    root = lora_run(tmp_path / "mine", n_layers=1, ffn_dim=256)
     record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
     merged, adapter = (root / "gguf" / each["file"] for each in record["files"])
     with pytest.raises(UserError, match="does not fit"):

@@ -41,7 +41,9 @@ def test_every_option_arrives(tiny_path, cache):
     config = engine_config(ServerOptions(**given), tiny_path)
     assert config == EngineConfig(**{**given, "model_path": tiny_path, "draft_model": tiny_path})
     assert engine_config(ServerOptions(exact=True), tiny_path).exact
-    assert {each.name for each in fields(EngineConfig)} == {*given, "exact", "model_path"}, "all are tried here"
+    assert {each.name for each in fields(EngineConfig)} == {*given, "exact", "model_path", "adapter"}, (
+        "all are tried here"
+    )
 
 
 def test_the_engine_and_the_server_share_their_defaults(tiny_path, cache):
