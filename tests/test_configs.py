@@ -25,6 +25,7 @@ from slm.evaluate.exam import ExamConfig
 from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
 from train.report.html import ReportConfig
 from train.report.watch import WatchConfig
+from train.sweep.config import SweepConfig as TrainSweepConfig
 from train.tools.bench import BenchConfig as BenchTrainConfig
 from train.tools.data_stats import DataStatsConfig
 from train.tools.plan import PlanConfig
@@ -36,6 +37,7 @@ STAGES: dict[str, type] = {
     "data_stats": DataStatsConfig,
     "plan": PlanConfig,
     "tune": TuneConfig,
+    "sweep": TrainSweepConfig,
     "report": ReportConfig,
     "watch": WatchConfig,
     "export": ExportConfig,

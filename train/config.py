@@ -69,9 +69,9 @@ class OptimConfig:
     """Muon's Newton-Schulz iterations, 1 to 5."""
     second_moment: bool = True
     """Muon: even out the rows of an update (NorMuon)."""
-    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    schedule: Literal["cosine", "linear", "wsd", "range_test"] = "cosine"
     """The decay after the warm-up: a cosine over the whole run, or constant and then linear, or constant and then
-    1 - sqrt (wsd)."""
+    1 - sqrt (wsd). ``range_test`` grows exponentially instead (``make sweep``, ``sweep.range_test``)."""
     decay_fraction: float = 0.7
     """linear and wsd: the share of the run over which the learning rate falls."""
     warmup_steps: int = 100
@@ -114,6 +114,8 @@ class OptimConfig:
         for name in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"optim.{name} must be from 0 to 1, not {getattr(self, name)}")
+        if self.schedule == "range_test" and not 0 < self.min_lr_ratio < 1:
+            raise UserError("optim.schedule=range_test needs an optim.min_lr_ratio between 0 and 1, as 0.03")
 
     @property
     def init(self) -> InitConfig:
@@ -177,6 +179,8 @@ class TrainConfig:
     """Resume with another number of processes; the text is then read from its beginning again."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
+    coherence_stories: int = 0
+    """Stories that a model of the tales writes at each validation, to be scored for coherence, 0 to 1; 0: none."""
     sample_temperature: float = 0.8
 
     def __post_init__(self) -> None:
@@ -184,7 +188,7 @@ class TrainConfig:
         for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("workers", "threads", "sample_tokens", "patience"):
+        for name in ("workers", "threads", "sample_tokens", "patience", "coherence_stories"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if self.spike_factor is not None and self.spike_factor <= 1:

@@ -9,8 +9,11 @@ def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     """The rate of optimizer step ``step`` (from 0) when ``progress`` (0 to 1) of the run is done.
 
     The caller measures progress by steps or, where time bounds the run, by time, so that the decay ends when the run
-    ends. A cosine takes all of the run, ``linear`` and ``wsd`` the last ``decay_fraction`` of it.
+    ends. A cosine takes all of the run, ``linear`` and ``wsd`` the last ``decay_fraction`` of it. ``range_test`` is the
+    one that grows: from ``min_lr_ratio`` times the rate to the rate divided by it, exponentially.
     """
+    if config.schedule == "range_test":
+        return config.lr * config.min_lr_ratio ** (1 - 2 * min(1.0, max(0.0, progress)))
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * _shape(config, min(1.0, max(0.0, progress))))

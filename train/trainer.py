@@ -14,6 +14,7 @@ import numpy as np
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import to_dict
+from slm.evaluate.stories import story_coherence
 from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
@@ -217,14 +218,16 @@ class Trainer:
             return
         if result is None:
             return
-        self.state.validated(
-            {
-                "step": self.state.step,
-                "tokens": self.state.tokens,
-                "val_loss": result.loss,
-                "val_bits_per_byte": result.bits_per_byte,
-            }
-        )
+        record = {
+            "step": self.state.step,
+            "tokens": self.state.tokens,
+            "val_loss": result.loss,
+            "val_bits_per_byte": result.bits_per_byte,
+        }
+        stories = self.config.train.coherence_stories
+        if stories and self.ranks.main and self.config.data.kind == "tales" and not self.interrupt:
+            record |= {"coherence": story_coherence(self.model, self.tokenizer, stories)}
+        self.state.validated(record)
         if self.ranks.main:
             self.log.validation(self.state.validation)
             self._write_samples()

@@ -12,6 +12,7 @@ from types import FrameType
 from slm import cli
 
 OUR_WORDS = ("preset=tiny", "name=demo", "train.max_minutes=7")
+OUR_EVALUATION = ("eval.max_tokens=30000", "eval.coherence_stories=64")
 
 
 def main(argv: list[str]) -> int:
@@ -45,7 +46,7 @@ def steps(words: list[str], root: Path) -> list[list[str]]:
     return [
         ["train", *words],
         ["export", f"run={root}", "quant=q4_k_m"],
-        ["eval", f"run={root}", f"eval.text={root / 'validation.txt'}", "eval.max_tokens=30000"],
+        ["eval", f"run={root}", f"eval.text={root / 'validation.txt'}", *OUR_EVALUATION],
         ["chat", f"model={root}", "prompt=Once upon a time", "max_tokens=300", "temperature=0.6"],
     ]
 

@@ -61,6 +61,16 @@ COMMANDS: dict[str, Command] = {
             ("base=path/to/model data=chat 'data.files=[chats.jsonl]'", "a downloaded Hugging Face model"),
         ),
     ),
+    "sweep": Command(
+        module="train.sweep",
+        config="sweep",
+        summary="train a grid of small runs, stop the losers early, compare the rest",
+        examples=(
+            ("preset=tiny name=rates optim.lr=0.01,0.02,0.05 train.max_steps=200", "three learning rates"),
+            ("optim.lr=0.02,0.05 model.d_model=256,512 train.seed=1,2", "eight runs; the same command goes on"),
+            ("sweep.range_test=true", "one run whose learning rate grows until the loss diverges"),
+        ),
+    ),
     "watch": Command(
         module="train.report.watch",
         config="watch",

@@ -39,6 +39,8 @@ class EvalConfig(TextOptions):
     """GGUF files to score instead of all the run's."""
     checkpoint: bool = True
     """Score the checkpoint too."""
+    coherence_stories: int = 0
+    """Stories that the checkpoint of a run on the tales writes, to be scored for coherence, 0 to 1; 0: none."""
     threads: int | None = None
     """CPU threads; None for the physical cores that this process may use."""
 
@@ -46,6 +48,8 @@ class EvalConfig(TextOptions):
         super().__post_init__()
         if self.contiguous is not None and self.contiguous < 8:
             raise UserError(f"eval.contiguous={self.contiguous} must be at least 8 tokens")
+        if self.coherence_stories < 0:
+            raise UserError(f"eval.coherence_stories must not be negative, not {self.coherence_stories}")
         if self.n_ctx < 8:
             raise UserError(f"eval.n_ctx={self.n_ctx} must be at least 8 tokens")
 

@@ -39,8 +39,27 @@ def main(argv: list[str]) -> int:
     run = runs.resolve(config.run)
     rows = evaluate(run, config.eval)
     show(run, rows)
-    report.final_json([{key: row[key] for key in ROW_KEYS} for row in rows])
+    found = [{key: row[key] for key in ROW_KEYS} for row in rows]
+    if config.eval.coherence_stories:
+        found += coherence_rows(run, config.eval.coherence_stories)
+    report.final_json(found)
     return 0
+
+
+def coherence_rows(run: runs.Run, stories: int) -> list[dict[str, Any]]:
+    """Print how coherent the checkpoint's stories are; a row for JSON. Empty for a run on other text."""
+    from slm.evaluate.stories import checkpoint_coherence, is_of_tales
+
+    value = checkpoint_coherence(run.checkpoint(), stories) if is_of_tales(run) else None
+    if value is None:
+        print("coherence: left out, since the run was not trained on the embedded stories")
+        return []
+    name = run.checkpoint().name
+    about = "0 to 1; stories of the corpus: 1.00; six checks, see docs/data.md"
+    print(f"coherence of {stories} stories by {name}: {value:.3f} ({about})")
+    return [
+        {"file": run.checkpoint().name, "engine": "torch", "definition": f"coherence/{stories}", "coherence": value}
+    ]
 
 
 ROW_KEYS = ("file", "engine", "definition", "perplexity", "stderr", "word_perplexity", "bits_per_byte", "tokens")

@@ -1,4 +1,7 @@
-"""Text from a torch checkpoint, one token at a time: for samples while training, not for serving."""
+"""Text from a torch checkpoint, one token at a time: for samples while training, not for serving.
+
+Shape suffixes: B texts, V vocabulary.
+"""
 
 import torch
 
@@ -41,3 +44,35 @@ def generate(
         new.append(chosen)
         ids_1T = torch.tensor([[chosen]])
     return new
+
+
+@torch.no_grad()
+def generate_many(
+    model: LanguageModel,
+    start_id: int,
+    count: int,
+    *,
+    max_tokens: int,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    stop_id: int | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
+    """``count`` texts after ``start_id``, written at once, each up to its ``stop_id``, ``max_tokens`` or the context.
+
+    ``temperature`` must be above 0: the texts differ by chance only. The random state is the call's own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    cache = model.new_cache()
+    ids_B1 = torch.full((count, 1), start_id)
+    chosen: list[torch.Tensor] = []
+    open_B = torch.ones(count, dtype=torch.bool)
+    while len(chosen) < min(max_tokens, model.config.seq_len - 1) and open_B.any():
+        top = model(ids_B1, cache)[:, -1].topk(min(top_k, model.config.vocab_size))
+        picked_B1 = torch.multinomial((top.values / temperature).softmax(-1), 1, generator=generator)
+        ids_B1 = top.indices.gather(1, picked_B1)
+        chosen.append(ids_B1[:, 0])
+        if stop_id is not None:
+            open_B &= ids_B1[:, 0] != stop_id
+    texts = torch.stack(chosen, 1).tolist() if chosen else [[] for _ in range(count)]
+    return [text[: text.index(stop_id)] if stop_id in text else text for text in texts]

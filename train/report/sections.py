@@ -73,7 +73,12 @@ def _loss_tiles(run: RunRecord) -> list[dict[str, str]]:
         bits_note = f"of validation text; best {number_text(best.bits_per_byte)} at step {best.step:,}"
     if loss is not None:
         loss_note = f"nats per token; perplexity {math.exp(min(loss, 700)):,.4g}"
+    stories = []
+    if last and last.coherence is not None:
+        known = [each.coherence for each in run.validations if each.coherence is not None]
+        stories = [_tile("coherence", f"{last.coherence:.3f}", f"of stories, 0 to 1; highest {max(known):.3f}")]
     return [
+        *stories,
         _tile("bits per byte", number_text(bits), bits_note),
         _tile("validation loss", number_text(loss), loss_note),
         _tile("training loss", number_text(run.recent("loss")), f"nats per token; {run.recent_note('loss')}"),

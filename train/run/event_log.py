@@ -57,7 +57,8 @@ class EventLog:
         try:
             yield
         except Exception as error:
-            self.end(step(), "failed", reason=one_line(error, 500) or type(error).__name__)
+            kind = type(error).__name__
+            self.end(step(), "failed", reason=one_line(error, 500) or kind, error=kind)
             raise
         except BaseException:  # a second Ctrl-C
             self.end(step(), "stopped", signal=signalled() or signal.SIGINT)

@@ -60,9 +60,11 @@ class RunLog:
         """A validation record."""
         self._record(record)
         self._progress.validation = f"{record['val_loss']:.3f}"
+        coherence = record.get("coherence")
         self.print(
             f"step {record['step']:,}: validation {record['val_loss']:.4f} nats per token, "
             f"{record['val_bits_per_byte']:.4f} bits per byte"
+            + ("" if coherence is None else f", coherence of stories {coherence:.3f} (0 to 1)")
         )
 
     def guard_event(self, event: str, step: int, **facts: Any) -> None:

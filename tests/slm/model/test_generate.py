@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slm.model.config import ModelConfig
-from slm.model.generate import generate
+from slm.model.generate import generate, generate_many
 from slm.model.transformer import LanguageModel
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=16)
@@ -48,3 +48,19 @@ def test_it_ends_with_a_stop_token_or_the_context(model):
 def test_there_must_be_a_token_to_start_from(model):
     with pytest.raises(ValueError, match="a token to start from"):
         generate(model, [], max_tokens=1)
+
+
+def test_many_texts_at_once_are_as_likely_as_one_by_one(model):
+    many = generate_many(model, 5, 400, max_tokens=2, top_k=64, temperature=1.0, seed=1)
+    assert generate_many(model, 5, 400, max_tokens=2, top_k=64, temperature=1.0, seed=1) == many
+    with torch.no_grad():
+        likely_V = model(torch.tensor([[5]]))[0, -1].softmax(-1)
+        first = [text[0] for text in many]
+        after_V = model(torch.tensor([[5, first[0]]]))[0, -1].softmax(-1)
+    counts_V = torch.bincount(torch.tensor(first), minlength=64) / len(many)
+    assert (counts_V - likely_V).abs().max() < 0.08
+    assert after_V[many[0][1]] > 0  # the second token follows the first one's cache
+    stopped = generate_many(model, 5, 50, max_tokens=15, temperature=1.0, stop_id=first[0])
+    assert all(first[0] not in text for text in stopped)
+    assert min(map(len, stopped)) < 15
+    assert len(generate_many(model, 5, 1, max_tokens=99)[0]) == SHAPE.seq_len - 1

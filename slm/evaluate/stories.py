@@ -1,0 +1,57 @@
+"""The coherence of the stories that a model writes: for models of the embedded tales (``data/tales/coherence.py``)."""
+
+from pathlib import Path
+
+from data.tales.coherence import mean_coherence
+from data.tokenizers.tokenizer import Tokenizer
+from slm.model.generate import generate_many
+from slm.model.transformer import LanguageModel
+from slm.runs import Run
+
+TEMPERATURE = 0.6
+SEED = 20_261_122
+MOST_TOKENS = 400
+"""Of a story; the longest of the tales have fewer with the vocabulary of ``tiny``."""
+AT_ONCE = 64
+"""Stories that are written together."""
+
+
+def story_coherence(model: LanguageModel, tokenizer: Tokenizer, count: int) -> float | None:
+    """The mean coherence, 0 to 1, of ``count`` stories at temperature ``TEMPERATURE``, from a fixed seed.
+
+    The model writes each from the end-of-text token on. None for a tokenizer without one.
+    """
+    if tokenizer.eot_id is None:
+        return None
+    stories: list[str] = []
+    while len(stories) < count:
+        texts = generate_many(
+            model,
+            tokenizer.eot_id,
+            min(AT_ONCE, count - len(stories)),
+            max_tokens=MOST_TOKENS,
+            temperature=TEMPERATURE,
+            stop_id=tokenizer.eot_id,
+            seed=SEED + len(stories),
+        )
+        stories += [tokenizer.decode(ids) for ids in texts]
+    return mean_coherence(stories)
+
+
+def is_of_tales(run: Run) -> bool:
+    """Whether the run trained on the embedded stories."""
+    import yaml
+
+    try:
+        data = yaml.safe_load((run.root / "config.yaml").read_text(encoding="utf-8"))["data"]
+        return bool(data["kind"] == "tales")
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False
+
+
+def checkpoint_coherence(checkpoint: Path, count: int) -> float | None:
+    """``story_coherence`` of a checkpoint directory."""
+    from data.tokenizers.make import load_tokenizer
+    from slm.model.checkpoint import load_model
+
+    return story_coherence(load_model(checkpoint), load_tokenizer(checkpoint), count)
