@@ -218,7 +218,7 @@ class Trainer:
             return
         if result is None:
             return
-        record = {
+        record: dict[str, float | None] = {
             "step": self.state.step,
             "tokens": self.state.tokens,
             "val_loss": result.loss,

@@ -63,7 +63,8 @@ def read_grid(words: Sequence[str], lists: Collection[str]) -> Grid:
 
     UserError for a value that no run could have, and for a grid that is too large.
     """
-    fixed, axes = [], []
+    fixed: list[str] = []
+    axes: list[tuple[str, tuple[str, ...]]] = []
     for word in words:
         values = swept_values(word, lists)
         key = word.partition("=")[0]

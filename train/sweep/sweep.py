@@ -94,7 +94,7 @@ def _define(folder: Path, grid: Grid, config: SweepConfig) -> None:
     """Write ``sweep.json``. UserError where the folder holds a sweep with other options than these."""
     path = folder / "sweep.json"
     options = to_dict(config.sweep)
-    new = {"fixed": sorted(grid.fixed), "swept": [key for key, _ in grid.axes]}
+    new: dict[str, Any] = {"fixed": sorted(grid.fixed), "swept": [key for key, _ in grid.axes]}
     new |= {"sweep": {key: options[key] for key in RUNS_DEPEND_ON}}
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
