@@ -18,6 +18,8 @@ from export.proof import PROBES, token_failures
 from slm.llama.model import Model
 
 CONVERSATIONS = 200
+Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+"""Messages and tools."""
 
 
 def chat_failures(llama: Model, tokenizer: Tokenizer, *, nfc: bool = False) -> list[str]:
@@ -34,7 +36,7 @@ def chat_failures(llama: Model, tokenizer: Tokenizer, *, nfc: bool = False) -> l
         return []  # a template that does not render is passed on as it is
     if turn is not None and not llama.is_eog(turn):
         return [f"its chats never end: token {turn}, with which the template ends a turn, ends no generation there"]
-    texts = rendered(encoder, conversations(nfc=nfc))
+    texts = rendered(encoder, conversations(nfc=nfc, tools=True))
     theirs = HFTokenizer.from_str(tokenizer.files["tokenizer.json"].decode("utf-8"))
     theirs.no_truncation()
     theirs.no_padding()
@@ -42,28 +44,44 @@ def chat_failures(llama: Model, tokenizer: Tokenizer, *, nfc: bool = False) -> l
     return [f"in a chat, {each}" for each in token_failures(llama, texts, ids, parse_special=True)]
 
 
-def rendered(encoder: ChatEncoder, conversations: Sequence[list[dict[str, Any]]]) -> list[str]:
-    """Prompts of the conversations; those that the template refuses (some know no system message) are left out."""
+def rendered(encoder: ChatEncoder, conversations: Sequence[Conversation]) -> list[str]:
+    """Prompts of the conversations; those that the template refuses (some know no system message, or no tools) are left
+    out."""
     texts = []
-    for messages in conversations:
+    for messages, tools in conversations:
         try:
-            texts.append(encoder.template.text(messages, prompt=True))
+            texts.append(encoder.template.text(messages, tools, prompt=True))
         except TemplateRefusesError:
             continue
     return texts
 
 
-def conversations(n: int = CONVERSATIONS, *, nfc: bool = False) -> list[list[dict[str, Any]]]:
-    """Prompts made of ``PROBES``: single questions, with a system message, and of several turns."""
+def conversations(n: int = CONVERSATIONS, *, nfc: bool = False, tools: bool = False) -> list[Conversation]:
+    """Prompts made of ``PROBES``: single questions, with a system message, and of several turns. With ``tools``, more
+    come, in which the assistant calls one and gets its result."""
     probes = [unicodedata.normalize("NFC", each) for each in PROBES] if nfc else list(PROBES)
     words = itertools.cycle(probes)
-    made = [[_said("user", each)] for each in probes]
+    made: list[Conversation] = [([_said("user", each)], []) for each in probes]
     for number in range(n - len(made)):
         messages = [_said("system", next(words))] if number % 2 else []
         for _ in range(number % 3):
             messages += [_said("user", next(words)), _said("assistant", next(words))]
-        made.append([*messages, _said("user", next(words))])
-    return made
+        made.append(([*messages, _said("user", next(words))], []))
+    return made + [_with_tool(each, next(words)) for each in probes] if tools else made
+
+
+def _with_tool(text: str, other: str) -> Conversation:
+    """The probes as description, argument and result of a tool."""
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tool = {"type": "function", "function": {"name": "look", "description": text, "parameters": parameters}}
+    function = {"name": "look", "arguments": {"text": other}}
+    call = {"id": "call00001", "type": "function", "function": function}
+    messages = [
+        _said("user", other),
+        {**_said("assistant", ""), "tool_calls": [call]},
+        {**_said("tool", text), "name": "look", "tool_call_id": "call00001"},
+    ]
+    return messages, [tool]
 
 
 def _said(role: str, content: str) -> dict[str, Any]:

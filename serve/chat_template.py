@@ -6,7 +6,10 @@ tokens spelled in a message's content stay text (``data.chat.content_spans``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from jinja2.exceptions import SecurityError
 
@@ -14,6 +17,8 @@ from data.chat.content_spans import Span
 from data.chat.template import ChatTemplate, TemplateRefusesError
 from data.errors import UserError
 from serve.engine.messages import ModelInfo
+from serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm, call_form, in_own_form, without_system
+from serve.tools.call_grammar import Reasoning
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Stop strings of the plain template, which has no token that ends a turn."""
@@ -34,6 +39,8 @@ class RenderedChat:
     """Whether BOS must still be added in front of the text."""
     parse_special: bool
     literal_spans: tuple[Span, ...] = ()
+    reasoning: Reasoning = "none"
+    """Where the reply may hold reasoning. It is no field of ``Generate``."""
 
 
 class ChatPrompt:
@@ -46,6 +53,7 @@ class ChatPrompt:
     def __init__(self, info: ModelInfo) -> None:
         self._bos = info.bos
         self._template: ChatTemplate | None = None
+        self._source = info.chat_template or ""
         self.problem: str | None = None
         """Why the model's own template is not used; None where it is, or where there is none."""
         if info.chat_template:
@@ -65,30 +73,97 @@ class ChatPrompt:
         """Stop strings that the template needs."""
         return () if self.own else FALLBACK_STOP
 
-    def render(self, messages: list[dict[str, str]], *, parse_special_in_content: bool = False) -> RenderedChat:
-        """The prompt. Each message has a ``role`` and a ``content``.
+    @property
+    def thinks(self) -> bool:
+        """Whether the template knows reasoning between ``<think>`` and ``</think>``."""
+        return self._template is not None and END_OF_THINK in self._source
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """What the model's tool calls look like. Found with the first call of this property, which renders a few
+        conversations."""
+        return OWN_FORM if self._template is None else call_form(self._template)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        parse_special_in_content: bool = False,
+        options: Mapping[str, Any] | None = None,
+        opens_turn: bool = True,
+        continues: bool = False,
+    ) -> RenderedChat:
+        """The prompt. Each message has a ``role`` and a ``content``, and may have ``tool_calls`` (with arguments as
+        objects), ``reasoning_content`` and what else a template reads.
 
         With ``parse_special_in_content``, control tokens spelled in a content are parsed like the template's own.
-        Raises ``ChatTemplateError``.
+        ``options``: further variables of the template. ``opens_turn``: whether the assistant's turn begins at the end.
+        ``continues``: whether the reply goes on with the last message's text instead. Raises ``ChatTemplateError``.
         """
+        uses_tools = bool(tools) or any(each["role"] == "tool" or each.get("tool_calls") for each in messages)
+        listed = list(tools)
+        in_words = uses_tools and self.call_form.own
+        if in_words:
+            messages, listed = in_own_form(messages, tools), []
         if self._template is None:
-            return RenderedChat(text=_plain(messages), add_special=True, parse_special=False)
-        spans: tuple[Span, ...] = ()
+            return RenderedChat(
+                text=_plain(messages, opens_turn=opens_turn, continues=continues), add_special=True, parse_special=False
+            )
+        opens_turn = opens_turn and not continues
         try:
-            if parse_special_in_content:
-                text = self._template.text(messages, prompt=True)
-            else:
-                rendered = self._template.prompt(messages)
-                text, spans = rendered.text, rendered.literal
+            rendered = self._template.prompt(messages, listed, opens_turn=opens_turn, options=options)
         except TemplateRefusesError as refused:
-            error = refused.__cause__
-            forbidden = isinstance(error, SecurityError)
-            does = "does something that is not allowed" if forbidden else "refuses these messages"
-            raise ChatTemplateError(f"the model's chat template {does}: {error}") from None
+            try:
+                if not in_words or messages[0]["role"] != "system":
+                    raise refused
+                # Some templates know no system message, in which the tools are described.
+                messages = without_system(messages)
+                rendered = self._template.prompt(messages, listed, opens_turn=opens_turn, options=options)
+            except TemplateRefusesError:
+                raise _refused(refused) from None
+        text, spans = rendered.text, () if parse_special_in_content else rendered.literal
+        if continues:
+            end = _end_of_content(text, messages[-1]["content"])
+            text, spans = text[:end], tuple((begin, min(stop, end)) for begin, stop in spans if begin < end)
         starts_with_bos = bool(self._bos) and text.startswith(self._bos) and not (spans and spans[0][0] == 0)
-        return RenderedChat(text=text, add_special=not starts_with_bos, parse_special=True, literal_spans=spans)
+        return RenderedChat(
+            text=text,
+            add_special=not starts_with_bos,
+            parse_special=True,
+            literal_spans=spans,
+            reasoning=self._reasoning(text, messages[-1]["content"] if continues else None),
+        )
+
+    def _reasoning(self, text: str, continued: str | None) -> Reasoning:
+        if not self.thinks:
+            return "none"
+        if continued is not None:
+            return "open" if continued.rfind(THINK) > continued.rfind(END_OF_THINK) else "none"
+        return "open" if text.rstrip().endswith(THINK) else "may"
 
 
-def _plain(messages: list[dict[str, str]]) -> str:
+def _refused(refused: TemplateRefusesError) -> ChatTemplateError:
+    error = refused.__cause__
+    forbidden = isinstance(error, SecurityError)
+    does = "does something that is not allowed" if forbidden else "refuses these messages"
+    return ChatTemplateError(f"the model's chat template {does}: {error}")
+
+
+def _end_of_content(text: str, content: str) -> int:
+    """Behind the last message's content in the text of all messages. Raises ``ChatTemplateError``."""
+    core = content.strip()
+    at = text.rfind(core) if core else -1
+    if at < 0:
+        raise ChatTemplateError(
+            "the last message cannot be continued: "
+            + ("it is empty" if not core else "the model's chat template changes its text")
+        )
+    end = at + len(core)
+    tail = content[len(content.rstrip()) :]
+    return end + len(tail) if tail and text.startswith(tail, end) else end
+
+
+def _plain(messages: list[dict[str, Any]], *, opens_turn: bool, continues: bool) -> str:
     turns = [f"{_FALLBACK_NAMES[each['role']]}: {each['content']}" for each in messages]
-    return "\n\n".join([*turns, "Assistant:"])
+    return "\n\n".join([*turns, "Assistant:"] if opens_turn and not continues else turns)

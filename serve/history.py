@@ -8,8 +8,9 @@ turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 REPLY_PART = 4
 """Turns are dropped where they would leave less than this part of the context for a reply (or less than the request's

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json
 import re
 import secrets
 import signal
@@ -15,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
 from serve.config import TerminalConfig, load
@@ -31,10 +33,15 @@ from slm.report import plain
 if TYPE_CHECKING:
     from serve.chat_template import RenderedChat
 
-_COMMANDS = ("/help", "/reset", "/exit", "/quit")
-_HELP = """/help   this text
-/reset  forget the conversation
-/exit   leave (or Ctrl-D)
+_COMMANDS = ("/help", "/reset", "/retry", "/system", "/save", "/exit", "/quit")
+_WITH_TEXT = ("/system", "/save")
+"""Commands that take something after them."""
+_HELP = """/help         this text
+/reset        forget the conversation
+/retry        another reply to the last message
+/system TEXT  the system message from now on (without TEXT: show it)
+/save FILE    add the conversation to a file, as a line of JSON that make tune reads
+/exit         leave (or Ctrl-D)
 Ctrl-C stops a reply. A message that begins with a slash and a word is written with a space before it."""
 
 
@@ -85,13 +92,43 @@ class Conversation:
         self.info: ModelInfo = self._engine.info
         self.chat = ChatPrompt(self.info)
         self._n_replies = 0
-        self._messages: list[dict[str, str]] = []
-        self.reset()
+        self._n_retries = 0
+        """Of the last message."""
+        self.system = config.system
+        """The system message; "" for none."""
+        self._messages: list[dict[str, Any]] = []
 
     def reset(self) -> None:
         """Forgets the conversation."""
-        system = self._config.system
-        self._messages = [{"role": "system", "content": system}] if system else []
+        self._messages = []
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's form, the system message included."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self._messages]
+
+    def retry(self, show: Callable[[str], None]) -> Reply:
+        """Another reply in the place of the last one. Raises ``UserError`` where there is none."""
+        if len(self._messages) < 2:
+            raise UserError("there is no reply yet; send a message first")
+        before = self._messages
+        self._messages = before[:-2]
+        self._n_retries += 1
+        try:
+            return self._send(before[-2]["content"], show)
+        except UserError:
+            self._messages = before
+            raise
+
+    def save(self, path: Path) -> None:
+        """Adds the conversation to a file as a line of JSON. Raises ``UserError``."""
+        if not self._messages:
+            raise UserError("there is nothing to save yet; send a message first")
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
     def send(self, text: str, show: Callable[[str], None]) -> Reply:
         """Sends a message (or, for a base model, text to continue); ``show`` gets the reply's text as it comes.
@@ -99,6 +136,10 @@ class Conversation:
         When the context is full, the oldest messages are forgotten, the system message excepted. Ctrl-C ends the reply
         early. Raises ``UserError`` when the text does not fit the context.
         """
+        self._n_retries = 0
+        return self._send(text, show)
+
+    def _send(self, text: str, show: Callable[[str], None]) -> Reply:
         from serve.chat_template import ChatTemplateError, RenderedChat
 
         if not self.chat.own:
@@ -120,14 +161,14 @@ class Conversation:
     def _fitting_prompt(self) -> tuple[RenderedChat, int]:
         """The conversation as a prompt, and how many of its oldest messages were dropped to make room for a reply."""
         parse_content = self._config.parse_special_in_content
-        window = HistoryWindow(self._messages, prompt_limit(self.info.context, self._config.max_tokens))
+        window = HistoryWindow(self.messages, prompt_limit(self.info.context, self._config.max_tokens))
         while True:
             prompt = self.chat.render(window.messages, parse_special_in_content=parse_content)
             if window.counted(self._engine.count_tokens(self._request(prompt))):
                 break
         if window.n_dropped:
             prompt = self.chat.render(window.messages, parse_special_in_content=parse_content)
-        self._messages = window.messages
+        self._messages = window.messages[1 if self.system else 0 :]
         return prompt, window.n_dropped
 
     def _generate(self, prompt: RenderedChat, show: Callable[[str], None]) -> Reply:
@@ -174,7 +215,7 @@ class Conversation:
                 top_p=config.top_p,
                 min_p=config.min_p,
                 repeat_penalty=config.repeat_penalty,
-                seed=secrets.randbits(32) if config.seed is None else config.seed,
+                seed=secrets.randbits(32) if config.seed is None else config.seed + self._n_retries,
             ),
         )
 
@@ -216,17 +257,44 @@ def _figures(reply: Reply) -> str:
     return figures
 
 
-def _command(line: str) -> str | None:
-    """The command that a line gives; None for a message. Raises ``UserError`` where there is no such command."""
+def _command(line: str) -> tuple[str, str] | None:
+    """The command that a line gives, and what stands after it; None for a message. Raises ``UserError`` where there is
+    no such command."""
     # A path is a message, and so is what stands behind a space.
     if not re.match(r"/\w*(\s|$)", line):
         return None
-    word, *rest = line.split()
+    word, _, rest = line.strip().partition(" ")
     if word not in _COMMANDS:
         raise UserError(f"there is no command {word}; there are {', '.join(_COMMANDS)}")
-    if rest:
+    if rest.strip() and word not in _WITH_TEXT:
         raise UserError(f"{word} takes nothing after it")
-    return word
+    return word, rest.strip()
+
+
+def _obey(conversation: Conversation, word: str, text: str) -> bool:
+    """Carries out a command; whether the conversation goes on. Raises ``UserError``."""
+    match word:
+        case "/exit" | "/quit":
+            return False
+        case "/help":
+            print(_HELP)
+        case "/reset":
+            conversation.reset()
+            print("(forgotten)")
+        case "/system" if text:
+            conversation.system = text
+            print("(from now on)")
+        case "/system":
+            print(f"system message: {conversation.system or '(none)'}")
+        case "/save":
+            if not text:
+                raise UserError("/save needs the name of a file after it, such as /save chats.jsonl")
+            conversation.save(Path(text).expanduser())
+            print(f"(added to {text})")
+        case "/retry":
+            reply = conversation.retry(_show)
+            print(f"\n{_figures(reply)}", flush=True)
+    return True
 
 
 def _once(conversation: Conversation, prompt: str) -> None:
@@ -260,16 +328,11 @@ def _converse(conversation: Conversation) -> None:
         if not line.strip():
             continue
         try:
-            match _command(line):
-                case "/exit" | "/quit":
+            command = _command(line)
+            if command is not None:
+                if not _obey(conversation, *command):
                     return
-                case "/help":
-                    print(_HELP)
-                    continue
-                case "/reset":
-                    conversation.reset()
-                    print("(forgotten)")
-                    continue
+                continue
             if not conversation.chat.own:
                 _show(line)
             reply = conversation.send(line, _show)

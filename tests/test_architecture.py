@@ -29,8 +29,8 @@ ORDER = {
         *("autobatch", "tune", "sweep", "tools", "__main__"),
     ),
     "export": ("config", "gguf", "pipeline", "bench"),
-    "serve": ("grammar", "engine", "config", "pool", "api", "__main__"),
-    "serve.api": ("errors", "openai", "routes", "app", "server"),
+    "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),
+    "serve.api": ("errors", "openai", "anthropic", "routes", "app", "server"),
 }
 """Folders and modules from the bottom to the top: each may import only what stands before it. Those that are not named
 may stand anywhere, as long as there is no circle."""

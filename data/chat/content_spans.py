@@ -29,6 +29,15 @@ class ControlTokens:
         # A template may change the case of a content.
         self._names_in_any_case = re.compile(alternatives, re.IGNORECASE)
 
+    def first(self, text: str) -> int | None:
+        """Where the first name begins in a text; None where it has none."""
+        found = self._names.search(text)
+        return None if found is None else found.start()
+
+    def spelled_in(self, text: str) -> bool:
+        """Whether a text spells a name, in any case."""
+        return self._names_in_any_case.search(text) is not None
+
     def literal_spans(self, text: str, contents: list[str], render: Render) -> tuple[Span, ...]:
         """The parts of a rendered ``text`` in which no control token may be parsed, in order.
 

@@ -6,6 +6,7 @@ Shape suffixes: none; spans are character positions.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,19 +81,22 @@ class ChatTemplate:
         *,
         prompt: bool = False,
         now: datetime.datetime | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """The messages as text, with ``prompt`` up to where the assistant goes on. ``now``: the time that a template
-        may print; None: this moment. Raises TemplateRefusesError, whose cause is what the template raised."""
+        may print; None: this moment. ``options``: further variables of the template. Raises TemplateRefusesError, whose
+        cause is what the template raised."""
+        given: dict[str, Any] = {
+            "messages": messages,
+            "tools": tools or None,
+            "add_generation_prompt": prompt,
+            "bos_token": self._bos,
+            "eos_token": self._eos,
+            "documents": None,
+            "strftime_now": (now or datetime.datetime.now()).strftime,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools or None,
-                add_generation_prompt=prompt,
-                bos_token=self._bos,
-                eos_token=self._eos,
-                documents=None,
-                strftime_now=(now or datetime.datetime.now()).strftime,
-            )
+            return self._template.render({**(options or {}), **given})
         except Exception as error:  # a template can raise whatever Python can
             raise TemplateRefusesError(f"the chat template refuses it: {error}") from error
 
@@ -121,11 +125,23 @@ class ChatTemplate:
             )
         return Rendered(text, tuple(scored), literal)
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> Rendered:
-        """The text up to where the assistant goes on; nothing in it is scored. Raises TemplateRefusesError."""
+    def prompt(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        *,
+        opens_turn: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """The text up to where the assistant goes on; nothing in it is scored. ``opens_turn``: whether the assistant's
+        turn begins at its end. ``options`` are those of ``text``. Raises TemplateRefusesError."""
         now = datetime.datetime.now()
-        text = self.text(messages, tools, prompt=True, now=now)
-        return Rendered(text, (), self._literal(text, messages, tools, prompt=True, now=now))
+        text = self.text(messages, tools, prompt=opens_turn, now=now, options=options)
+        return Rendered(text, (), self._literal(text, messages, tools, prompt=opens_turn, now=now, options=options))
+
+    def first_control(self, text: str) -> int | None:
+        """Where the first control token is spelled in a text; None where there is none."""
+        return self.control.first(text)
 
     def _literal(
         self,
@@ -135,15 +151,26 @@ class ChatTemplate:
         *,
         prompt: bool = False,
         now: datetime.datetime | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[Span, ...]:
+        # What is not content (tools, calls, reasoning) matters only where it spells a control token.
+        rest = [{key: value for key, value in each.items() if key not in ("role", "content")} for each in messages]
+        spelling = sorted({each for each in _strings([rest, tools, options]) if self.control.spelled_in(each)})
+
         def again(contents: list[str]) -> str | None:
-            changed = [{**each, "content": content} for each, content in zip(messages, contents, strict=True)]
+            marked = dict(zip(spelling, contents[len(messages) :], strict=True))
+            changed = [
+                {**_replaced(each, marked), "role": each["role"], "content": content}
+                for each, content in zip(messages, contents[: len(messages)], strict=True)
+            ]
             try:
-                return self.text(changed, tools, prompt=prompt, now=now)
+                return self.text(
+                    changed, _replaced(tools, marked), prompt=prompt, now=now, options=_replaced(options, marked)
+                )
             except TemplateRefusesError:
                 return None
 
-        return self.control.literal_spans(text, [each["content"] for each in messages], again)
+        return self.control.literal_spans(text, [*(each["content"] for each in messages), *spelling], again)
 
     def _end_of_turn(self, text: str, start: int, literal: tuple[Span, ...]) -> int:
         """Behind the last control token after ``start``; the end of the text where there is none."""
@@ -153,3 +180,27 @@ class ChatTemplate:
             if at >= 0 and not any(begin <= at < stop for begin, stop in literal):
                 end = max(end, at + len(name))
         return end if end > start else len(text)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, the names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _strings(key)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
+
+
+def _replaced(value: Any, by: Mapping[str, str]) -> Any:
+    """A JSON value with other texts in the place of those that ``by`` names."""
+    if not by:
+        return value
+    if isinstance(value, str):
+        return by.get(value, value)
+    if isinstance(value, Mapping):
+        return {_replaced(key, by): _replaced(each, by) for key, each in value.items()}
+    return [_replaced(each, by) for each in value] if isinstance(value, list | tuple) else value

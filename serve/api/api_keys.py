@@ -1,10 +1,11 @@
-"""API keys: requests without a valid bearer token are refused."""
+"""API keys: requests without a valid one, as a bearer token or in ``x-api-key``, are refused."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.api.access_log import record_of
@@ -12,29 +13,39 @@ from serve.api.errors import ApiError
 
 
 class RequireKey:
-    """ASGI middleware: 401 unless the bearer token is one of ``keys`` or ``is_open`` is true for the path.
+    """ASGI middleware: 401 unless the bearer token, or ``x-api-key``, is one of ``keys``, or ``is_open`` is true for
+    the path. ``respond`` makes the response of an error.
 
     The request's access-log record gets the number of the key, counted from 1; 0 is none of them.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: list[str], is_open: Callable[[str], bool]) -> None:
-        self._app, self._keys, self._is_open = app, [key.encode() for key in keys], is_open
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: list[str],
+        is_open: Callable[[str], bool],
+        respond: Callable[[Scope, ApiError], Response],
+    ) -> None:
+        self._app, self._keys, self._is_open, self._respond = app, [key.encode() for key in keys], is_open, respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             record = record_of(scope)
             record.key = self._key_number(scope)
             if not record.key and not self._is_open(scope["path"]):
-                message = "A key is needed: send it as `Authorization: Bearer KEY`."
+                message = "A key is needed: send it as `Authorization: Bearer KEY` (or `x-api-key: KEY`)."
                 record.error = "invalid_api_key"
                 error = ApiError(401, message, code=record.error, headers={"WWW-Authenticate": "Bearer"})
-                await error.response()(scope, receive, send)
+                await self._respond(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _key_number(self, scope: Scope) -> int:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")
         # Every key is compared, each in constant time, so that the time reveals nothing about them.
         equal = [hmac.compare_digest(key.strip(), each) for each in self._keys]
-        return equal.index(True) + 1 if scheme.lower() == b"bearer" and any(equal) else 0
+        return equal.index(True) + 1 if key and any(equal) else 0

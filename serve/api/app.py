@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, ExceptionHandler
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, ExceptionHandler, Scope
 
 from serve.api.access_log import AccessLog, Writer, record_of
+from serve.api.anthropic.message_builder import error_body
 from serve.api.api_keys import RequireKey
 from serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
 from serve.api.routes.table import api_routes
@@ -44,7 +45,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
             )
         )
     if keys:
-        middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open))
+        middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open, respond=_error_response))
     app = Starlette(
         routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
         middleware=middleware,
@@ -59,9 +60,17 @@ def _is_open(path: str) -> bool:
     return path == "/health" or is_page(path)
 
 
+def _error_response(scope: Scope, error: ApiError) -> Response:
+    """In the form of the API that the path belongs to."""
+    if scope["path"] != "/v1/messages":
+        return error.response()
+    body = error_body(error.body, error.status, record_of(scope).id)
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
+
+
 def _respond(request: Request, error: ApiError) -> Response:
     record_of(request.scope).error = error.body["error"]["code"] or str(error.status)
-    return error.response()
+    return _error_response(request.scope, error)
 
 
 def _handler(convert: Callable[[Any], ApiError]) -> ExceptionHandler:

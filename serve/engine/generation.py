@@ -111,6 +111,7 @@ class Generation:
             completion_tokens=self.n_generated,
             finish=finish,
             stopped_by=self._limit(expired) if finish == "length" else None,
+            stop_string=self.detokenizer.stop_string,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
         )

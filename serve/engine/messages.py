@@ -198,6 +198,8 @@ class Delta:
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
     """Only with ``finish`` "length"."""
+    stop_string: str | None = None
+    """The one of the request that ended the text."""
     drafted_tokens: int = 0
     """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0

@@ -145,8 +145,13 @@ class Detokenizer:
         """Characters that came out."""
         self.n_decoded = 0
         """Characters that were decoded."""
-        self.stopped = False
+        self.stop_string: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def stopped(self) -> bool:
         """Whether a stop string was found."""
+        return self.stop_string is not None
 
     def push(self, piece: bytes) -> str:
         """The text that this token's bytes complete."""
@@ -161,10 +166,10 @@ class Detokenizer:
             return ""
         self.n_decoded += len(text)
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            out, self._held = self._held[: min(found)], ""
+            at, self.stop_string = min(found, key=lambda each: each[0])
+            out, self._held = self._held[:at], ""
         elif last:
             out, self._held = self._held, ""
         else:

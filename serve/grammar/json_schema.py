@@ -38,7 +38,7 @@ _ANNOTATIONS = {
     "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "contentMediaType", "contentEncoding",
 }  # fmt: skip
 
-_BASE = r"""
+BASE_RULES = r"""
 ws ::= (" " | "\n" [ \t]{0,16})?
 value ::= object | array | string | number | boolean | null
 object ::= "{" ws (member ("," ws member)*)? "}"
@@ -54,15 +54,37 @@ number ::= integer ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})?
 boolean ::= "true" | "false"
 null ::= "null"
 """
+"""The rules that all schemas share."""
 
 
 def json_object_grammar() -> str:
     """Any JSON object."""
-    return check("root ::= object ws\n" + _BASE)
+    return check("root ::= object ws\n" + BASE_RULES)
 
 
 def schema_grammar(schema: Any) -> str:
     """The grammar of a JSON Schema. Raises ``GrammarError``, which names what is not supported, and where."""
+    converter = _Converter(_checked(schema))
+    root = converter.convert()
+    try:
+        return check(f"root ::= {root} ws\n{BASE_RULES}{converter.text()}")
+    except GrammarError as error:
+        raise GrammarError(f"the schema cannot be turned into a grammar: {error}") from None
+
+
+def object_rules(schema: Any, *, prefix: str) -> tuple[str, str]:
+    """The rule of a schema of objects, and all rules that it needs besides ``BASE_RULES``, their names beginning with
+    ``prefix``. Raises ``GrammarError``, also for a schema of something else than objects."""
+    if not isinstance(schema, dict) or schema.keys() <= _ANNOTATIONS:
+        schema = {"type": "object"} if schema is True or isinstance(schema, dict) else schema
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object" or _COMBINING & schema.keys():
+        raise GrammarError("it must be a schema of type 'object'")
+    converter = _Converter(_checked({"type": "object", **schema}), prefix=prefix)
+    return converter.convert(), converter.text()
+
+
+def _checked(schema: Any) -> Any:
+    """The schema, if it is of a size that can be converted."""
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except RecursionError:
@@ -71,19 +93,14 @@ def schema_grammar(schema: Any) -> str:
         raise GrammarError("the schema holds a number that JSON cannot write") from None
     if size > MAX_SCHEMA_BYTES:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} characters")
-    converter = _Converter(schema)
-    root = converter.convert()
-    try:
-        return check(f"root ::= {root} ws\n{_BASE}{converter.text()}")
-    except GrammarError as error:
-        raise GrammarError(f"the schema cannot be turned into a grammar: {error}") from None
+    return schema
 
 
 class _Converter:
     """Collects the rules. A schema behind a ``$ref`` becomes one rule, so that it may refer to itself."""
 
-    def __init__(self, document: Any) -> None:
-        self._document = document
+    def __init__(self, document: Any, *, prefix: str = "") -> None:
+        self._document, self._prefix = document, prefix
         self._rules: list[tuple[str, str]] = []
         self._named: dict[str, str] = {}
         """Pointer -> rule."""
@@ -115,7 +132,7 @@ class _Converter:
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules)
 
     def _rule(self, body: str) -> str:
-        name = f"r{len(self._rules)}"
+        name = f"{self._prefix}r{len(self._rules)}"
         self._rules.append((name, body))
         return name
 
@@ -265,7 +282,7 @@ class _Converter:
         if pointer not in self._named:
             # It is visited once, however often it is used, and its depth is counted from there.
             self._to_visit.append((pointer, self._find(pointer, where)))
-            self._named[pointer] = f"ref{len(self._named)}"
+            self._named[pointer] = f"{self._prefix}ref{len(self._named)}"
         return self._named[pointer]
 
     def _find(self, pointer: str, where: str) -> Any:
@@ -290,7 +307,7 @@ class _Converter:
         values_a, values_b = _values(a), _values(b)
         self._n_compared += len(values_a or "x") * len(values_b or "x")
         if self._n_compared > MAX_COMPARISONS:
-            raise GrammarError("response_format: the schema's oneOf needs too many comparisons (use anyOf)")
+            raise GrammarError("the schema's oneOf needs too many comparisons (use anyOf)")
         if values_a is not None and values_b is not None:
             return not any(_same(x, y) for x in values_a for y in values_b)
         kinds_a, kinds_b = self._possible(a), self._possible(b)
@@ -372,7 +389,7 @@ def _is_index(part: str) -> bool:
 
 
 def _at(where: str) -> str:
-    return f"response_format: schema at {where[:200] or '/'}"
+    return f"schema at {where[:200] or '/'}"
 
 
 def _pointer(name: str) -> str:

@@ -3,8 +3,8 @@
 import pytest
 
 from data.chat.template import CHATML, IM_END, IM_START
-from data.chat.tokens import with_chatml
-from export.chat_proof import chat_failures, conversations
+from data.chat.tokens import ChatEncoder, with_chatml
+from export.chat_proof import chat_failures, conversations, rendered
 from slm.llama.model import Model
 from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf
 
@@ -27,8 +27,17 @@ def test_a_faithful_file_passes(gguf, tokenizer):
 def test_200_conversations_of_every_shape_are_compared():
     made = conversations()
     assert len(made) == 200
-    assert {len(each) for each in made} == {1, 2, 3, 4, 5, 6}
-    assert all(each[-1]["role"] == "user" for each in made)
+    assert {len(messages) for messages, _ in made} == {1, 2, 3, 4, 5, 6}
+    assert all(messages[-1]["role"] == "user" for messages, _ in made)
+
+
+def test_calls_of_tools_are_compared_where_the_template_knows_them(tokenizer):
+    more = conversations(tools=True)
+    called = [each for each in more if each[1]]
+    assert len(called) == len(more) - 200 > 10
+    texts = rendered(ChatEncoder(tokenizer), called)
+    assert len(texts) == len(called)
+    assert all('{"name": "look", "arguments": {"text": ' in text for text in texts)
 
 
 def test_another_id_of_a_mark_is_found(tmp_path):

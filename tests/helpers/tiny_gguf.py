@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import gguf
+import numpy as np
 
 from slm.exported import CONFIG_KEY
 from slm.llama import random_model
@@ -57,9 +58,16 @@ def _merges(n: int) -> list[tuple[str, str]]:
 
 
 def write(
-    path: Path, *, chat_template: str | None = None, n_ctx: int = 512, n_layers: int = 2, checkpoint: str = ""
+    path: Path,
+    *,
+    chat_template: str | None = None,
+    n_ctx: int = 512,
+    n_layers: int = 2,
+    checkpoint: str = "",
+    script: dict[str, str] | None = None,
 ) -> Path:
-    """Writes the file and returns its path. ``checkpoint``: what the record of an export in it names."""
+    """Writes the file and returns its path. ``checkpoint``: what the record of an export in it names. ``script``: which
+    token follows which, so that the model says something certain; texts that are no tokens yet become one each."""
     merges = _merges(60)
     alphabet = _byte_alphabet()
     tokens = [alphabet[b] for b in range(256)] + ["".join(pair) for pair in merges]
@@ -67,6 +75,11 @@ def write(
     specials = [EOT] + (["<|im_start|>", "<|im_end|>"] if chat_template else [])
     tokens += specials
     types += [gguf.TokenType.CONTROL] * len(specials)
+    names = {token: token for token in tokens} | {"\n": alphabet[ord("\n")]}
+    more = [each for each in dict.fromkeys([*(script or {}), *(script or {}).values()]) if each not in names]
+    tokens += more
+    types += [gguf.TokenType.USER_DEFINED] * len(more)
+    names |= {each: each for each in more}
 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny test model")
@@ -83,9 +96,35 @@ def write(
         writer.add_chat_template(chat_template)
     if checkpoint:
         writer.add_string(CONFIG_KEY, json.dumps({"run": path.parent.parent.name, "checkpoint": checkpoint}))
-    random_model.add_weights(writer, n_vocab=len(tokens), n_layers=n_layers)
+    if script is None:
+        random_model.add_weights(writer, n_vocab=len(tokens), n_layers=n_layers)
+    else:
+        ids = {tokens.index(names[a]): tokens.index(names[b]) for a, b in script.items()}
+        _add_script(writer, ids, n_vocab=len(tokens), n_layers=n_layers)
     random_model.finish(writer)
     return path
+
+
+def _add_script(writer: gguf.GGUFWriter, follows: dict[int, int], *, n_vocab: int, n_layers: int) -> None:
+    """Weights with which a token's logits depend on that token alone: the one that follows it is by far likeliest."""
+    embed = random_model.EMBED
+    rng = np.random.default_rng(7)
+    rows = rng.normal(0, 1, (n_vocab, embed)).astype(np.float32)
+    heads = np.zeros((n_vocab, embed), np.float32)
+    for before, after in follows.items():
+        heads[after] += rows[before] * 0.2
+    writer.add_tensor("token_embd.weight", rows)
+    n_heads, n_kv = random_model.N_HEADS * random_model.HEAD_DIM, random_model.N_KV_HEADS * random_model.HEAD_DIM
+    shapes = {"attn_q": (n_heads, embed), "attn_k": (n_kv, embed), "attn_v": (n_kv, embed)}
+    shapes |= {"attn_output": (embed, n_heads), "ffn_gate": (random_model.FFN, embed)}
+    shapes |= {"ffn_up": (random_model.FFN, embed), "ffn_down": (embed, random_model.FFN)}
+    for i in range(n_layers):
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(embed, np.float32))
+        for name, shape in shapes.items():
+            writer.add_tensor(f"blk.{i}.{name}.weight", np.zeros(shape, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(embed, np.float32))
+    writer.add_tensor("output.weight", heads)
 
 
 def exported_run(root: Path, *, exported_at: int, trained_to: int) -> Path:

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import time
 
 import pytest
 
+from data.chat.formats import read_record
 from data.errors import UserError
 from serve.config import TerminalConfig
 from serve.terminal import Conversation
@@ -41,10 +43,52 @@ def test_conversation_and_commands(chat_path):
 def test_commands_that_do_not_exist_are_refused_with_those_that_do(chat_path):
     typed = "/nothing at all\n/reset now\n/usr/bin is a folder\n /nothing\n/exit\n"
     done = terminal(f"model={chat_path}", "max_tokens=3", typed=typed)
-    assert "error: there is no command /nothing; there are /help, /reset, /exit, /quit" in done.stdout
+    assert (
+        "error: there is no command /nothing; there are /help, /reset, /retry, /system, /save, /exit, /quit"
+        in done.stdout
+    )
     assert "error: /reset takes nothing after it" in done.stdout
     assert "(forgotten)" not in done.stdout
     assert done.stdout.count("tokens/s") == 2, "a path is a message, and so is what stands behind a space"
+
+
+def test_system_retry_and_save(chat_path, tmp_path):
+    saved = tmp_path / "chats.jsonl"
+    lines = [
+        "/retry",
+        "/save x",
+        "/system",
+        "/system  Be kind. ",
+        "/system",
+        "hello",
+        "/retry",
+        "/save",
+        f"/save {saved}",
+    ]
+    lines += ["/reset", "hello", f"/save {saved}", f"/save {tmp_path}/no/such", "/exit"]
+    done = terminal(f"model={chat_path}", "max_tokens=8", "seed=1", typed="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    for part in (
+        "error: there is no reply yet",
+        "error: there is nothing to save yet",
+        "system message: (none)",
+        "system message: Be kind.",
+        "error: /save needs the name of a file",
+        "error: cannot write",
+    ):
+        assert part in done.stdout, done.stdout
+    retried, fresh = (json.loads(line)["messages"] for line in saved.read_text().splitlines())
+    assert [each["role"] for each in retried] == ["system", "user", "assistant"]
+    assert (
+        retried[:2]
+        == fresh[:2]
+        == [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "hello"},
+        ]
+    )
+    assert retried[2]["content"] != fresh[2]["content"], "another reply, with a seed, too"
+    assert read_record({"messages": retried})[0] == "messages"
 
 
 def test_a_full_context_drops_the_oldest_messages(chat_path):
@@ -70,12 +114,12 @@ def test_the_system_message_is_kept(chat_path):
     try:
         replies = [conversation.send("once upon a time there was a girl " * 2, lambda _: None) for _ in range(6)]
         assert sum(reply.n_forgotten for reply in replies) > 0
-        assert conversation._messages[0] == {"role": "system", "content": "Be kind."}
-        assert [each["role"] for each in conversation._messages[1:3]] == ["user", "assistant"]
-        before = list(conversation._messages)
+        assert conversation.messages[0] == {"role": "system", "content": "Be kind."}
+        assert [each["role"] for each in conversation.messages[1:3]] == ["user", "assistant"]
+        before = list(conversation.messages)
         with pytest.raises(UserError, match="maximum context length"):
             conversation.send("x " * 3000, lambda _: None)
-        assert conversation._messages == before, "what is refused changes nothing"
+        assert conversation.messages == before, "what is refused changes nothing"
     finally:
         conversation.close()
 

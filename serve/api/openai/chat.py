@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from serve.api.openai.response_builder import ResponseBuilder, finite, token_text
 from serve.api.openai.response_shapes import (
@@ -11,18 +13,83 @@ from serve.api.openai.response_shapes import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
     ChatLogprob,
     ChatLogprobs,
     ChatMessage,
+    ResponseToolCall,
     TopLogprob,
 )
-from serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
+from serve.engine.messages import Delta, PrefillDone, StoppedBy, TokenLogprob
+from serve.tools.call_form import CallForm
+from serve.tools.call_grammar import Reasoning
+from serve.tools.reply_reader import Piece, ReplyReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyForm:
+    """What a reply's text may hold besides content."""
+
+    calls: CallForm | None = None
+    """The form of tool calls; None where there can be none."""
+    reasoning: Reasoning = "none"
+
+
+@dataclass(kw_only=True)
+class Call:
+    """A tool call as far as it is known."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(kw_only=True)
+class Message:
+    """What a reply's text has become so far."""
+
+    reader: ReplyReader
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def take(self, event: Delta) -> list[Piece]:
+        """Adds what an event brings; returns it in pieces."""
+        pieces = self.reader.push(event.text, last=event.finish is not None)
+        for piece in pieces:
+            match piece.kind:
+                case "content":
+                    self.content.append(piece.text)
+                case "reasoning":
+                    self.reasoning.append(piece.text)
+                case "call":
+                    self.calls.append(Call(id=f"call_{secrets.token_hex(12)}", name=piece.text))
+                case "arguments":
+                    self.calls[-1].arguments += piece.text
+        return pieces
 
 
 class ChatCompletionBuilder(ResponseBuilder):
     """The next message of a chat, in ``n`` choices."""
 
     id_prefix = "chatcmpl"
+
+    def __init__(
+        self, *, model: str, n_choices: int, n: int, with_logprobs: bool, form: ReplyForm | None = None
+    ) -> None:
+        super().__init__(model=model, n_choices=n_choices, n=n, with_logprobs=with_logprobs)
+        form = form or ReplyForm()
+        self._messages = [Message(reader=ReplyReader(form.calls, form.reasoning)) for _ in range(n_choices)]
+        self._pieces: list[Piece] = []
+        """Of the event that was added last."""
+
+    def add(self, index: int, event: PrefillDone | Delta) -> None:
+        """Takes an event of choice ``index``."""
+        super().add(index, event)
+        if isinstance(event, Delta):
+            self._pieces = self._messages[index].take(event)
+            if any(piece.kind == "reasoning" for piece in self._pieces):
+                self._choices[index].n_reasoning = event.completion_tokens
 
     def body(self) -> ChatCompletion:
         """The body of the whole response."""
@@ -51,23 +118,57 @@ class ChatCompletionBuilder(ResponseBuilder):
             if self.dropped_messages:
                 first["dropped_messages"] = self.dropped_messages
             return [first]
+        deltas = self._deltas(index)
+        logprobs = self._logprobs(event.logprobs)
+        if event.logprobs and not deltas:
+            deltas = [{"content": ""}]
         chunks = []
-        if event.text or event.logprobs:
-            logprobs = self._logprobs(event.logprobs)
-            chunks.append(self._choice_chunk(index, {"content": event.text}, logprobs))
+        for i, delta in enumerate(deltas):
+            chunks.append(self._choice_chunk(index, delta, None if i else logprobs))
         if event.finish:
-            chunks.append(self._choice_chunk(index, ChatDelta(), None, event.finish, event.stopped_by))
+            finish = self._finish(index)
+            chunks.append(self._choice_chunk(index, ChatDelta(), None, finish, event.stopped_by))
         return chunks
+
+    def _deltas(self, index: int) -> list[ChatDelta]:
+        """What the pieces of the last event are in a stream."""
+        deltas: list[ChatDelta] = []
+        calls = self._messages[index].calls
+        at = len(calls) - 1 - sum(piece.kind == "call" for piece in self._pieces)
+        for piece in self._pieces:
+            match piece.kind:
+                case "content":
+                    deltas.append({"content": piece.text})
+                case "reasoning":
+                    deltas.append({"reasoning_content": piece.text})
+                case "call":
+                    at += 1
+                    function = {"name": piece.text, "arguments": ""}
+                    begun = {"index": at, "id": calls[at].id, "type": "function", "function": function}
+                    deltas.append({"tool_calls": [begun]})  # type: ignore[list-item]
+                case "arguments":
+                    deltas.append({"tool_calls": [{"index": at, "function": {"arguments": piece.text}}]})
+        return deltas
+
+    def _finish(self, index: int) -> ChatFinishReason:
+        finish = self._choices[index].finish
+        assert finish is not None
+        return "tool_calls" if finish == "stop" and self._messages[index].calls else finish
 
     def _whole_choices(self) -> list[ChatChoice]:
         choices = []
-        for index, choice in enumerate(self._choices):
-            assert choice.finish is not None
+        for index, (choice, message) in enumerate(zip(self._choices, self._messages, strict=True)):
+            content = "".join(message.content)
+            said = ChatMessage(role="assistant", content=content or (None if message.calls else ""), refusal=None)
+            if message.reasoning:
+                said["reasoning_content"] = "".join(message.reasoning)
+            if message.calls:
+                said["tool_calls"] = [_call(each) for each in message.calls]
             whole = ChatChoice(
                 index=index,
-                message=ChatMessage(role="assistant", content="".join(choice.text), refusal=None),
+                message=said,
                 logprobs=self._logprobs(choice.logprobs),
-                finish_reason=choice.finish,
+                finish_reason=self._finish(index),
             )
             if choice.stopped_by is not None:
                 whole["stopped_by"] = choice.stopped_by
@@ -79,7 +180,7 @@ class ChatCompletionBuilder(ResponseBuilder):
         index: int,
         delta: ChatDelta,
         logprobs: ChatLogprobs | None = None,
-        finish: FinishReason | None = None,
+        finish: ChatFinishReason | None = None,
         stopped_by: StoppedBy | None = None,
     ) -> ChatCompletionChunk:
         choice: ChatChunkChoice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
@@ -108,6 +209,10 @@ class ChatCompletionBuilder(ResponseBuilder):
             top = [_top_logprob(piece, logprob) for _, piece, logprob in entry.top]
             content.append({**_top_logprob(entry.piece, entry.logprob), "top_logprobs": top})
         return ChatLogprobs(content=content, refusal=None)
+
+
+def _call(call: Call) -> ResponseToolCall:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _top_logprob(piece: bytes, logprob: float) -> TopLogprob:

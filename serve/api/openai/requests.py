@@ -9,13 +9,17 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from serve.api.errors import ApiError
+from serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
+from serve.api.openai.strict import MAX_FIELDS, Strict, few_fields
 from serve.engine.messages import ModelInfo, SamplingParams
 from serve.grammar.gbnf import check
 from serve.grammar.json_schema import json_object_grammar, schema_grammar
 from serve.grammar.tree import MAX_BYTES, GrammarError
+from serve.tools.call_form import CallForm
+from serve.tools.call_grammar import Reasoning, ToolUse, reply_grammar
 
 MAX_STOPS = 16
 MAX_INPUTS = 2048
@@ -23,9 +27,16 @@ MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 1 << 20
 """Most token ids of one list."""
-MAX_FIELDS = 1024
-"""Most fields of one object."""
 MAX_TIMEOUT_S = 86_400
+_TEMPLATE_VARIABLES = {
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "documents",
+    "bos_token",
+    "eos_token",
+    "strftime_now",
+}
 _MAX_SEED = 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -35,23 +46,6 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
-
-
-def _few_fields(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > MAX_FIELDS:
-        raise ValueError(f"{len(value)} fields; an object may have at most {MAX_FIELDS}")
-    return value
-
-
-class Strict(BaseModel):
-    """A JSON object with no other fields and no conversions."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_too_many(cls, value: Any) -> Any:
-        return _few_fields(value)
 
 
 class StreamOptions(Strict):
@@ -120,16 +114,16 @@ class _GenerationRequest(ModelRequest):
     presence_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for tokens that have occurred")
     logit_bias: Annotated[
         dict[str, Annotated[Number, Field(ge=-100, le=100)]],
-        BeforeValidator(_few_fields),
+        BeforeValidator(few_fields),
         Field(max_length=MAX_FIELDS),
-    ] = {}
+    ] = Field(default={})
     seed: int | None = Field(
         default=None,
         ge=-_MAX_SEED - 1,
         le=_MAX_SEED,
         description="the same seed gives the same text; default: random",
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = []
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default=[])
     n: int = Field(default=1, ge=1, le=128, description="choices for each prompt; the seed of each is one higher")
     ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
     speculate: bool | None = Field(
@@ -164,7 +158,8 @@ class _GenerationRequest(ModelRequest):
                 case _:
                     return None
         except GrammarError as error:
-            raise ApiError(400, f"{error}.", param=param, code="invalid_grammar") from None
+            where = "response_format: " if param == "response_format" else ""
+            raise ApiError(400, f"{where}{error}.", param=param, code="invalid_grammar") from None
         if self.ignore_eos:
             raise ApiError(400, f"ignore_eos and {param} exclude each other.", param="ignore_eos")
         return text
@@ -240,21 +235,6 @@ class CompletionRequest(_GenerationRequest):
         return _texts_or_tokens(self.prompt, info, "prompt")
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
-    name: str | None = None
-
-    def text(self) -> str:
-        """The content, its parts joined."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
 TruncationField = Annotated[
     Literal["auto", "disabled"] | None,
     Field(
@@ -272,6 +252,54 @@ class ChatRequest(_GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     truncation: TruncationField = None
+    tools: Tools = Field(default=[], description="functions that the reply may call")
+    tool_choice: ToolChoice | None = Field(default=None, description="default: auto with tools, else none")
+    parallel_tool_calls: bool = Field(default=True, description="false: at most one call in a reply")
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(few_fields)] = Field(
+        default={}, description="variables for the chat template, such as enable_thinking"
+    )
+    separate_reasoning: bool = Field(
+        default=True, description="text between `<think>` and `</think>` becomes reasoning_content; false: it stays"
+    )
+    continue_final_message: bool = Field(
+        default=False, description="continue the last message, which is the assistant's, instead of answering it"
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="false: the prompt does not open the assistant's turn; default: true, unless continued",
+    )
+
+    def tool_use(self) -> ToolUse | None:
+        """Which tools the reply may call. Raises ``ApiError``."""
+        use = tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        other = "grammar" if self.grammar is not None else "response_format"
+        if use is not None and (self.grammar is not None or not isinstance(self.response_format, TextFormat | None)):
+            raise ApiError(400, f"{other} and tools exclude each other, unless tool_choice is none.", param=other)
+        if use is not None and self.ignore_eos:
+            raise ApiError(400, "ignore_eos and tools exclude each other.", param="ignore_eos")
+        if use is not None and not self.separate_reasoning:
+            # A call that is only thought of would be read as one.
+            message = "separate_reasoning=false and tools exclude each other, unless tool_choice is none."
+            raise ApiError(400, message, param="separate_reasoning")
+        return use
+
+    def opens_turn(self) -> bool:
+        """Whether the prompt ends where the assistant begins. Raises ``ApiError`` for wishes that contradict each
+        other, and for names that ``chat_template_kwargs`` may not have."""
+        reserved = sorted(_TEMPLATE_VARIABLES & self.chat_template_kwargs.keys())
+        if reserved:
+            message = f"chat_template_kwargs: {reserved[0]} cannot be given there."
+            raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
+        if not self.continue_final_message:
+            return self.add_generation_prompt is not False
+        if self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt exclude each other."
+            raise ApiError(400, message, param="add_generation_prompt", code="invalid_value")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls or not last.text().strip():
+            message = "continue_final_message: the last message must be the assistant's and have a text."
+            raise ApiError(400, message, param="messages", code="invalid_value")
+        return False
 
     def limit(self) -> int | None:
         """Most tokens to generate; None: as far as the context goes."""
@@ -282,6 +310,14 @@ class ChatRequest(_GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true.", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def call_grammar(form: CallForm, use: ToolUse, reasoning: Reasoning) -> str:
+    """The grammar of a reply with calls. Takes a while for large schemas. Raises ``ApiError``."""
+    try:
+        return reply_grammar(form, use, reasoning)
+    except GrammarError as error:
+        raise ApiError(400, f"tools: {error}.", param="tools", code="invalid_grammar") from None
 
 
 class EmbeddingRequest(ModelRequest):

@@ -30,10 +30,13 @@ class Choice:
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     n_tokens: int = 0
+    n_reasoning: int = 0
+    """Tokens up to the event in which the reasoning ended."""
     n_drafted: int = 0
     n_accepted: int = 0
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
+    stop_string: str | None = None
 
 
 class ResponseBuilder(ABC):
@@ -64,6 +67,7 @@ class ResponseBuilder(ABC):
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
         choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
         choice.finish, choice.stopped_by = event.finish, event.stopped_by
+        choice.stop_string = event.stop_string
 
     def usage(self) -> Usage:
         """Token counts so far; a prompt counts once, however many choices it has."""
@@ -77,13 +81,22 @@ class ResponseBuilder(ABC):
             total_tokens=n_prompt + n_completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
         )
+        details = CompletionTokensDetails()
         n_drafted = sum(choice.n_drafted for choice in self._choices)
         if n_drafted:
             n_accepted = sum(choice.n_accepted for choice in self._choices)
-            usage["completion_tokens_details"] = CompletionTokensDetails(
-                accepted_prediction_tokens=n_accepted, rejected_prediction_tokens=n_drafted - n_accepted
-            )
+            details["accepted_prediction_tokens"] = n_accepted
+            details["rejected_prediction_tokens"] = n_drafted - n_accepted
+        if self.n_reasoning:
+            details["reasoning_tokens"] = self.n_reasoning
+        if details:
+            usage["completion_tokens_details"] = details
         return usage
+
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens of reasoning, in APIs that split it off."""
+        return sum(choice.n_reasoning for choice in self._choices)
 
     @property
     def finish_reason(self) -> str | None:

@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 from serve.engine.messages import FinishReason, StoppedBy
 from serve.pool.model_pool import State
 
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete"]
 
 _closed = with_config(ConfigDict(extra="forbid"))
@@ -34,8 +35,11 @@ class PromptTokensDetails(TypedDict):
 
 @_closed
 class CompletionTokensDetails(TypedDict):
-    accepted_prediction_tokens: Annotated[int, Field(description="draft tokens that were accepted")]
-    rejected_prediction_tokens: Annotated[int, Field(description="draft tokens that were rejected")]
+    accepted_prediction_tokens: NotRequired[Annotated[int, Field(description="draft tokens that were accepted")]]
+    rejected_prediction_tokens: NotRequired[Annotated[int, Field(description="draft tokens that were rejected")]]
+    reasoning_tokens: NotRequired[
+        Annotated[int, Field(description="tokens up to the event of the stream in which the reasoning ended")]
+    ]
 
 
 @_closed
@@ -47,7 +51,7 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[
         Annotated[
             CompletionTokensDetails | None,
-            Field(default=None, description="with draft tokens (serve.speculate)"),
+            Field(default=None, description="with draft tokens (serve.speculate), and with reasoning"),
         ]
     ]
 
@@ -121,10 +125,31 @@ class ChatLogprobs(TypedDict):
 
 
 @_closed
+class ResponseFunction(TypedDict):
+    name: str
+    arguments: Annotated[str, Field(description="a JSON object, as text")]
+
+
+@_closed
+class ResponseToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: ResponseFunction
+
+
+_Reasoning = Annotated[
+    str | None,
+    Field(default=None, description="what stood between `<think>` and `</think>`. Not a field of OpenAI's"),
+]
+
+
+@_closed
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: Annotated[str | None, Field(description="null where there are only tool calls")]
     refusal: None
+    reasoning_content: NotRequired[_Reasoning]
+    tool_calls: NotRequired[list[ResponseToolCall]]
 
 
 @_closed
@@ -132,7 +157,7 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stopped_by: NotRequired[_StoppedBy]
 
 
@@ -148,9 +173,25 @@ class ChatCompletion(TypedDict):
 
 
 @_closed
+class FunctionDelta(TypedDict):
+    name: NotRequired[Annotated[str | None, Field(default=None, description="in a call's first piece")]]
+    arguments: Annotated[str, Field(description="more of the arguments' text")]
+
+
+@_closed
+class ToolCallDelta(TypedDict):
+    index: Annotated[int, Field(description="which call of the message")]
+    id: NotRequired[Annotated[str | None, Field(default=None, description="in a call's first piece")]]
+    type: NotRequired[Annotated[Literal["function"] | None, Field(default=None)]]
+    function: FunctionDelta
+
+
+@_closed
 class ChatDelta(TypedDict):
     role: NotRequired[Annotated[Literal["assistant"] | None, Field(default=None)]]
     content: NotRequired[Annotated[str | None, Field(default=None)]]
+    reasoning_content: NotRequired[_Reasoning]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 @_closed
@@ -158,7 +199,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stopped_by: NotRequired[_StoppedBy]
 
 
@@ -190,6 +231,31 @@ class OutputMessage(TypedDict):
     status: ResponseStatus
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+@_closed
+class ReasoningPart(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+@_closed
+class OutputReasoning(TypedDict):
+    type: Literal["reasoning"]
+    id: str
+    summary: list[Any]
+    content: list[ReasoningPart]
+    status: ResponseStatus
+
+
+@_closed
+class OutputFunctionCall(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ResponseStatus
 
 
 @_closed
@@ -233,14 +299,14 @@ class Response(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
-    parallel_tool_calls: Literal[False]
+    output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
+    parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, None]
     store: Literal[False]
     temperature: float
     text: dict[str, Any]
-    tool_choice: Literal["none"]
+    tool_choice: str | dict[str, str]
     tools: list[Any]
     top_p: float
     truncation: Literal["auto", "disabled"]

@@ -1,4 +1,4 @@
-"""Routes that generate text: completions, chat completions and responses.
+"""Routes that generate text: completions, chat completions, responses and Anthropic's messages.
 
 Tested in tests/serve/test_server.py, tests/serve/api/openai/test_responses.py, tests/serve/test_structured.py.
 """
@@ -6,24 +6,28 @@ Tested in tests/serve/test_server.py, tests/serve/api/openai/test_responses.py, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from serve.api.anthropic.message_builder import MessageBuilder
+from serve.api.anthropic.requests import MessagesRequest, chat_request
 from serve.api.disconnects import unless_disconnected
 from serve.api.errors import ApiError, request_failed
-from serve.api.openai.chat import ChatCompletionBuilder
+from serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
 from serve.api.openai.completions import CompletionBuilder
-from serve.api.openai.requests import ChatRequest, CompletionRequest
+from serve.api.openai.messages import template_messages, template_tools
+from serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar
 from serve.api.openai.response_builder import ResponseBuilder
 from serve.api.openai.responses import ResponsesBuilder, ResponsesRequest
 from serve.api.openai.streaming import collect, expire_later, stream
 from serve.api.routes.base import ModelRoutes, RequestContext
 from serve.api.server_sent_events import EventStream
-from serve.chat_template import ChatPrompt, ChatTemplateError, RenderedChat
+from serve.chat_template import ChatTemplateError, RenderedChat
 from serve.engine.messages import Generate, Tokenize
 from serve.history import HistoryWindow, prompt_limit
 from serve.pool.request_stream import RequestFailedError
@@ -33,6 +37,16 @@ _ADVICE = {
     True: "The last turn alone is too long, and it is never dropped.",
 }
 """About a conversation that does not fit the context, by whether its oldest turns may be dropped."""
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """What the engine gets of a chat, and what its reply may hold."""
+
+    sequences: list[Generate]
+    form: ReplyForm
+    n_dropped: int
+    """How many of the oldest messages are not in the prompt."""
 
 
 class GenerationRoutes(ModelRoutes):
@@ -73,14 +87,14 @@ class GenerationRoutes(ModelRoutes):
         self._check_choices(body.n)
         async with self._model(request, body.model, body.timeout_s) as context:
             truncates = (body.truncation or self._options.truncation) == "auto"
-            sequences, n_dropped = await self._chat_sequences(context, body, truncates)
+            asked = await self._chat(context, body, truncates)
             builder = ChatCompletionBuilder(
-                model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs
+                model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
-            builder.dropped_messages = n_dropped
+            builder.dropped_messages = asked.n_dropped
             return await self._generate(
                 context,
-                sequences,
+                asked.sequences,
                 builder,
                 streams=body.stream,
                 include_usage=body.include_usage,
@@ -93,34 +107,55 @@ class GenerationRoutes(ModelRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             truncation = body.truncation or self._options.truncation
             truncates = truncation == "auto"
-            sequences, n_dropped = await self._chat_sequences(context, body.as_chat(), truncates)
-            builder = ResponsesBuilder(model=context.lease.name, request=body, truncation=truncation)
-            builder.dropped_messages = n_dropped
+            asked = await self._chat(context, body.as_chat(), truncates)
+            builder = ResponsesBuilder(model=context.lease.name, request=body, form=asked.form, truncation=truncation)
+            builder.dropped_messages = asked.n_dropped
             return await self._generate(
-                context, sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
+                context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
             )
 
-    async def _chat_sequences(
-        self, context: RequestContext, body: ChatRequest, truncates: bool
-    ) -> tuple[list[Generate], int]:
-        """The sequences, and how many of the oldest messages are not in their prompt. ``truncates``: whether some may
-        be left out."""
-        chat = context.lease.chat
-        sampling = body.sampling(context.lease.info, await self._grammar(body))
+    async def messages(self, request: Request) -> Response:
+        """POST /v1/messages"""
+        body = await self._read(request, MessagesRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            asked = await self._chat(context, chat_request(body), self._options.truncation == "auto")
+            builder = MessageBuilder(model=context.lease.name, form=asked.form)
+            builder.dropped_messages = asked.n_dropped
+            return await self._generate(context, asked.sequences, builder, streams=body.stream)
+
+    async def _chat(self, context: RequestContext, body: ChatRequest, truncates: bool) -> _Chat:
+        """The sequences of a chat. ``truncates``: whether its oldest turns may be left out."""
+        chat, use, opens_turn = context.lease.chat, body.tool_use(), body.opens_turn()
+        grammar = await self._grammar(body)
+        body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
-        messages = [
-            {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
-            for each in body.messages
-        ]
+        messages, tools = template_messages(body.messages), template_tools(body.tools) if use is not None else []
+
+        def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
+            return chat.render(
+                kept,
+                tools,
+                parse_special_in_content=self._options.parse_special_in_content,
+                options=body.chat_template_kwargs,
+                opens_turn=opens_turn,
+                continues=body.continue_final_message,
+            )
+
         n_dropped = 0
-        rendered = await self._render(chat, messages)
+        rendered = await self._render(prompt, messages)
         if truncates:
             window = HistoryWindow(messages, prompt_limit(context.lease.info.context, body.limit()))
             while not window.counted(await self._count(context, rendered, window.limit)):
-                rendered = await self._render(chat, window.messages)
+                rendered = await self._render(prompt, window.messages)
             n_dropped = window.n_dropped
             if n_dropped:
-                rendered = await self._render(chat, window.messages)
+                rendered = await self._render(prompt, window.messages)
+        if use is not None:
+            grammar = await run_in_threadpool(call_grammar, chat.call_form, use, rendered.reasoning)
+        form = ReplyForm(
+            calls=None if use is None else chat.call_form,
+            reasoning=rendered.reasoning if body.separate_reasoning else "none",
+        )
         base = Generate(
             id="",
             prompt="",
@@ -129,18 +164,19 @@ class GenerationRoutes(ModelRoutes):
             literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
-            sampling=sampling,
+            sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.may_use_prefix_cache,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _choices(context, base, [rendered.text], body.n), n_dropped
+        return _Chat(_choices(context, base, [rendered.text], body.n), form, n_dropped)
 
-    async def _render(self, chat: ChatPrompt, messages: list[dict[str, str]]) -> RenderedChat:
+    async def _render(
+        self, prompt: Callable[[list[dict[str, Any]]], RenderedChat], messages: list[dict[str, Any]]
+    ) -> RenderedChat:
         try:
             # A template is a program. In a thread, a slow one cannot stop the loop.
-            parse_content = self._options.parse_special_in_content
-            return await run_in_threadpool(chat.render, messages, parse_special_in_content=parse_content)
+            return await run_in_threadpool(prompt, messages)
         except ChatTemplateError as error:
             raise ApiError(400, f"{error}.", param="messages") from None
 

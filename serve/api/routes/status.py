@@ -55,7 +55,7 @@ class StatusRoutes(ModelRoutes):
 
     @cached_property
     def _document(self) -> bytes:
-        from serve.api.openai.openapi import document
+        from serve.api.openapi import document
 
         return bytes(JSONResponse(document(self._options, keyed=self._keyed)).body)
 

@@ -1,4 +1,4 @@
-"""All routes of the API in one table; ``serve/api/openai/openapi.py`` describes them.
+"""All routes of the API in one table; ``serve/api/openapi.py`` describes them.
 
 Tested in tests/serve/api/openai/test_openapi.py, tests/serve/api/test_api_keys.py.
 """
@@ -29,6 +29,7 @@ def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route
         Route("/v1/completions", generation.completions, methods=["POST"]),
         Route("/v1/chat/completions", generation.chat, methods=["POST"]),
         Route("/v1/responses", generation.responses, methods=["POST"]),
+        Route("/v1/messages", generation.messages, methods=["POST"]),
         Route("/v1/embeddings", tokens.embeddings, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),

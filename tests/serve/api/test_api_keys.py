@@ -28,7 +28,9 @@ WRONG = [
     {"Authorization": "Basic first"},
     {"Authorization": "first"},
     {"Authorization": "Bearer first, Bearer first"},
-    {"X-Api-Key": "first"},
+    {"X-Api-Key": "firs"},
+    {"X-Api-Key": "Bearer first"},
+    {"Authorization": "Bearer firs", "X-Api-Key": "first"},
     {b"Authorization": "Bearer ü".encode()},
 ]
 
@@ -57,11 +59,14 @@ def test_a_wrong_key_opens_nothing_but_health_and_the_page(keyed, tiny_path):
                 assert answer.status_code == 401, (method, path, headers)
                 assert answer.headers["www-authenticate"] == "Bearer"
                 if method != "HEAD":  # which has no body
-                    assert answer.json()["error"]["code"] == "invalid_api_key"
+                    error = answer.json()["error"]
+                    in_its_form = "type" if path == "/v1/messages" else "code"
+                    expected = {"type": "authentication_error", "code": "invalid_api_key"}[in_its_form]
+                    assert error[in_its_form] == expected
                 assert "tiny" not in answer.text
     assert n_closed >= 10
     for key in ("first", "second"):
-        for headers in ({"Authorization": f"Bearer {key}"}, {"authorization": f"bearer   {key}"}):
+        for headers in ({"Authorization": f"Bearer {key}"}, {"authorization": f"bearer   {key}"}, {"x-api-key": key}):
             assert httpx.get(keyed.url + "/v1/models", headers=headers).status_code == 200
 
 

@@ -6,9 +6,10 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
+from serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
 from serve.api.errors import Error
 from serve.api.openai import response_shapes
-from serve.api.openai.openapi import document
+from serve.api.openapi import document
 from serve.api.routes.table import api_routes
 from serve.config import ServerOptions
 from serve.pool.model_pool import Pool, Served
@@ -33,6 +34,7 @@ def fits(cls: type, value: dict) -> None:
             response_shapes.ChatCompletion,
         ),
         ("/v1/responses", {"input": "x", "max_output_tokens": 3}, response_shapes.Response),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 3}, AnthropicMessage),
         ("/v1/embeddings", {"input": ["x", "y"]}, response_shapes.Embeddings),
         ("/v1/embeddings", {"input": "x", "encoding_format": "base64"}, response_shapes.Embeddings),
         ("/tokenize", {"content": "x"}, response_shapes.Tokens),
@@ -81,12 +83,14 @@ def test_errors(chat_server):
         ("GET", "/tokenizer_info?model=other", 404),
         ("GET", "/tokenizer_info?model=" + "x" * 600, 404),  # once a 500
         ("POST", "/v1/completions", 400),
+        ("POST", "/v1/messages", 400),
+        ("GET", "/v1/messages", 405),
         ("DELETE", "/v1/completions", 405),
         ("GET", "/nothing", 404),
     ):
         answer = httpx.request(method, chat_server.url + path)
         assert answer.status_code == status
-        fits(Error, answer.json())
+        fits(AnthropicError if path == "/v1/messages" else Error, answer.json())
 
 
 def test_every_route_is_described(chat_server):

@@ -39,7 +39,7 @@ def ended_well(stream: str) -> bool:
     """Whether all events are JSON, and the last one is the right one."""
     events = [event.rpartition("data: ")[2] for event in stream.split("\n\n") if event]
     kinds = [json.loads(event).get("type") for event in events if event != "[DONE]"]
-    return events[-1] == "[DONE]" or kinds[-1] in ("response.completed", "response.incomplete")
+    return events[-1] == "[DONE]" or kinds[-1] in ("response.completed", "response.incomplete", "message_stop")
 
 
 def rss_mb(server) -> float:

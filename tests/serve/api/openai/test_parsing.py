@@ -9,7 +9,7 @@ def test_unknown_and_unsupported_parameters():
     said = error(CompletionRequest, {"prompt": "x", "temprature": 1})
     assert said["code"] == "unknown_parameter"
     assert "temperature" in said["message"]
-    assert error(ChatRequest, {"messages": [], "tools": [{}]})["code"] == "unsupported"
+    assert error(ChatRequest, {"messages": [], "functions": [{}]})["code"] == "unsupported"
     parse(ChatRequest, b'{"messages": [{"role": "user", "content": "x"}], "tools": [], "store": true}')
 
 

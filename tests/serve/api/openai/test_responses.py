@@ -83,6 +83,37 @@ def test_a_schema_holds(client):
     assert json.loads(answer.output_text).keys() == {"ok"}
 
 
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]},
+}
+
+
+def test_function_calls_and_their_results(client):
+    """As programs do it: what came is sent back with the results."""
+    given = [{"role": "user", "content": "hello"}]
+    more = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 100}
+    answer = ask(client, given, **more)
+    assert answer.status == "completed"
+    (call,) = answer.output
+    assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
+    assert json.loads(call.arguments)["city"] in ("Bonn", "Rome")
+    given += [*answer.output, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    last = ask(client, given, tools=[WEATHER], tool_choice="none")
+    assert [each.type for each in last.output] == ["message"]
+    events = list(ask(client, given[:1], **more, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    (done,) = (event for event in events if event.type == "response.function_call_arguments.done")
+    assert "".join(pieces) == done.arguments
+    assert json.loads(done.arguments)["city"] in ("Bonn", "Rome")
+    kinds = [event.type for event in events]
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-2:] == ["response.output_item.done", "response.completed"]
+    assert events[-1].response.output[0].arguments == done.arguments
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -91,6 +122,7 @@ def test_a_schema_holds(client):
         ({"background": True}, "background"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": [{"role": "boss", "content": "x"}]}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input"),
         ({"temperature": -1}, "temperature"),

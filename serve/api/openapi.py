@@ -2,6 +2,8 @@
 
 It is written out here because the routes read their bodies themselves: for the limits, and for OpenAI's form of errors.
 The shapes of the bodies come from the types that the routes use.
+
+Tested in tests/serve/api/openai/test_openapi.py, tests/serve/api/openai/test_openapi_cases.py.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from serve.api.anthropic.requests import MessagesRequest
+from serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
 from serve.api.errors import Error
 from serve.api.openai import response_shapes
 from serve.api.openai.parsing import IGNORED
@@ -40,6 +44,7 @@ class _Post:
     response: type
     event: type | None = None
     """The type of a stream's events."""
+    error: type = Error
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -48,6 +53,13 @@ _PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
     "required": ["name", "age"],
+}
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
 }
 
 _POSTS: dict[str, _Post] = {
@@ -65,6 +77,11 @@ _POSTS: dict[str, _Post] = {
             "JSON of a schema": {
                 "messages": [{"role": "user", "content": "Make up a person."}],
                 "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": _PERSON}},
+            },
+            "With a tool": {
+                "messages": [{"role": "user", "content": "Is it raining in Bonn?"}],
+                "tools": [_WEATHER],
+                "max_tokens": 60,
             },
             "With log-probabilities": {"messages": _HELLO, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
         },
@@ -96,6 +113,17 @@ _POSTS: dict[str, _Post] = {
         body=ResponsesRequest,
         response=response_shapes.Response,
         examples={"A question": {"input": "Tell me of a fox.", "max_output_tokens": 60}},
+    ),
+    "/v1/messages": _Post(
+        tag="Generation",
+        summary="A chat in Anthropic's form",
+        about="The messages become a prompt as in a chat completion. With `stream` the response is "
+        "`text/event-stream` of Anthropic's named events, the last `message_stop` or `error`. The key may be sent as "
+        "`x-api-key`.",
+        body=MessagesRequest,
+        response=AnthropicMessage,
+        error=AnthropicError,
+        examples={"A question": {"messages": _HELLO, "max_tokens": 60, "system": "Be brief."}},
     ),
     "/v1/embeddings": _Post(
         tag="Tokens and embeddings",
@@ -139,6 +167,8 @@ _RESPONSES: list[type] = [
     response_shapes.ChatCompletion,
     response_shapes.ChatCompletionChunk,
     response_shapes.Response,
+    AnthropicMessage,
+    AnthropicError,
     response_shapes.Embeddings,
     response_shapes.Tokens,
     response_shapes.Text,
@@ -165,7 +195,8 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
         _set_limits(schema["properties"], options)
         _allow_nulls(schema)
         if post.tag == "Generation":
-            schema["properties"] |= {name: {"description": "accepted, without effect"} for name in sorted(IGNORED)}
+            ignored = {name: {"description": "accepted, without effect"} for name in sorted(IGNORED)}
+            schema["properties"] = {**ignored, **schema["properties"]}
     schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
     schemas = _tidied(schemas)
     out: dict[str, Any] = {
@@ -231,9 +262,9 @@ def _json(cls: type) -> dict[str, Any]:
     return {"application/json": {"schema": _ref(cls)}}
 
 
-def _errors(*statuses: str, keyed: bool) -> dict[str, Any]:
+def _errors(*statuses: str, keyed: bool, shape: type = Error) -> dict[str, Any]:
     wanted = sorted({*statuses, *(("401",) if keyed else ())})
-    return {status: {"description": _ERRORS[status], "content": _json(Error)} for status in wanted}
+    return {status: {"description": _ERRORS[status], "content": _json(shape)} for status in wanted}
 
 
 _ID = {
@@ -260,7 +291,7 @@ def _post(post: _Post, keyed: bool) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {
             "200": {"description": "The response", "content": content},
-            **_errors("400", "404", "408", "413", "429", "500", "503", keyed=keyed),
+            **_errors("400", "404", "408", "413", "429", "500", "503", keyed=keyed, shape=post.error),
         },
     }
 

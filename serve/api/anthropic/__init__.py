@@ -1,0 +1,1 @@
+"""Anthropic's form of a chat over the same models: /v1/messages."""

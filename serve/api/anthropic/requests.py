@@ -1,0 +1,197 @@
+"""The request body of /v1/messages, and the same as a chat request.
+
+Tested in tests/serve/api/anthropic/test_messages.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from serve.api.errors import ApiError
+from serve.api.openai.messages import (
+    MAX_TOOLS,
+    CalledFunction,
+    Function,
+    FunctionName,
+    Message,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
+)
+from serve.api.openai.requests import MAX_MESSAGES, MAX_STOPS, ChatRequest, ModelRequest, Number, StopString
+from serve.api.openai.strict import Strict
+
+_MAX_BLOCKS = 1024
+
+
+class CacheControl(Strict):
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
+class _Block(Strict):
+    cache_control: CacheControl | None = Field(default=None, description="accepted, without effect")
+
+
+class TextBlock(_Block):
+    type: Literal["text"]
+    text: str
+    citations: None = None
+
+
+class ToolUseBlock(_Block):
+    type: Literal["tool_use"]
+    id: str = Field(max_length=256)
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ToolResultBlock(_Block):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(max_length=256)
+    content: str | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS, fail_fast=True)] = ""
+    is_error: bool = False
+
+
+class ThinkingBlock(Strict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+ContentBlock = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
+
+
+class InputMessage(Strict):
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[ContentBlock], Field(max_length=_MAX_BLOCKS, fail_fast=True)]
+
+
+class AnthropicTool(_Block):
+    type: Literal["custom"] = "custom"
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="JSON Schema of an object; the docs list what is supported")
+
+
+class AnthropicToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Strict):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, description="accepted, without effect")
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class MessagesRequest(ModelRequest):
+    """POST /v1/messages"""
+
+    messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_tokens: int = Field(ge=1, le=2**31 - 1)
+    system: str | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS, fail_fast=True)] = ""
+    temperature: Number = Field(default=1.0, ge=0, le=1)
+    top_p: Number = Field(default=1.0, ge=0, le=1)
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default=[])
+    stream: bool = False
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default=[])
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = Field(
+        default=None, description="becomes enable_thinking for the chat template, where it reads that"
+    )
+    metadata: Metadata | None = Field(default=None, description="accepted, without effect")
+    service_tier: str | None = Field(default=None, description="accepted, without effect")
+
+    def as_chat(self) -> ChatRequest:
+        """The same as a chat request. A last message of the assistant is continued."""
+        messages = [Message(role="system", content=_text(self.system))] if _text(self.system) else []
+        for each in self.messages:
+            messages += _messages(each)
+        last = messages[-1]
+        continues = last.role == "assistant" and not last.tool_calls and bool(last.text().strip())
+        choice = self.tool_choice
+        return ChatRequest(
+            messages=messages,
+            max_completion_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+            stream=self.stream,
+            tools=[_tool(each) for each in self.tools],
+            tool_choice=None if choice is None else _choice(choice),
+            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            chat_template_kwargs={} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"},
+            continue_final_message=continues,
+        )
+
+
+def chat_request(body: MessagesRequest) -> ChatRequest:
+    """The body as a chat request. Raises ``ApiError`` for what has no place in one."""
+    choice = body.tool_choice
+    if choice is not None and choice.type == "tool" and choice.name is None:
+        raise ApiError(400, "tool_choice: name is missing.", param="tool_choice", code="missing_required_parameter")
+    try:
+        return body.as_chat()
+    except ValidationError as error:
+        said = error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
+        raise ApiError(400, f"messages: {said}.", param="messages", code="invalid_value") from None
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(each.text for each in content)
+
+
+def _messages(message: InputMessage) -> list[Message]:
+    """One message of blocks as chat messages: each result of a tool becomes one of its own, before the text."""
+    if isinstance(message.content, str):
+        return [Message(role=message.role, content=message.content)]
+    results, texts, thoughts, calls = [], [], [], []
+    for block in message.content:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = CalledFunction(name=block.name, arguments=json.dumps(block.input, ensure_ascii=False))
+                calls.append(ToolCall(id=block.id, function=function))
+            case ToolResultBlock():
+                text = _text(block.content)
+                said = f"Error: {text}" if block.is_error else text
+                results.append(Message(role="tool", content=said, tool_call_id=block.tool_use_id))
+    if results and not texts and not calls:
+        return results
+    thought = "".join(thoughts) or None
+    own = {"content": "".join(texts), "tool_calls": calls or None, "reasoning_content": thought}
+    # Blocks of the wrong role are refused as the chat route refuses them.
+    return [*results, Message.model_validate({"role": message.role, **own})]
+
+
+def _tool(tool: AnthropicTool) -> Tool:
+    function = Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    return Tool(type="function", function=function)
+
+
+def _choice(given: AnthropicToolChoice) -> ToolChoice:
+    match given.type:
+        case "any":
+            return "required"
+        case "tool":
+            return NamedTool(type="function", function=FunctionName(name=given.name or ""))
+        case "auto":
+            return "auto"
+        case "none":
+            return "none"

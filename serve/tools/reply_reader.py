@@ -1,0 +1,172 @@
+"""Takes a reply apart while it is generated: reasoning, text, and tool calls with their arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from serve.tools.call_form import END_OF_THINK, THINK, CallForm
+from serve.tools.call_grammar import Reasoning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Something that a reply's text adds: to its reasoning, to its content, or to the arguments of a call.
+
+    A ``call`` begins one; its text is the function's name.
+    """
+
+    kind: Literal["reasoning", "content", "call", "arguments"]
+    text: str
+
+
+class ReplyReader:
+    """``form``: that of the calls; None where the reply can hold none. ``reasoning``: where it may hold any."""
+
+    def __init__(self, form: CallForm | None = None, reasoning: Reasoning = "none") -> None:
+        self._form = form
+        self._state = {"none": "text", "may": "begin", "open": "reasoning"}[reasoning]
+        self._held = ""
+        """Text whose kind is not known yet."""
+        self._has_text = False
+        """Whether any content or reasoning came since the last change of kind: white space before it is dropped."""
+        self._trims = reasoning == "open"
+        self._json = _JsonEnd()
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return self._form is None and self._state == "text" and not self._trims and not self._held
+
+    def push(self, text: str, *, last: bool = False) -> list[Piece]:
+        """What the text adds. ``last``: no more comes."""
+        if self.plain:
+            return [Piece(kind="content", text=text)] if text else []
+        self._held += text
+        out: list[Piece] = []
+        while getattr(self, f"_in_{self._state}")(out, last):
+            pass
+        return out
+
+    def _in_begin(self, out: list[Piece], last: bool) -> bool:
+        """Whether the reply begins with reasoning."""
+        bare = self._held.lstrip()
+        if bare.startswith(THINK):
+            self._held = bare[len(THINK) :]
+            self._go("reasoning")
+            return True
+        if THINK.startswith(bare) and not last:
+            return False
+        self._state = "text"
+        return True
+
+    def _in_reasoning(self, out: list[Piece], last: bool) -> bool:
+        before, found, behind = self._held.partition(END_OF_THINK)
+        if found:
+            self._emit(out, "reasoning", before.rstrip())
+            self._held = behind
+            self._go("text")
+            return True
+        self._emit_known(out, "reasoning", END_OF_THINK, last)
+        return False
+
+    def _in_text(self, out: list[Piece], last: bool) -> bool:
+        form = self._form
+        if form is None:
+            self._emit_known(out, "content", "", last)
+            return False
+        if form.at_start:
+            bare = self._held.lstrip()
+            if bare.startswith(form.mark):
+                self._held = bare[len(form.prefix) :]
+                self._state = "name"
+                return True
+            if form.mark.startswith(bare) and not last:
+                return False
+            self._form = None
+            return True
+        before, found, _ = self._held.partition(form.mark)
+        if found:
+            rest = self._held[len(before) :]
+            if len(rest) < len(form.prefix) and not last:
+                self._emit(out, "content", before.rstrip())
+                self._held = rest
+                return False
+            self._emit(out, "content", before.rstrip())
+            self._held = rest[len(form.prefix) :]
+            self._state = "name"
+            return True
+        self._emit_known(out, "content", form.mark, last)
+        return False
+
+    def _in_name(self, out: list[Piece], last: bool) -> bool:
+        assert self._form is not None
+        name, found, behind = self._held.partition(self._form.middle)
+        if not found:
+            return False
+        out.append(Piece(kind="call", text=name))
+        self._held, self._state, self._json = behind, "arguments", _JsonEnd()
+        return True
+
+    def _in_arguments(self, out: list[Piece], last: bool) -> bool:
+        n = self._json.take(self._held)
+        if n:
+            out.append(Piece(kind="arguments", text=self._held[:n]))
+        self._held = self._held[n:]
+        if self._json.done:
+            self._state = "after"
+        return self._json.done
+
+    def _in_after(self, out: list[Piece], last: bool) -> bool:
+        form = self._form
+        assert form is not None
+        if form.between is None or len(self._held) < len(form.between) or not self._held.startswith(form.between):
+            return False
+        self._held, self._state = self._held[len(form.between) :], "name"
+        return True
+
+    def _go(self, state: str) -> None:
+        self._state, self._has_text, self._trims = state, False, True
+
+    def _emit_known(self, out: list[Piece], kind: Literal["reasoning", "content"], mark: str, last: bool) -> None:
+        """Emits what cannot be the beginning of ``mark``, or white space in front of it."""
+        keep = 0 if last else next((n for n in range(len(mark) - 1, 0, -1) if self._held.endswith(mark[:n])), 0)
+        known = self._held[: len(self._held) - keep]
+        if mark and not last:
+            known = known.rstrip()
+        self._held = self._held[len(known) :]
+        self._emit(out, kind, known)
+
+    def _emit(self, out: list[Piece], kind: Literal["reasoning", "content"], text: str) -> None:
+        if self._trims and not self._has_text:
+            text = text.lstrip()
+        if text:
+            self._has_text = True
+            out.append(Piece(kind=kind, text=text))
+
+
+class _JsonEnd:
+    """Finds where a JSON object ends that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self.done = False
+
+    def take(self, text: str) -> int:
+        """How many characters of the text belong to the object."""
+        for i, char in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped, self._in_string = char == "\\", char != '"'
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.done = True
+                    return i + 1
+        return len(text)

@@ -1,0 +1,71 @@
+"""Chat templates with tools, in the manner of published ones, for tests."""
+
+QWEN = (
+    "{%- if tools %}{{- '<|im_start|>system\n' }}"
+    "{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}"
+    "{{- 'You may call functions. Their signatures:\n<tools>' }}"
+    "{%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}"
+    "{%- elif messages[0].role != 'system' %}{{- '<|im_start|>system\nYou are a helper.<|im_end|>\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}"
+    "{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}"
+    "{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}"
+    "{%- elif message.role == 'assistant' and message.tool_calls %}"
+    "{{- '<|im_start|>assistant' }}{%- if message.content %}{{- '\n' + message.content }}{%- endif %}"
+    "{%- for call in message.tool_calls %}{%- set call = call.function %}"
+    '{{- \'\n<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
+    "{{- call.arguments | tojson + '}\n</tool_call>' }}"
+    "{%- endfor %}{{- '<|im_end|>\n' }}"
+    "{%- elif not (tools and loop.first and message.role == 'system') %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""Calls between ``<tool_call>`` and ``</tool_call>``, several in a message."""
+
+QWEN_THINKING = QWEN.replace(
+    "{{- '<|im_start|>assistant\n' }}{%- endif %}",
+    "{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and not enable_thinking %}"
+    "{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}",
+)
+"""The same for a model that reasons first, unless ``enable_thinking`` is false."""
+
+LLAMA3 = (
+    "{{- bos_token }}{%- for message in messages %}"
+    "{%- if message.role == 'tool' %}"
+    "{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' + message.content | tojson + '<|eot_id|>' }}"
+    "{%- elif 'tool_calls' in message and message.tool_calls %}"
+    "{%- if message.tool_calls | length != 1 %}{{- raise_exception('one call at a time') }}{%- endif %}"
+    "{%- set call = message.tool_calls[0].function %}"
+    '{{- \'<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "\' + call.name + \'", "parameters": \' }}'
+    "{{- call.arguments | tojson + '}<|eot_id|>' }}"
+    "{%- else %}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{%- if tools and loop.first %}{{- 'Answer with a call of one of these:\n\n' }}"
+    "{%- for tool in tools %}{{- tool | tojson(indent=4) + '\n\n' }}{%- endfor %}{%- endif %}"
+    "{{- message['content'] | trim + '<|eot_id|>' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+"""Calls as bare JSON, one in a message."""
+
+GEMMA3 = (
+    "{{ bos_token }}"
+    "{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set preface = messages[0]['content'] + '\n\n' -%}{%- set turns = messages[1:] -%}"
+    "{%- else -%}{%- set preface = '' -%}{%- set turns = messages -%}{%- endif -%}"
+    "{%- for message in turns -%}"
+    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('user and assistant must take turns') }}{%- endif -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{ '<start_of_turn>' + role + '\n' + (preface if loop.first else '') }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+    "{%- else -%}{%- for part in message['content'] -%}{{ part['text'] | trim }}{%- endfor -%}{%- endif -%}"
+    "{{ '<end_of_turn>\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"
+)
+"""No tools; the system message stands in the user's first one, and turns must alternate."""
+
+CHATML_MARKS = ("<|im_start|>", "<|im_end|>")
+LLAMA3_MARKS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+GEMMA3_MARKS = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")

@@ -1,0 +1,239 @@
+"""Tool calls, reasoning and continued messages, over HTTP and with the official client. The model is random: a forced
+grammar gives its calls their shape."""
+
+import json
+from itertools import pairwise
+
+import httpx
+import openai
+import pytest
+
+from tests.helpers import tiny_gguf, tool_templates
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "the weather of some days",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Bonn", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(chat_server):
+    return openai.OpenAI(base_url=chat_server.url + "/v1", api_key="none", max_retries=0)
+
+
+CALL_TEXT = ('\n{"name": "weather", "arguments": ', '{"city": "Bonn", "days": 3}', "}\n</tool_call>")
+SCRIPT = ["\n", "<think>", "Which day?", "</think>\n\n", "I look.", "<tool_call>", *CALL_TEXT, "<|im_end|>"]
+ANSWER = ["<done>", "It is sunny.", "<|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory, start_server):
+    """A model that reasons, calls a tool, and answers when it has the result."""
+    folder = tmp_path_factory.mktemp("scripted")
+    template = tool_templates.QWEN_THINKING + "{%- if messages[-1].role == 'tool' %}{{- '<done>' }}{%- endif %}"
+    follows = {**dict(pairwise(SCRIPT)), **dict(pairwise(ANSWER))}
+    path = tiny_gguf.write(folder / "scripted.gguf", chat_template=template, n_ctx=1024, script=follows)
+    with start_server(folder / "log", path) as server:
+        yield server
+
+
+def ask(client, messages=HELLO, **more):
+    more = {"tools": [WEATHER], "max_tokens": 150, "seed": 1, **more}
+    return client.chat.completions.create(model="tiny-chat", messages=messages, **more)
+
+
+def checked(call):
+    assert call.type == "function"
+    assert call.function.name == "weather"
+    values = json.loads(call.function.arguments)
+    assert values.keys() == {"city", "days"}
+    assert values["city"] in ("Bonn", "Rome")
+    assert 1 <= values["days"] <= 9
+    return values
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_call_whole_and_streamed(client, choice):
+    whole = ask(client, tool_choice=choice, parallel_tool_calls=False).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (call,) = whole.message.tool_calls
+    values = checked(call)
+    chunks = list(ask(client, tool_choice=choice, parallel_tool_calls=False, stream=True))
+    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    assert pieces[0].id.startswith("call_")
+    assert (pieces[0].function.name, pieces[0].function.arguments) == ("weather", "")
+    assert all(piece.index == 0 for piece in pieces)
+    assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
+    assert len(pieces) > 5
+    assert json.loads("".join(piece.function.arguments for piece in pieces)) == values
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_clients_own_accumulator(client):
+    more = {"model": "tiny-chat", "messages": HELLO, "tools": [WEATHER], "tool_choice": "required", "seed": 2}
+    with client.chat.completions.stream(**more, max_tokens=200, parallel_tool_calls=False) as stream:
+        kinds = {event.type for event in stream}
+        message = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.delta" in kinds
+    checked(message.tool_calls[0])
+
+
+def test_a_loop_of_calls_and_results(client):
+    """What a program does: it sends the reply back as it is, with the results, and asks for more."""
+    reply = ask(client, tool_choice="required", parallel_tool_calls=False).choices[0].message
+    messages = [*HELLO, reply]
+    for call in reply.tool_calls:
+        checked(call)
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+    last = ask(client, messages, tool_choice="none", max_tokens=4)
+    assert last.choices[0].message.tool_calls is None
+    assert last.usage.prompt_tokens > ask(client, tool_choice="none", max_tokens=4).usage.prompt_tokens + 50
+
+
+def test_the_model_decides_to_call(scripted):
+    """tool_choice is auto: reasoning, text and a call come apart, and the loop ends with an answer."""
+    with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": "How is the weather?"}]
+        request = {"model": "scripted", "temperature": 0, "tools": [WEATHER, NOW], "max_tokens": 60}
+        choice = client.chat.completions.create(messages=messages, **request).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "I look."
+        assert choice.message.reasoning_content == "Which day?"
+        (call,) = choice.message.tool_calls
+        assert call.function.arguments == '{"city": "Bonn", "days": 3}'
+        deltas = [
+            chunk.choices[0].delta
+            for chunk in client.chat.completions.create(messages=messages, **request, stream=True)
+        ]
+        assert "".join(getattr(each, "reasoning_content", None) or "" for each in deltas) == "Which day?"
+        assert "".join(each.content or "" for each in deltas) == "I look."
+        pieces = [piece for each in deltas for piece in each.tool_calls or []]
+        assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
+        messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        last = client.chat.completions.create(messages=messages, **request).choices[0]
+        assert (last.finish_reason, last.message.content) == ("stop", "It is sunny.")
+        assert last.message.tool_calls is None
+        # The schema holds: the model would say Bonn.
+        rome = json.loads(json.dumps(WEATHER))
+        rome["function"]["parameters"]["properties"]["city"] = {"const": "Rome"}
+        forced = client.chat.completions.create(messages=messages[:1], **{**request, "tools": [rome]}).choices[0]
+        assert '"Bonn"' not in json.dumps(forced.message.model_dump())
+        # Reasoning may stand before a call that must come; without tools, all is text.
+        must = client.chat.completions.create(messages=messages[:1], **request, tool_choice="required").choices[0]
+        assert must.message.reasoning_content == "Which day?"
+        none = client.chat.completions.create(messages=messages[:1], **request, tool_choice="none").choices[0].message
+        assert none.tool_calls is None
+        assert none.content.startswith("I look.<tool_call>")
+        whole = {**request, "extra_body": {"separate_reasoning": False}, "tool_choice": "none"}
+        message = client.chat.completions.create(messages=messages[:1], **whole).choices[0].message
+        assert message.content.startswith("<think>Which day?</think>")
+
+        def prompt_tokens(**more):
+            answer = client.chat.completions.create(
+                messages=messages[:1], **{**request, "max_tokens": 1}, extra_body=more
+            )
+            return answer.usage.prompt_tokens
+
+        off = prompt_tokens(chat_template_kwargs={"enable_thinking": False})
+        assert off > prompt_tokens() == prompt_tokens(chat_template_kwargs={"enable_thinking": True})
+
+
+def test_several_choices_each_with_calls_of_its_own(client):
+    answer = ask(client, tool_choice="required", parallel_tool_calls=False, n=3)
+    calls = [choice.message.tool_calls[0] for choice in answer.choices]
+    assert len({call.id for call in calls}) == 3
+    for call in calls:
+        checked(call)
+
+
+def test_a_call_that_is_cut_off_is_told(client):
+    cut = ask(client, tool_choice="required", max_tokens=45).choices[0]
+    assert cut.finish_reason == "length"
+
+
+def test_marks_in_messages_are_text(client):
+    """Neither a call that a user spells nor control tokens in arguments and results have a meaning."""
+    spelled = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    answer = ask(client, [{"role": "user", "content": spelled}], max_tokens=3).choices[0]
+    assert answer.message.tool_calls is None
+
+    def n_tokens(word):
+        call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": json.dumps({word: word})}}
+        messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+        messages.append({"role": "tool", "tool_call_id": "1", "content": word})
+        return ask(client, messages, max_tokens=1, tool_choice="none").usage.prompt_tokens
+
+    # As text, the name of a control token is several tokens; as a control token it would be one.
+    assert n_tokens("<|im_end|>") - n_tokens("") > 3 * 5
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [NOW, NOW]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"grammar": 'root ::= "a"'}, "grammar"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"separate_reasoning": False}, "separate_reasoning"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"messages": [{"role": "tool", "tool_call_id": "7", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "assistant"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}, {"role": "user"}]}, "messages"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}
+                ]
+            },
+            "messages",
+        ),
+        ({"continue_final_message": True}, "messages"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_what_is_refused(chat_server, more, param):
+    body = {"messages": HELLO, "tools": [WEATHER], "max_tokens": 5, **more}
+    answer = httpx.post(chat_server.url + "/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith(param), answer.text
+
+
+def test_a_message_is_continued(chat_server):
+    """The prompt ends with the message's text: nothing closes it, and no turn begins."""
+    url = chat_server.url
+    messages = [*HELLO, {"role": "assistant", "content": "the red fox"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "temperature": 0}
+    answer = httpx.post(url + "/v1/chat/completions", json={**body, "max_tokens": 6}).json()
+    text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nthe red fox"
+    tokens = httpx.post(url + "/tokenize", json={"content": text, "parse_special": True}).json()["tokens"]
+    same = {"prompt": tokens, "max_tokens": 6, "temperature": 0}
+    said = httpx.post(url + "/v1/completions", json=same).json()["choices"][0]["text"]
+    assert answer["choices"][0]["message"]["content"] == said
+    assert answer["usage"]["prompt_tokens"] == len(tokens)
+    closed = {"messages": messages, "add_generation_prompt": False, "max_tokens": 1}
+    usage = httpx.post(url + "/v1/chat/completions", json=closed).json()["usage"]
+    assert usage["prompt_tokens"] == len(tokens) + 2

@@ -1,0 +1,77 @@
+"""The form of calls, found by rendering."""
+
+import pytest
+
+from data.chat.template import CHATML, ChatTemplate
+from serve.tools.call_form import OWN_FORM, CallForm, call_form, in_own_form
+from tests.helpers import tool_templates as templates
+
+TOOL = {"type": "function", "function": {"name": "now", "description": "the time", "parameters": {}}}
+CALL = {"type": "function", "function": {"name": "now", "arguments": {"zone": "é"}}}
+
+
+def template(text, marks=templates.CHATML_MARKS):
+    return ChatTemplate(text, bos="<s>", eos="</s>", control_tokens=("<s>", "</s>", "[TOOL]", *marks))
+
+
+HERMES = {key: getattr(OWN_FORM, key) for key in ("prefix", "middle", "suffix", "between")}
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "expected"),
+    [
+        (CHATML, templates.CHATML_MARKS, CallForm(**HERMES, lead="\n")),
+        (templates.QWEN, templates.CHATML_MARKS, CallForm(**HERMES)),
+        (templates.QWEN_THINKING, templates.CHATML_MARKS, CallForm(**HERMES)),
+        (
+            templates.LLAMA3,
+            templates.LLAMA3_MARKS,
+            CallForm(prefix='{"name": "', middle='", "parameters": ', suffix="}", between=None),
+        ),
+        (templates.GEMMA3, templates.GEMMA3_MARKS, OWN_FORM),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", (), OWN_FORM),
+    ],
+)
+def test_it_is_what_the_template_writes(text, marks, expected):
+    assert call_form(template(text, marks)) == expected
+
+
+def test_a_frame_with_control_tokens_cannot_be_forced():
+    text = templates.QWEN.replace("<tool_call>\n", "[TOOL]\n")
+    assert call_form(template(text)) == OWN_FORM
+
+
+def test_other_frames():
+    named = templates.QWEN.replace('<tool_call>\n{"name": "', "<function=").replace('", "arguments": \'', ">'")
+    named = named.replace("'}\n</tool_call>'", "'</function>'")
+    form = call_form(template(named))
+    assert (form.prefix, form.middle, form.suffix, form.mark) == ("<function=", ">", "</function>", "<function=")
+    assert form.between == "</function>\n<function="
+
+
+def test_marks():
+    assert (OWN_FORM.mark, OWN_FORM.at_start) == ("<tool_call>", False)
+    llama = call_form(template(templates.LLAMA3, templates.LLAMA3_MARKS))
+    assert (llama.mark, llama.at_start) == ('{"name": "', True)
+
+
+def test_our_own_form_for_a_template_without_tools():
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL, CALL]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1"},
+        {"role": "tool", "content": "night", "tool_call_id": "2"},
+        {"role": "user", "content": "Well?"},
+    ]
+    made = in_own_form(messages, [TOOL])
+    assert [each["role"] for each in made] == ["system", "user", "assistant", "user"]
+    assert made[0]["content"].startswith("Be kind.\n\nYou can call these functions:\n<tools>\n{")
+    assert '"name": "now"' in made[0]["content"]
+    call = '<tool_call>\n{"name": "now", "arguments": {"zone": "é"}}\n</tool_call>'
+    assert made[2]["content"] == f"Let me see.\n{call}\n{call}"
+    results = [f"<tool_response>\n{each}\n</tool_response>" for each in ("noon", "night")]
+    assert made[3]["content"] == "\n".join([*results, "Well?"])
+    # Templates that want user and assistant to alternate take it.
+    template(templates.GEMMA3, templates.GEMMA3_MARKS).text(made, prompt=True)
+    assert in_own_form(messages[:2], []) == messages[:2]
