@@ -44,7 +44,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo demo-chat train tune sweep plan watch report export verify eval exam serve chat data-stats bench-train bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo demo-chat train tune sweep plan watch report export verify eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -114,6 +114,9 @@ data-stats: setup ## count documents, tokens and duplicates of a text: ARGS="dat
 
 bench-train: setup ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
 	@$(SLM) bench-train $(call quote,preset=$(CONFIG)) $(ARGS)
+
+bench-recipe: setup ## compare models after equal time, ours and Hugging Face's Trainer: CONFIG=10m ARGS="minutes=10"
+	@$(SLM) bench-recipe $(call quote,preset=$(CONFIG)) $(ARGS)
 
 doctor: setup ## show what this machine has, what slm uses, and what to install
 	@$(SLM) doctor $(ARGS)

@@ -26,7 +26,7 @@ ORDER = {
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "optim", "memory"),
         *("environment", "report", "run", "backend", "distributed", "lora", "step", "validation", "trainer", "start"),
-        *("autobatch", "tune", "sweep", "tools", "__main__"),
+        *("autobatch", "tune", "sweep", "bench_recipe", "tools", "__main__"),
     ),
     "export": ("config", "gguf", "pipeline", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),

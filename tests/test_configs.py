@@ -22,6 +22,7 @@ from slm.configuration import CONFIG_DIR, build, to_dict
 from slm.doctor import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
 from slm.evaluate.exam import ExamConfig
+from train.bench_recipe.config import BenchRecipeConfig
 from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
 from train.report.html import ReportConfig
 from train.report.watch import WatchConfig
@@ -38,6 +39,7 @@ STAGES: dict[str, type] = {
     "plan": PlanConfig,
     "tune": TuneConfig,
     "sweep": TrainSweepConfig,
+    "bench_recipe": BenchRecipeConfig,
     "report": ReportConfig,
     "watch": WatchConfig,
     "export": ExportConfig,

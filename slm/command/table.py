@@ -160,6 +160,15 @@ COMMANDS: dict[str, Command] = {
         summary="measure training speed against Hugging Face's Trainer and the GEMM peak",
         examples=(("preset=10m", "needs transformers and accelerate for the Trainer"),),
     ),
+    "bench-recipe": Command(
+        module="train.bench_recipe",
+        config="bench_recipe",
+        summary="compare models after equal time: ours, Hugging Face's Trainer, nanochat",
+        examples=(
+            ("preset=10m minutes=10 data=local 'data.files=[a.parquet]' 'data.val_files=[b.parquet]'", "your own text"),
+            ("preset=10m bench.nanochat=path/to/nanochat", "nanochat's own scripts, too, where you have a checkout"),
+        ),
+    ),
     "bench-serve": Command(
         module="serve.bench",
         config="bench_serve",

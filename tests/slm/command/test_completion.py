@@ -16,7 +16,7 @@ from tests.helpers import REPOSITORY
 def test_commands_come_first():
     assert set(COMMANDS) < set(candidates([], ""))
     assert candidates([], "tr") == ["train"]
-    assert candidates([], "bench-") == ["bench-train", "bench-serve", "bench-quant"]
+    assert candidates([], "bench-") == ["bench-train", "bench-recipe", "bench-serve", "bench-quant"]
     assert candidates(["help"], "ex") == ["export", "exam"]
     assert candidates(["completion"], "") == ["bash", "zsh", "fish"]
     assert candidates(["trian"], "") == []

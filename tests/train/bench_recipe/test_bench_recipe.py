@@ -1,0 +1,86 @@
+"""Equal time for a micro model of ours and of Hugging Face's Trainer, and the score that both get."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from data.errors import UserError
+from data.tokenizers.make import load_tokenizer
+from slm.model.checkpoint import load_model
+from tests.helpers import tiny_checkpoint
+from tests.helpers.small_run import OPTIONS
+from train.bench_recipe import bench
+from train.bench_recipe.nanochat import step_seconds, steps_that_fit
+from train.bench_recipe.score import score
+
+MINUTES = (0.2, 0.5, 2.0)
+"""Tried in this order: with the machine busy, set-up alone may take the first."""
+
+
+@pytest.mark.slow
+def test_everybody_has_the_same_time_and_is_scored_alike(corpus, tmp_path, capfd):
+    words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", f"bench.second_text={corpus}"]
+    words += ["bench.learning_rates=[3e-3]", "bench.window=32"]
+    for minutes in MINUTES:
+        try:
+            assert bench.main([*words, f"minutes={minutes}"]) == 0
+            break
+        except UserError as error:
+            if "less than what our set-up takes" not in str(error):  # a busy machine
+                raise
+    out = capfd.readouterr().out
+    record = json.loads(out.splitlines()[-1])
+    assert [run["name"] for run in record["runs"]] == ["ours", "hf_trainer"]
+    assert list(record["texts"]) == ["held-out text", corpus.name]
+    for run in record["runs"]:
+        assert run["seconds"] > 20 * minutes  # and about 60 x minutes where the machine is not busy
+        assert run["tokens"] % (4 * 32) == 0
+        assert run["tokens_per_s"] > 0
+        # A word of 15 is 3.9 bits and, with its space, about 4 bytes. A model that learnt nothing has 8.2 bits a token.
+        assert 0.8 < run["bits_per_byte"]["held-out text"] < 2.5
+    assert record["best"]["ours"] == record["runs"][0]
+    assert "ours is " in out
+    assert "contiguous windows of 32" in out
+
+
+def test_the_score_is_all_nats_over_all_bytes(tmp_path):
+    checkpoint = tiny_checkpoint.checkpoint(tmp_path / "model")
+    documents = [tiny_checkpoint.text(400, seed=5), "naïveté", tiny_checkpoint.text(150, seed=6)]
+    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
+    stream = [token for text in documents for token in (tokenizer.eot_id, *tokenizer.encode(text))]
+    nats = 0.0
+    for begin in range(0, len(stream) - 1, 16):
+        part = torch.tensor(stream[begin : begin + 17])
+        with torch.no_grad():
+            logits = model(part[None, :-1])[0]
+        nats += torch.nn.functional.cross_entropy(logits, part[1:], reduction="sum").item()
+    n_bytes = sum(len(text.encode()) for text in documents)
+    assert score(checkpoint, documents, 16) == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-5)
+
+
+def test_how_many_iterations_fit():
+    log = "step 00000/00012 | loss: 9.1 | dt: 9000.00ms | tok/sec: 1\n"
+    log += "".join(f"step {n:05d}/00012 | dt: {200 + n}.50ms | tok/sec: 9\n" for n in range(1, 12))
+    assert step_seconds(log) == pytest.approx(0.209)
+    assert steps_that_fit(60.0, 20.0, 0.25) == 160
+    with pytest.raises(UserError, match="give more minutes"):
+        steps_that_fit(60.0, 70.0, 0.25)
+    with pytest.raises(UserError, match="no time of a step"):
+        step_seconds("nothing")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("minutes=0", "minutes must be positive"),
+        ("bench.baselines=[nanochat]", "bench.nanochat=DIR"),
+        ("bench.nanochat=/nowhere", "no checkout of nanochat"),
+        ("bench.learning_rates=[]", "at least one positive rate"),
+        ("bench.second_text=/nowhere.txt", "there is no such file"),
+    ],
+)
+def test_bad_options_are_one_line(option, message):
+    with pytest.raises(UserError, match=message):
+        bench.main([option])

@@ -1,0 +1,137 @@
+"""``make bench-recipe``: who has the better model after the same time, set-up included.
+
+Every contender has a process of its own, one after the other, with empty caches. All are scored alike: all of the text,
+each document after the token that starts one, contiguous windows of the model's own tokens, all nats over all bytes.
+
+Tested in tests/train/bench_recipe/test_bench_recipe.py.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from slm.configuration import load
+from slm.machine.record import machine_record
+from slm.report import duration, final_json, table
+from train.bench_recipe.config import BenchRecipeConfig
+from train.bench_recipe.contender import Entry
+from train.bench_recipe.hf_trainer import available, hf_trainer
+from train.bench_recipe.nanochat import nanochat, python_of, score_nanochat
+from train.bench_recipe.ours import ours
+from train.bench_recipe.score import score
+from train.bench_recipe.texts import documents_of, validation_documents, write_documents
+
+NOT_TRAININGS = ("minutes", "name", "runs_dir", "resume")
+
+
+def main(argv: list[str]) -> int:
+    """Train everybody, score everybody, print the table and the JSON line. Returns the exit code."""
+    config = load(BenchRecipeConfig, "bench_recipe", argv)
+    if config.data.has_chat:
+        raise UserError("bench-recipe compares models of text: conversations are not for it")
+    folder = Path(config.runs_dir) / "bench-recipe" / time.strftime("%Y%m%d-%H%M%S")
+    texts = [validation_documents(config)]
+    if config.bench.second_text is not None:
+        texts.append((config.bench.second_text.name, documents_of(config.bench.second_text)))
+    folder.mkdir(parents=True)
+    folder = folder.absolute()
+    plan = _plan(config, argv, folder)
+    total = 60 * config.minutes * len(plan)
+    print(f"{folder}: {len(plan)} runs of {config.minutes:g} minutes, about {duration(1.1 * total)} in all", flush=True)
+    entries: list[Entry] = []
+    for index, (name, train) in enumerate(plan, start=1):
+        print(f"[{index}/{len(plan)}] {name} ...", flush=True)
+        entries.append(train())
+        done = entries[-1]
+        print(f"  {done.tokens:,} tokens in {duration(done.seconds)} ({done.note})", flush=True)
+    files = [write_documents(folder / f"text-{index}.jsonl", text) for index, (_, text) in enumerate(texts)]
+    rows = []
+    for entry in entries:
+        scores = {}
+        for (title, documents), file in zip(texts, files, strict=True):
+            if entry.name == "nanochat":
+                scores[title] = score_nanochat(config, entry.model, file)
+            else:
+                scores[title] = score(entry.model, documents, config.bench.window)
+        rows.append({"name": entry.name, **entry.record(), "bits_per_byte": scores})
+    show(config, rows, [title for title, _ in texts])
+    final_json(
+        {
+            "minutes": config.minutes,
+            "preset": config.preset,
+            "folder": str(folder),
+            "window": config.bench.window,
+            "texts": {title: sum(len(each.encode()) for each in documents) for title, documents in texts},
+            "best": {row["name"]: row for row in reversed(best_first(rows))},
+            "runs": rows,
+            "machine": machine_record(),
+        }
+    )
+    return 0
+
+
+def _plan(config: BenchRecipeConfig, argv: list[str], folder: Path) -> list[tuple[str, Callable[[], Entry]]]:
+    """Everybody's runs, by name, in their order."""
+    mine = (*NOT_TRAININGS, "bench")
+    words = [word for word in argv if word.partition("=")[0].split(".")[0] not in mine]
+    plan: list[tuple[str, Callable[[], Entry]]] = [("ours", partial(ours, words, config.minutes, folder))]
+    if "hf_trainer" in config.bench.baselines:
+        if reason := available():
+            print(f"hf_trainer is left out: {reason}", flush=True)
+        else:
+            plan += [
+                (f"hf_trainer at {lr:g}", partial(hf_trainer, _run_config(config), lr, config.minutes, folder))
+                for lr in config.bench.learning_rates
+            ]
+    if config.bench.nanochat is not None:
+        python_of(config)
+        depths = config.bench.nanochat_depths
+        plan += [(f"nanochat depth {depth}", partial(nanochat, config, depth, folder)) for depth in depths]
+    return plan
+
+
+def _run_config(config: BenchRecipeConfig) -> Any:
+    """The run's part of the configuration."""
+    from dataclasses import fields
+
+    from train.config import RunConfig
+
+    return RunConfig(**{field.name: getattr(config, field.name) for field in fields(RunConfig) if field.init})
+
+
+def best_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by bits per byte of the first text."""
+    return sorted(rows, key=lambda row: next(iter(row["bits_per_byte"].values())))
+
+
+def show(config: BenchRecipeConfig, rows: list[dict[str, Any]], titles: list[str]) -> None:
+    """Print the table, best first, and how far ours is from the best of each other one."""
+    ordered = best_first(rows)
+    table(
+        f"{config.preset}, {config.minutes:g} minutes from the start of a process",
+        ["", "run", *(f"bits per byte, {title}" for title in titles), "tokens", "tokens/s", "seconds"],
+        [
+            [
+                row["name"],
+                row["note"],
+                *(f"{row['bits_per_byte'][title]:.4f}" for title in titles),
+                f"{row['tokens']:,}",
+                f"{row['tokens_per_s'] or 0:,.0f}",
+                f"{row['seconds']:.1f}",
+            ]
+            for row in ordered
+        ],
+        caption=(
+            f"bits per byte: all of the text, contiguous windows of {config.bench.window} of the model's own tokens, "
+            "all nats over all UTF-8 bytes;\ntokens/s: of training; seconds: from the start of a process to its end, "
+            "set-up of kernels and tokenizer included"
+        ),
+    )
+    mine = next(row for row in ordered if row["name"] == "ours")["bits_per_byte"][titles[0]]
+    for name in dict.fromkeys(row["name"] for row in ordered):
+        if name != "ours":
+            theirs = next(row for row in ordered if row["name"] == name)["bits_per_byte"][titles[0]]
+            print(f"ours is {mine / theirs - 1:+.1%} bits per byte against the best of {name}")

@@ -1,0 +1,73 @@
+"""The options of ``make bench-recipe``; configs/bench_recipe.yaml holds the same defaults.
+
+Tested in tests/train/bench_recipe/test_bench_recipe.py.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data.errors import UserError
+from train.config import RunConfig
+
+BASELINES = ("hf_trainer", "nanochat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeBenchOptions:
+    """Whom to compare with, and on which text all are scored."""
+
+    baselines: list[str] = field(default_factory=lambda: ["hf_trainer"])
+    """``hf_trainer``; nanochat is added where ``nanochat`` names its checkout."""
+    learning_rates: list[float] = field(default_factory=lambda: [1e-3, 2e-3, 4e-3])
+    """AdamW's peak rates for Hugging Face's Trainer, a whole run each; the best is compared."""
+    window: int = 512
+    """Tokens of the windows in which everybody is scored."""
+    validation: Path | None = None
+    """A file of documents to score; None: ``data.val_files``, else held-out text of the run's data."""
+    validation_bytes: int = 1_000_000
+    """Held-out text without end (the tales) is scored up to so many bytes."""
+    second_text: Path | None = None
+    """Another file to score."""
+    nanochat: Path | None = None
+    """A checkout of nanochat, whose own scripts are run in it."""
+    nanochat_python: Path | None = None
+    """The Python with its dependencies; None: ``.venv/bin/python`` in the checkout."""
+    nanochat_depths: list[int] = field(default_factory=lambda: [4])
+    """Depths to try, a whole run each."""
+    nanochat_vocab: int = 8192
+    """Its vocabulary."""
+    nanochat_options: list[str] = field(default_factory=list)
+    """More options of its ``base_train``, as ``--matrix-lr=0.04``."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.baselines) - set(BASELINES))
+        if unknown:
+            raise UserError(f"bench.baselines: there is no {unknown[0]!r}; choose from: {', '.join(BASELINES)}")
+        if "nanochat" in self.baselines and self.nanochat is None:
+            raise UserError("bench.baselines names nanochat: say where it is with bench.nanochat=DIR")
+        if self.nanochat is not None and not (self.nanochat / "scripts/base_train.py").is_file():
+            raise UserError(f"bench.nanochat={self.nanochat} is no checkout of nanochat: no scripts/base_train.py")
+        if not self.learning_rates or min(self.learning_rates) <= 0:
+            raise UserError("bench.learning_rates needs at least one positive rate, as [2e-3]")
+        if self.window < 8:
+            raise UserError(f"bench.window must be at least 8 tokens, not {self.window}")
+        if self.validation_bytes < 1000:
+            raise UserError(f"bench.validation_bytes must be at least 1000, not {self.validation_bytes}")
+        for name in ("validation", "second_text"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise UserError(f"bench.{name}={path}: there is no such file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRecipeConfig(RunConfig):
+    """Our run (shape, text, recipe), the time that everybody has, and the others."""
+
+    minutes: float = 10.0
+    """From the start of a process to its end."""
+    bench: RecipeBenchOptions = field(default_factory=RecipeBenchOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.minutes <= 0:
+            raise UserError(f"minutes must be positive, not {self.minutes}")

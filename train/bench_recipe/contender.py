@@ -1,0 +1,78 @@
+"""What every contender is given and returns, and how its processes are timed.
+
+Tested in tests/train/bench_recipe/test_bench_recipe.py.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from data.errors import UserError
+from train.sweep.outcome import last_error
+
+REHEARSAL_STEPS = 3
+"""Optimizer steps of the run that measures what a contender needs before and after its steps."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trained model."""
+
+    name: str
+    model: Path
+    """A Hugging Face model directory; for nanochat its base directory."""
+    tokens: int
+    seconds: float
+    """Wall clock of its processes, from start to end."""
+    training_seconds: float
+    """Of these, the optimizer's steps."""
+    note: str
+    """Rate, shape, or what else tells it from others of its kind."""
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens / self.training_seconds if self.training_seconds else None,
+            "seconds": self.seconds,
+            "note": self.note,
+        }
+
+
+@contextmanager
+def fresh_cache(folder: Path) -> Iterator[dict[str, str]]:
+    """An environment whose caches of kernels, compiled graphs and tokens are empty: set-up counts for everybody."""
+    with tempfile.TemporaryDirectory(prefix=".cache-", dir=folder) as cache:
+        named = {"XDG_CACHE_HOME": cache, "SLM_CACHE": f"{cache}/slm", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
+        yield {**os.environ, **named}
+
+
+def timed(
+    command: Sequence[str | Path], log: Path, *, environment: Mapping[str, str], cwd: Path | None = None
+) -> float:
+    """Run ``command`` to its end, its output in ``log``. Seconds; UserError with its last words where it failed."""
+    start = perf_counter()
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [str(word) for word in command],
+            env=dict(environment),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    if done.returncode:
+        raise UserError(f"{Path(command[0]).name} {command[2]} failed ({last_error(log)}); see {log}")
+    return perf_counter() - start
+
+
+def python_module(module: str, *words: str) -> list[str]:
+    """``python -m module words`` with this Python."""
+    return [sys.executable, "-m", module, *words]

@@ -1,0 +1,139 @@
+"""The other contender: Hugging Face's Trainer on a Llama of our shape, AdamW and a cosine over the time there is.
+
+``python -m train.bench_recipe.hf_trainer SPEC.json`` is the process that is timed. It reads the same text through our
+loader, and trains its own tokenizer of the same kind.
+
+Tested in tests/train/bench_recipe/test_bench_recipe.py.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slm.configuration import build, to_dict
+from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
+from train.config import RunConfig
+
+BETAS, WEIGHT_DECAY, WARMUP, FLOOR = (0.9, 0.95), 0.1, 0.03, 0.1
+"""AdamW's; the share of the time in which the rate rises; the last rate as a share of the peak."""
+SAVING_SECONDS = 3.0
+"""Kept for the end of the process."""
+
+
+def hf_trainer(config: RunConfig, lr: float, minutes: float, folder: Path) -> Entry:
+    """Train at the peak rate ``lr`` in a process of its own that ends after ``minutes``."""
+    out = folder / f"hf_trainer-{lr:g}"
+    out.mkdir()
+    spec = {"config": to_dict(config), "lr": lr, "seconds": 60 * minutes, "out": str(out)}
+    (out / "spec.json").write_text(json.dumps(spec))
+    with fresh_cache(folder) as environment:
+        command = python_module("train.bench_recipe.hf_trainer", str(out / "spec.json"))
+        seconds = timed(command, folder / f"hf_trainer-{lr:g}.log", environment=environment)
+    result = json.loads((out / "result.json").read_text())
+    return Entry("hf_trainer", out, result["tokens"], seconds, result["training_seconds"], f"AdamW at {lr:g}")
+
+
+def available() -> str | None:
+    """Why the Trainer cannot be run here; None where it can."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None]
+    return f"{' and '.join(missing)} not installed; pip install 'slm[dev]'" if missing else None
+
+
+def main(spec: dict[str, Any], started: float) -> None:
+    """Train as ``spec`` says until its seconds are over, counted from ``started`` (``time.time``)."""
+    config, out = build(RunConfig, spec["config"]), Path(spec["out"])
+    train = config.train
+    import torch
+    import transformers
+
+    from data.sources.documents import sample_documents
+    from data.stream.loader import Loader
+    from data.tokenizers.make import make_tokenizer
+    from slm.machine.cpp_build import compiler
+    from slm.machine.hardware import n_threads
+    from train.environment import number_format
+
+    torch.set_num_threads(train.threads or n_threads())
+    torch.manual_seed(train.seed)
+    tokenizer = make_tokenizer(
+        config.tokenizer,
+        lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, train.seed)),
+    )
+    spec_of_model = replace(config.model, arch="llama")
+    shape = spec_of_model.model_config(vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id)
+    values = {k: v for k, v in shape.to_hf().items() if k not in ("architectures", "torch_dtype", "rope_theta")}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**values))
+    loader = Loader(
+        config.data,
+        tokenizer,
+        seq_len=train.seq_len,
+        micro_batch=train.micro_batch,
+        seed=train.seed,
+        workers=train.workers,
+    )
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for block in loader:
+                for row in torch.from_numpy(block[:, :-1].astype("int64")):
+                    yield {"input_ids": row, "labels": row}
+
+    end = started + spec["seconds"] - SAVING_SECONDS
+    begin = time.time()
+    steps = [0]
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps[0] += 1
+            control.should_training_stop = time.time() >= end
+
+    def shape_of_rate(_: int) -> float:
+        progress = min(1.0, max(0.0, (time.time() - begin) / max(1e-9, end - begin)))
+        if progress < WARMUP:
+            return max(progress / WARMUP, 1e-3)
+        return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP) / (1 - WARMUP)))
+
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    kept = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=spec["lr"], betas=BETAS, fused=True)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out / "trainer"),
+        use_cpu=True,
+        bf16=number_format(train)[0] == "bf16",
+        torch_compile=train.compile and compiler() is not None,
+        per_device_train_batch_size=train.micro_batch,
+        gradient_accumulation_steps=train.grad_accum,
+        max_steps=10**9,
+        max_grad_norm=1.0,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        seed=train.seed,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape_of_rate)
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=Rows(), optimizers=(optimizer, schedule), callbacks=[Clock()]
+    )
+    trainer.train()
+    spent = time.time() - begin
+    loader.close()
+    model.save_pretrained(out)
+    tokenizer.save(out)
+    result = {"tokens": steps[0] * train.tokens_per_step, "training_seconds": spent}
+    (out / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    import psutil
+
+    main(json.loads(Path(sys.argv[1]).read_text()), psutil.Process().create_time())

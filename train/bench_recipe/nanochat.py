@@ -1,0 +1,148 @@
+"""nanochat (github.com/karpathy/nanochat) as a contender: its own scripts, run in a checkout that a person names.
+
+Nothing of it is here. It gets the text as the Parquet shards that its loader expects, and a folder of its own for all
+that it writes (``NANOCHAT_BASE_DIR``). Its training has no limit of time, so a rehearsal measures set-up and step, and
+the number of iterations follows. Its printed bits per byte are those of cropped documents; here its checkpoint is
+scored as everybody's is, by a script that runs in its Python.
+
+Its dependencies are not ours, so the tests run none of it: they see that the number of iterations fits the time.
+
+Tested in tests/train/bench_recipe/test_bench_recipe.py.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from data.errors import UserError
+from data.sources.documents import iter_documents
+from train.bench_recipe.config import BenchRecipeConfig
+from train.bench_recipe.contender import Entry, fresh_cache, timed
+
+REHEARSAL_ITERATIONS = 12
+ROW_GROUP = 256
+"""Documents of a shard's row group."""
+MOST_TEXT = 400_000_000
+"""Bytes of training text that it gets."""
+
+SCORE = """
+import json, math, sys
+import torch
+from nanochat.checkpoint_manager import load_model
+source, out, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+model, tokenizer, _ = load_model("base", torch.device("cpu"), phase="eval")
+documents = [json.loads(line)["text"] for line in open(source, encoding="utf-8")]
+start = tokenizer.get_bos_token_id()
+stream = [token for text in documents for token in tokenizer.encode(text, prepend=start)]
+nats = 0.0
+with torch.inference_mode():
+    for begin in range(0, len(stream) - 1, length):
+        end = min(begin + length, len(stream) - 1)
+        first = max(0, min(begin, end - 2))  # it takes two tokens at least
+        inputs, targets = torch.tensor([stream[first:end]]), torch.tensor([stream[first + 1 : end + 1]])
+        losses = model(inputs, targets, loss_reduction="none").float().view(-1)
+        nats += losses[begin - first :].double().sum().item()
+n_bytes = sum(len(text.encode("utf-8")) for text in documents)
+json.dump({"bits_per_byte": nats / math.log(2) / n_bytes}, open(out, "w"))
+"""
+
+
+def nanochat(config: BenchRecipeConfig, depth: int, folder: Path) -> Entry:
+    """Train depth ``depth`` in ``folder``, tokenizer and start-up within the time."""
+    bench, train = config.bench, config.train
+    assert bench.nanochat is not None
+    python, base = python_of(config), folder / f"nanochat-{depth}"
+    base.mkdir()
+    _write_shards(base / "base_data_climbmix", config)
+    tokenize: list[str | Path] = [python, "-m", "scripts.tok_train", f"--vocab-size={bench.nanochat_vocab}"]
+    batch = [f"--device-batch-size={train.micro_batch}", f"--total-batch-size={train.tokens_per_step}"]
+    common: list[str | Path] = [
+        python,
+        "-m",
+        "scripts.base_train",
+        f"--depth={depth}",
+        "--head-dim=64",
+        "--window-pattern=L",
+    ]
+    common += [f"--max-seq-len={train.seq_len}", *batch, "--core-metric-every=-1", "--sample-every=-1"]
+    common += ["--eval-every=-1", "--run=dummy", "--device-type=cpu", *bench.nanochat_options]
+
+    def run(command: Sequence[str | Path], log: str) -> float:
+        own = environment | {"NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
+        return timed(command, folder / f"nanochat-{depth}-{log}.log", environment=own, cwd=bench.nanochat)
+
+    with fresh_cache(folder) as environment:
+        own_tokenizer = run(tokenize, "tokenizer")
+        rehearsal = run([*common, f"--num-iterations={REHEARSAL_ITERATIONS}"], "rehearsal")
+    step = step_seconds((folder / f"nanochat-{depth}-rehearsal.log").read_text(errors="replace"))
+    steps = steps_that_fit(60 * config.minutes, own_tokenizer + rehearsal - REHEARSAL_ITERATIONS * step, step)
+    with fresh_cache(folder) as environment:
+        seconds = run([*common, f"--num-iterations={steps}"], "train")
+    return Entry(
+        name="nanochat",
+        model=base,
+        tokens=steps * train.tokens_per_step,
+        seconds=own_tokenizer + seconds,
+        training_seconds=steps * step,
+        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}",
+    )
+
+
+def score_nanochat(config: BenchRecipeConfig, base: Path, documents: Path) -> float:
+    """Bits per byte of its newest checkpoint, by its own model code, in our definition."""
+    out = base / "score.json"
+    command: list[str | Path] = [python_of(config), "-c", SCORE, str(documents), str(out), str(config.bench.window)]
+    own = {**os.environ, "NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
+    timed(command, base / "score.log", environment=own, cwd=config.bench.nanochat)
+    return float(json.loads(out.read_text())["bits_per_byte"])
+
+
+def python_of(config: BenchRecipeConfig) -> Path:
+    """Its Python. UserError where there is none."""
+    assert config.bench.nanochat is not None
+    python = config.bench.nanochat_python or config.bench.nanochat / ".venv/bin/python"
+    if not python.is_file():
+        raise UserError(f"{python} does not exist: uv sync in the checkout, or give bench.nanochat_python=FILE")
+    return python.absolute()
+
+
+def step_seconds(log: str) -> float:
+    """Seconds of an iteration, the median of those that its log has after the first ones. UserError for none."""
+    found = [float(value) / 1000 for value in re.findall(r"\bdt: ([\d.]+)\s*ms", log)]
+    if not found:
+        raise UserError("nanochat's log names no time of a step (dt: ...ms): this version of it is not known here")
+    return median(found[len(found) // 2 :])
+
+
+def steps_that_fit(seconds: float, overhead: float, step: float) -> int:
+    """Iterations that end in time. UserError where none does."""
+    steps = int((seconds - overhead) / step)
+    if steps < 1:
+        raise UserError(f"nanochat's set-up takes {overhead:.0f} s here, and a step {step:.1f} s: give more minutes")
+    return steps
+
+
+def _write_shards(folder: Path, config: BenchRecipeConfig) -> None:
+    """One shard of training text, and one of validation text, which its loader takes from the last."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+
+    def limited(documents: Iterable[str]) -> list[str]:
+        found: list[str] = []
+        size = 0
+        for document in documents:
+            size += len(document.encode())
+            if size > MOST_TEXT and found:
+                break
+            found.append(document)
+        return found
+
+    seed = config.train.seed
+    for index, split in enumerate(("train", "validation")):
+        table = pa.table({"text": limited(iter_documents(config.data, split, seed))})  # type: ignore[arg-type]
+        pq.write_table(table, folder / f"shard_{index:05d}.parquet", row_group_size=ROW_GROUP)
