@@ -19,6 +19,8 @@ CMAKE_ARGS ?= -DGGML_NATIVE=ON $(AMX_FLAGS)
 export CMAKE_ARGS
 
 CONFIG ?= tiny
+# The time for a whole run, set-up included: 90s, 30m, 8h, 3d. Without a CONFIG it also chooses the size.
+BUDGET ?=
 RUN ?= runs/latest
 MODEL ?= $(RUN)
 QUANT ?= q4_k_m
@@ -39,6 +41,8 @@ comma := ,
 space := $(subst ,, )
 # A word for the shell, whatever characters it has.
 quote = '$(subst ','\'',$(1))'
+# Of train and plan: the budget, and the preset, which is auto where a budget is given without a CONFIG.
+SIZE = $(if $(BUDGET),$(call quote,budget=$(BUDGET)) )$(call quote,preset=$(if $(BUDGET),$(if $(filter file,$(origin CONFIG)),auto,$(CONFIG)),$(CONFIG)))
 split = $(if $(findstring $(comma),$(1)),$(1),$(subst $(space),$(comma),$(strip $(1))))
 ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
@@ -73,8 +77,8 @@ demo: setup ## train, export, evaluate and run a small model, in minutes
 demo-chat: setup ## tune the demo's model so that it answers, in five more minutes
 	@$(SLM) demo-chat $(ARGS)
 
-train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m NPROC=1 ARGS="name=mine ..."
-	@$(SLM) train $(PROCESSES) $(call quote,preset=$(CONFIG)) $(ARGS)
+train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
+	@$(SLM) train $(PROCESSES) $(SIZE) $(ARGS)
 
 tune: setup ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
 	@$(SLM) tune $(call quote,base=$(MODEL)) $(ARGS)
@@ -106,8 +110,8 @@ serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 chat: setup ## chat with a model in the terminal: MODEL=runs/latest
 	@$(SLM) chat $(call quote,model=$(MODEL)) $(ARGS)
 
-plan: setup ## show what a preset costs: parameters, FLOPs, memory, time: CONFIG=125m
-	@$(SLM) plan $(call quote,preset=$(CONFIG)) $(ARGS)
+plan: setup ## show what a preset costs (CONFIG=125m), or what a time gives (BUDGET=8h): sizes, loss, memory, price
+	@$(SLM) plan $(SIZE) $(ARGS)
 
 data-stats: setup ## count documents, tokens and duplicates of a text: ARGS="data=local data.files=[...]"
 	@$(SLM) data-stats $(call quote,preset=$(CONFIG)) $(ARGS)

@@ -15,6 +15,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _OF_MAKE = {
     "preset": "CONFIG",
+    "budget": "BUDGET",
     "run": "RUN",
     "model": "MODEL",
     "base": "MODEL",

@@ -24,9 +24,9 @@ ORDER = {
     "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "chat", "sources", "stream", "statistics"),
     "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "setup", "command", "__main__"),
     "train": (
-        *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "optim", "memory"),
-        *("environment", "report", "run", "backend", "distributed", "lora", "step", "validation", "trainer", "start"),
-        *("autobatch", "tune", "sweep", "bench_recipe", "tools", "__main__"),
+        *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "predict", "optim"),
+        *("memory", "environment", "report", "run", "backend", "distributed", "lora", "step", "validation", "trainer"),
+        *("start", "autobatch", "budget", "tune", "sweep", "bench_recipe", "tools", "__main__"),
     ),
     "export": ("config", "gguf", "pipeline", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),

@@ -1,17 +1,19 @@
 """``python -m train``: one training run, started or resumed."""
 
+import os
 from functools import partial
 
 from slm import cli
 from slm.machine.hardware import share_cores
 from train import autobatch
-from train.resolve import resolve
+from train.resolve import Chosen, resolve
 
 
 def main(argv: list[str]) -> int:
     """Resolve the configuration, join the other processes of the run, train. Returns the exit code."""
     share_cores()
-    config = resolve(argv, autobatch.choose_micro_batch)
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    config = resolve(argv, autobatch.choose_micro_batch, _choose if alone else None)
     # What follows takes seconds to import. Wrong options have been reported by now.
     from train.distributed.join import join
     from train.distributed.rank_process import run_rank
@@ -20,6 +22,12 @@ def main(argv: list[str]) -> int:
     from train.start import start
 
     return run_rank(ranks, config.root, partial(start, config, ranks))
+
+
+def _choose(argv: list[str], seconds: float) -> Chosen:
+    from train.budget.choose import choose  # loads torch
+
+    return choose(argv, seconds)
 
 
 if __name__ == "__main__":

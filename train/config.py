@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
+from slm.durations import seconds_of
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.lora import TARGETS
 
@@ -131,7 +132,10 @@ class TrainConfig:
     max_steps: int
     """Optimizer steps."""
     max_minutes: float | None = None
-    """Training time after which the run ends, minutes; the learning rate then decays with time too."""
+    """Time after which the run ends, minutes; the learning rate then decays with time too."""
+    minutes_of: Literal["training", "process"] = "training"
+    """What ``max_minutes`` counts: training alone, or all from the process's start to its end: set-up (of every start
+    of the run), and the last validation and checkpoint, too. Time asleep or between two starts never counts."""
     seq_len: int
     """Tokens per sequence."""
     micro_batch: int
@@ -271,6 +275,9 @@ class RunConfig:
 
     preset: str
     """The preset's name."""
+    budget: str | None = None
+    """Time for the whole run, set-up included, as ``8h``; it becomes ``train.max_minutes``, and with ``preset=auto``
+    everything that is not given is chosen for it."""
     name: str | None = None
     """The name of the run and of its directory in ``runs_dir``; None: the preset's."""
     runs_dir: str = "runs"
@@ -290,6 +297,8 @@ class RunConfig:
     learning rate and warm-up of the classic recipe."""
 
     def __post_init__(self) -> None:
+        if self.budget is not None:
+            seconds_of(self.budget)
         name = self.name or self.preset
         if "/" in name or name in ("", ".", "..", "latest"):
             raise UserError(f"name={name!r} cannot name a run: use letters, digits, '-', '_' and '.'")

@@ -1,24 +1,50 @@
 """From the command line to the one configuration of a run. Nothing is written, and torch is not imported."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data.errors import UserError, nearest
+from slm.cli import spelled
 from slm.configuration import build, choices, load_config
+from slm.durations import seconds_of
 from train.config import RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
+AUTO = "auto"
+"""The preset of a run whose size is chosen for its ``budget``."""
+NO_STEP_LIMIT = 1_000_000
+"""``train.max_steps`` of a named preset with a ``budget``: time alone ends the run."""
 
 
-def resolve(argv: list[str], choose_micro_batch: ChooseMicroBatch) -> RunConfig:
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen for a budget."""
+
+    words: list[str]
+    """Options as on the command line; those that a person gave come after them and win."""
+    facts: dict[str, Any]
+    """What the configuration's ``facts`` keep of the choice."""
+
+
+ChooseForBudget = Callable[[list[str], float], Chosen]
+
+
+def resolve(
+    argv: list[str], choose_micro_batch: ChooseMicroBatch, choose_for_budget: ChooseForBudget | None = None
+) -> RunConfig:
     """Training's options in ``argv`` as a checked configuration; UserError for what a person can mend.
 
     A run that starts from a downloaded model (``init_from``) has the classic optimizer unless ``optim=`` names another:
     Muon's learning rates are those of new models. The run's name is filled in, and with ``resume=CHECKPOINT`` its
     directory. For ``train.micro_batch=auto`` ``choose_micro_batch`` divides an optimizer step's sequences into passes;
     it is given the configuration without that option.
+
+    A ``budget`` becomes ``train.max_minutes``, set-up included. With ``preset=auto``, or without a preset,
+    ``choose_for_budget`` chooses what is not given; where there is none (several processes) a preset must be named.
     """
+    argv, facts = _within_budget(argv, choose_for_budget)
     if _says(argv, "init_from") and not _says(argv, "optim"):
         argv = ["optim=classic", *argv]
     composed = load_config("train", argv)
@@ -27,13 +53,41 @@ def resolve(argv: list[str], choose_micro_batch: ChooseMicroBatch) -> RunConfig:
         composed = load_config("train", [word for word in argv if not word.startswith("train.micro_batch=")])
     config = _with_run_directory(build(RunConfig, composed))
     _check(config)
+    if facts is not None:
+        config = replace(config, preset=AUTO, facts={**config.facts, **facts})
     return choose_micro_batch(config) if automatic else config
+
+
+def given_value(argv: list[str], key: str) -> str | None:
+    """The last value that the command line gives ``key``; None where it gives none, or null."""
+    values = [value for name, sign, value in (word.partition("=") for word in argv) if sign and name == key]
+    return values[-1] if values and values[-1] not in ("null", "") else None
 
 
 def _says(argv: list[str], key: str) -> bool:
     """Whether the command line gives ``key`` a value other than null."""
-    values = [value for name, sign, value in (word.partition("=") for word in argv) if sign and name == key]
-    return bool(values) and values[-1] not in ("null", "")
+    return given_value(argv, key) is not None
+
+
+def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[list[str], dict[str, Any] | None]:
+    """``argv`` with the options that its budget stands for, and the facts of a choice where one was made."""
+    budget, preset = given_value(argv, "budget"), given_value(argv, "preset")
+    if budget is None:
+        if preset == AUTO:
+            raise UserError(f"preset=auto needs the time that the run may take: {spelled('train', budget='8h')}")
+        return argv, None
+    seconds = seconds_of(budget)
+    limits = [f"train.max_minutes={seconds / 60!r}", "train.minutes_of=process"]
+    if preset not in (None, AUTO) or _says(argv, "init_from"):
+        own = [word for word in argv if word != f"preset={AUTO}"]
+        return [*limits, f"train.max_steps={NO_STEP_LIMIT}", *own], None
+    if choose is None:
+        raise UserError(
+            f"with several processes a budget needs a preset: add preset=10m (or tiny, 50m, ...) to budget={budget}"
+        )
+    chosen = choose(argv, seconds)
+    own = [word for word in argv if not word.startswith("preset=")]
+    return ["preset=tiny", *limits, *chosen.words, *own], chosen.facts
 
 
 def _with_run_directory(config: RunConfig) -> RunConfig:

@@ -22,6 +22,7 @@ from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
+from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
@@ -62,7 +63,7 @@ from train.run.resume import (
 )
 from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
-from train.run.run_state import RunState
+from train.run.run_state import RunState, limit_seconds
 from train.trainer import Trainer
 from train.validation import Validator
 
@@ -138,11 +139,10 @@ def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
 
 
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
-    minutes = config.train.max_minutes
-    by_time = minutes is not None and state["elapsed_s"] >= 60 * minutes
     if 0 < config.train.patience <= (state.get("patience") or {}).get("worse", 0):
         return True  # stopped early
-    return by_time or state["step"] >= config.train.max_steps
+    limit = limit_seconds(config.train, state.get("setup_s", 0.0), state.get("closing_s", 0.0))
+    return state["elapsed_s"] >= limit or state["step"] >= config.train.max_steps
 
 
 def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
@@ -343,7 +343,7 @@ def _make_trainer(
         rollback_step=(lambda step: step % train.checkpoint_every == 0) if train.spike_factor else None,
     )
     optimizer.register_step_pre_hook(lambda *_: checkpointer.before_update())
-    state.start_clock()
+    state.start_clock(ranks.broadcast_from_main(process_seconds))
     log.events.start(state.step, point.checkpoint, model.config, environment, processes=ranks.size)
     return Trainer(
         config=config,

@@ -74,6 +74,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._first_step = True
+        self._step_seconds = 0.0
+        """What a step took in the last metrics window."""
         self._saved_elapsed = self.state.earlier_seconds
         """Seconds of training at the last checkpoint, the same on every rank."""
 
@@ -179,7 +181,7 @@ class Trainer:
 
     def _log_window(self) -> None:
         """Write the training record of the steps since the last one."""
-        state, window = self.state, self.state.window
+        state, window, train = self.state, self.state.window, self.config.train
         record = {
             "step": state.step,
             "tokens": state.tokens,
@@ -196,18 +198,35 @@ class Trainer:
             self.sync.wait_seconds = 0.0
         if state.guards.skipped or state.guards.rollbacks:
             record |= {"skipped": state.guards.skipped, "rollbacks": len(state.guards.rollbacks)}
+        if train.minutes_of == "process":
+            self._step_seconds = window.seconds / window.steps
+            if not state.closing_seconds and state.step > 1:  # a forward pass takes a third of a training step
+                self._expect_closing(len(self.validator.blocks) * train.seq_len / record["tokens_per_s"] / 3)
+            record["limit_s"] = state.limit_seconds
         # The first step waits for the compiler: its speed predicts nothing.
         self.log.training(record, None if state.step == 1 else state.seconds_left(record["tokens_per_s"]))
         state.window = MetricsWindow()
 
     def _validate(self) -> None:
         """Score the model, or the average of its weights where there is one."""
+        began = self.state.clock()
         with self.average.in_place():
             if self.average.on:
                 self.backend.weights_changed()
             self._score()
         if self.average.on:
             self.backend.weights_changed()
+        self._expect_closing(self.state.clock() - began)
+
+    def _expect_closing(self, validation_seconds: float) -> None:
+        """Note how long the end of the run will take, where that counts: a validation, a save, half of a step.
+
+        Not in the last validation: a run that is over must not seem to have time left.
+        """
+        if self.config.train.minutes_of == "process" and self._fraction_done() < 1:
+            step = self._step_seconds / 2
+            seconds = self.ranks.broadcast_from_main(lambda: validation_seconds + self.checkpointer.write_s + step)
+            self.state.closing_seconds = seconds
 
     def _score(self) -> None:
         try:

@@ -43,10 +43,14 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         module="train",
         config="train",
-        summary="train a model: preset=tiny|10m|50m|125m|350m",
+        summary="train a model: preset=tiny|10m|50m|125m|350m, or budget=8h",
         examples=(
             ("preset=10m name=mine", "train the 10m preset on its text; the same command continues a stopped run"),
-            ("preset=10m name=mine data=local 'data.files=[notes/*.md,books/]'", "your own text"),
+            (
+                "budget=8h name=mine data=local 'data.files=[notes/*.md,books/]'",
+                "your own text, the best model by then",
+            ),
+            ("preset=10m name=mine data=local 'data.files=[notes/*.md,books/]'", "your own text, this size"),
             ("preset=125m init_from=path/to/model data=local 'data.files=[mine.jsonl]'", "go on from a model"),
             ("nproc=2 preset=125m name=mine", "two processes (nnodes= and main= for several machines)"),
         ),
@@ -139,8 +143,11 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         module="train.tools.plan",
         config="plan",
-        summary="show what a run would cost: parameters, FLOPs, memory, time",
-        examples=(("preset=125m tokens_per_s=800", "the time that its schedule takes at 800 tokens/s"),),
+        summary="show what a run would cost, or what a time would give: sizes, loss, memory, price",
+        examples=(
+            ("budget=8h data=local 'data.files=[books/]'", "the sizes that eight hours could train, and their losses"),
+            ("preset=125m tokens_per_s=800", "the time that its schedule takes at 800 tokens/s"),
+        ),
     ),
     "data-stats": Command(
         module="train.tools.data_stats",

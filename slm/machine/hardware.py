@@ -55,6 +55,15 @@ def share_cores() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def process_seconds() -> float:
+    """Seconds since this process was started, its imports included."""
+    import time
+
+    import psutil
+
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
 def rss_bytes() -> int:
     """Resident memory of this process, bytes."""
     import psutil

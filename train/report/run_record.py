@@ -58,6 +58,8 @@ class RunRecord:
         self._metrics_file, self._event_file = Tail(root / "metrics.jsonl"), Tail(root / "journal.jsonl")
         self._samples_file = Tail(root / "samples.md")
         self.curves = Curves()
+        self.latest: dict[str, Any] = {}
+        """The last training record, as it was written."""
         self.validations: list[Validation] = []
         self.guard_events: list[Event] = []
         """What the run's guards wrote among the metrics: skipped updates, roll-backs and the like."""
@@ -74,7 +76,7 @@ class RunRecord:
         lines, replaced = self._metrics_file.read()
         if replaced:
             self.curves.clear()
-            self.validations, self.guard_events = [], []
+            self.validations, self.guard_events, self.latest = [], [], {}
         self._read_metrics(records(lines))
         entries, events_replaced = self._event_file.read()
         if events_replaced:
@@ -100,6 +102,7 @@ class RunRecord:
                 self._add_validation(record, training)
             elif "loss" in record:
                 training.append(record)
+                self.latest = record
         self.curves.extend(training)
 
     def _add_validation(self, record: dict[str, Any], training: list[dict[str, Any]]) -> None:
@@ -177,20 +180,36 @@ class RunRecord:
 
     def progress(self) -> float:
         """The share of the run that is done, by steps or by time, whichever is larger; 0 where it is not known."""
-        max_steps, minutes = number(self.setting("train.max_steps")), number(self.setting("train.max_minutes"))
+        max_steps, limit = number(self.setting("train.max_steps")), self._limit_seconds()
         shares = [self.step() / max_steps] if max_steps else []
-        shares += [self.elapsed() / (60 * minutes)] if minutes else []
+        shares += [self.elapsed() / limit] if limit else []
         return min(1.0, max(shares, default=0.0))
+
+    def _limit_seconds(self) -> float | None:
+        """Seconds of training after which time ends the run; None where it does not."""
+        minutes = number(self.setting("train.max_minutes"))
+        return number(self.latest.get("limit_s")) or (60 * minutes if minutes else None)
+
+    def forecast(self) -> str | None:
+        """The loss that the run expects at its end, with its unit; None where it has said nothing yet."""
+        for unit in ("bits per byte", "nats per token"):
+            name = "forecast_" + unit.replace(" ", "_")
+            value, low, high = (number(self.latest.get(key)) for key in (name, f"{name}_low", f"{name}_high"))
+            if value is not None:
+                spread = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+                of = "validation" if unit == "bits per byte" else "training"
+                return f"{value:.3f} {unit} of the {of} text{spread}"
+        return None
 
     def seconds_left(self) -> float | None:
         """Seconds that remain at the recent speed, validations and saves included; None where that is not known."""
-        max_steps, minutes = number(self.setting("train.max_steps")), number(self.setting("train.max_minutes"))
+        max_steps, limit = number(self.setting("train.max_steps")), self._limit_seconds()
         steps, seconds = self.curves["step"][-RECENT:], self.curves["elapsed_s"][-RECENT:]
         left = []
         if max_steps and len(steps) > 2 and seconds[-1] > seconds[1]:
             left.append((max_steps - self.step()) * (seconds[-1] - seconds[1]) / (steps[-1] - steps[1]))
-        if minutes:
-            left.append(60 * minutes - self.elapsed())
+        if limit:
+            left.append(limit - self.elapsed())
         return max(0.0, min(left)) if left and math.isfinite(min(left)) else None
 
     def recent(self, name: str) -> float | None:

@@ -80,6 +80,8 @@ def _figures(run: RunRecord, width: int) -> Iterator[tuple[str, Text]]:
     """Labels and figures, one line each."""
     yield "loss", Text(f"{number_text(run.recent('loss'))} nats per token, {run.recent_note('loss')}")
     yield from _validation_figures(run, width)
+    if (forecast := run.forecast()) and run.progress() < 1:
+        yield "at the end", Text(forecast)
     speed, flops, wait = run.recent("tokens_per_s"), run.model_facts().get("flops_per_token"), run.recent("data_wait")
     text = "–" if speed is None else f"{speed:,.0f} tokens/s"
     text += f", {speed * flops / 1e9:,.0f} GFLOP/s" if speed and flops else ""

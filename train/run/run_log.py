@@ -1,5 +1,6 @@
 """What a run prints and writes while it trains: metrics, progress line, Weights & Biases, event log."""
 
+import math
 import time
 from pathlib import Path
 from time import perf_counter
@@ -10,8 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from slm.report import duration, plain
 from train.config import RunConfig
+from train.predict.forecast import Outlook, make_forecast
 from train.run.event_log import EventLog
-from train.run.metrics_file import MetricsFile
+from train.run.metrics_file import MetricsFile, read
 from train.run.wandb_logger import WandbLogger
 
 GUARD_EVENTS = {
@@ -46,18 +48,37 @@ class RunLog:
         self._metrics = MetricsFile(root / "metrics.jsonl", step)
         self._wandb = WandbLogger(config, root) if main and config.logger.name == "wandb" else None
         self._progress = ProgressLine(config.train.max_steps, step)
+        self._forecast = make_forecast(config) if main else None
+        self._peak = config.optim.lr
+        if self._forecast:
+            for record in read(self._metrics.path):
+                self._note(record)
 
     def print(self, text: str) -> None:
         """A line of its own in the terminal."""
         self._progress.print(text)
 
     def training(self, record: dict[str, Any], seconds_left: float | None) -> None:
-        """A training record; ``seconds_left`` None: not known yet."""
-        self._record(record)
-        self._progress.update(record, seconds_left)
+        """A training record, which gets the forecast of the end; ``seconds_left`` None: not known yet."""
+        self._note(record)
+        outlook = None
+        if self._forecast and seconds_left is not None:
+            outlook = self._forecast.at_end(record["tokens"] + seconds_left * record["tokens_per_s"])
+        self._record(record | (outlook.record() if outlook else {}))
+        self._progress.update(record, seconds_left, outlook)
+
+    def _note(self, record: dict[str, Any]) -> None:
+        """Show the forecast a training or validation record."""
+        if self._forecast is None:
+            return
+        if "val_loss" in record:
+            self._forecast.validation(record["tokens"], record["val_loss"], record["val_bits_per_byte"])
+        elif "lr" in record:
+            self._forecast.training(record["tokens"], record["lr"] / self._peak, record["loss"] or math.nan)
 
     def validation(self, record: dict[str, Any]) -> None:
         """A validation record."""
+        self._note(record)
         self._record(record)
         self._progress.validation = f"{record['val_loss']:.3f}"
         coherence = record.get("coherence")
@@ -108,15 +129,21 @@ class ProgressLine:
             self._task = self._live.add_task("starting", total=max_steps, completed=start)
             self._live.start()
 
-    def update(self, record: dict[str, Any], seconds_left: float | None) -> None:
-        """Show a training record; ``seconds_left`` None: not known yet."""
+    def update(self, record: dict[str, Any], seconds_left: float | None, outlook: Outlook | None = None) -> None:
+        """Show a training record and the loss expected at the end; ``seconds_left`` None: not known yet."""
         eta = "-" if seconds_left is None else duration(seconds_left)
+        done, steps = record["step"], f"{record['step']:,}/{self.max_steps:,}"
+        if limit := record.get("limit_s"):  # time ends the run, max_steps only bounds it
+            share = min(1.0, record["elapsed_s"] / limit)
+            done, steps = share * self.max_steps, f"{record['step']:,} ({share:.0%})"
         text = (
-            f"step {record['step']:,}/{self.max_steps:,}  loss {record['loss']:.3f}  val {self.validation}  "
+            f"step {steps}  loss {record['loss']:.3f}  val {self.validation}  "
             f"{record['tokens_per_s']:,.0f} tok/s  {record['rss_gb']:.1f} GiB  ETA {eta}"
         )
+        if outlook:
+            text += f"  at the end {outlook.text()}"
         if self._live:
-            self._live.update(self._task, completed=record["step"], description=text)
+            self._live.update(self._task, completed=done, description=text)
         elif perf_counter() - self._last_plain >= PLAIN_SECONDS or record["step"] >= self.max_steps:
             self._last_plain = perf_counter()
             print(text, flush=True)

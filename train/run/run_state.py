@@ -30,10 +30,15 @@ class RunState:
         self.guards, self.window, self.clock = Guards(config), MetricsWindow(), AwakeClock()
         self.earlier_seconds = 0.0
         """Seconds of training before this start of the run."""
+        self.setup_seconds = 0.0
+        """Seconds from the process's start to its training, of all starts of the run together."""
+        self.closing_seconds = 0.0
+        """Seconds that the last validation and checkpoint will take, as far as is known."""
         self._started = self.clock()
 
-    def start_clock(self) -> None:
-        """Training begins now: what was done before this call does not count as its time."""
+    def start_clock(self, setup_seconds: float = 0.0) -> None:
+        """Training begins now: what was done before this call, in ``setup_seconds``, does not count as its time."""
+        self.setup_seconds += setup_seconds
         self._started = self.clock()
 
     @property
@@ -55,15 +60,17 @@ class RunState:
     def fraction_done(self, elapsed: float) -> float:
         """The share of the run that is done after ``elapsed`` seconds: by steps or, where that is more, by time."""
         by_steps = self.step / self._config.max_steps
-        by_time = elapsed / (60 * self._config.max_minutes) if self._config.max_minutes else 0.0
-        return max(by_steps, by_time)
+        return max(by_steps, elapsed / self.limit_seconds)
+
+    @property
+    def limit_seconds(self) -> float:
+        """Seconds of training after which time ends the run; infinite where nothing limits it."""
+        return limit_seconds(self._config, self.setup_seconds, self.closing_seconds)
 
     def seconds_left(self, tokens_per_s: float) -> float:
         """How long the rest of the run takes at this speed."""
         left = (self._config.max_steps - self.step) * self._config.tokens_per_step / tokens_per_s
-        if self._config.max_minutes:
-            left = min(left, 60 * self._config.max_minutes - self.elapsed)
-        return left
+        return max(0.0, min(left, self.limit_seconds - self.elapsed)) + self.closing_seconds
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -71,6 +78,8 @@ class RunState:
             "step": self.step,
             "tokens": self.tokens,
             "elapsed_s": self.elapsed,
+            "setup_s": self.setup_seconds,
+            "closing_s": self.closing_seconds,
             "validation": self.validation,
             "patience": {"best": self.best_loss if self.best_loss < math.inf else None, "worse": self.worse},
             "guards": self.guards.state_dict(),
@@ -82,6 +91,8 @@ class RunState:
         self.rewind(state)
         self.guards.load_state_dict(state.get("guards", {}))
         self.earlier_seconds = state["elapsed_s"]
+        self.setup_seconds = state.get("setup_s", 0.0)
+        self.closing_seconds = state.get("closing_s", 0.0)
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to a checkpoint's step. Guards, time and the data's position stay as they are."""
@@ -91,3 +102,11 @@ class RunState:
         self.best_loss = math.inf if patience.get("best") is None else patience["best"]
         self.worse = patience.get("worse", 0)
         self.window = MetricsWindow(state.get("window"))
+
+
+def limit_seconds(config: TrainConfig, setup: float, closing: float) -> float:
+    """Seconds of training that ``max_minutes`` allows, given the set-up before it and what its end takes."""
+    if not config.max_minutes:
+        return math.inf
+    around = setup + closing if config.minutes_of == "process" else 0.0
+    return max(1e-3, 60 * config.max_minutes - around)

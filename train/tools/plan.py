@@ -1,16 +1,37 @@
-"""``python -m train.tools.plan``: what a run costs before it is started."""
+"""``python -m train.tools.plan``: what a run costs before it is started, or what a given time would give."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from data.errors import UserError
 from slm import cli
 from slm.configuration import load
+from slm.durations import seconds_of
 from slm.report import duration, final_json, table
 from train.config import RunConfig
 from train.model_shape import model_shape
+from train.resolve import AUTO, given_value
 
 SPEEDS = (500, 2_000, 10_000)
 """Tokens per second for which times are shown, if none are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Prices, and what is written."""
+
+    price_per_hour: float = 0.10
+    """What this machine costs in an hour, in any currency. About what two cores of a cloud machine cost, in USD."""
+    api_price: float = 0.60
+    """What an API takes for a million tokens that it writes, in the same currency; that of a small hosted model."""
+    plot: str = "runs/plan.png"
+    """With a budget: the picture of the sizes and their predicted losses; empty: none is drawn."""
+    add: list[str] = field(default_factory=list)
+    """Finished runs that are added to the records of the loss law on this machine, before anything else."""
+
+    def __post_init__(self) -> None:
+        for name in ("price_per_hour", "api_price"):
+            if getattr(self, name) < 0:
+                raise UserError(f"plan.{name} must not be negative, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +39,7 @@ class PlanConfig(RunConfig):
     """A run, and the speed to expect of it."""
 
     tokens_per_s: float | None = None
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -26,8 +48,29 @@ class PlanConfig(RunConfig):
 
 
 def main(argv: list[str]) -> int:
-    """Print parameters, FLOPs, memory and time of a run with any of training's options. Returns the exit code."""
-    config = load(PlanConfig, "plan", argv)
+    """Print parameters, FLOPs, memory and time of a run with any of training's options. Returns the exit code.
+
+    With a budget and no preset: every size that it could train, with predictions, and the one it would choose.
+    """
+    budget, preset = given_value(argv, "budget"), given_value(argv, "preset")
+    if preset == AUTO and budget is None:
+        raise UserError(f"preset=auto needs the time that the run may take: {cli.spelled('plan', budget='8h')}")
+    automatic = budget is not None and preset in (None, AUTO)
+    config = load(PlanConfig, "plan", [word for word in argv if word != f"preset={AUTO}"])
+    if config.plan.add:
+        from train.tools.run_records import add
+
+        for record in add(config.plan.add):
+            print(f"added {record.name}: {record.bits_per_byte:.4f} bits per byte after {record.tokens:,} tokens")
+    if automatic and budget is not None:
+        from train.tools.menu import show_menu
+
+        own = [word for word in argv if not word.startswith(("plan.", "tokens_per_s="))]
+        return show_menu(own, seconds_of(budget), config.plan)
+    return _costs(config)
+
+
+def _costs(config: PlanConfig) -> int:
     speeds = [config.tokens_per_s] if config.tokens_per_s else list(SPEEDS)
     shape = model_shape(config)
     tokens = config.train.max_steps * config.train.tokens_per_step
@@ -49,8 +92,11 @@ def main(argv: list[str]) -> int:
         ["total FLOPs", f"{tokens * flops_per_token:.3g}"],
     ]
     rows += [[f"time at {speed:,.0f} tokens/s", duration(tokens / speed)] for speed in speeds]
-    table(f"{config.preset}: what it costs", ["quantity", "value"], rows)
-    final_json(record)
+    from train.tools.preset_plan import predicted
+
+    more, more_rows = predicted(config, shape, tokens)
+    table(f"{config.preset}: what it costs", ["quantity", "value"], rows + more_rows)
+    final_json(record | more)
     return 0
 
 

@@ -1,0 +1,89 @@
+"""What is chosen for a time and a text, with a machine and a law that are given."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.helpers.machines import MACHINE
+from train.budget import choice
+from train.budget.choice import Candidate, Wanted
+from train.budget.corpus import CorpusSize
+from train.budget.machine import Machine
+from train.budget.shapes import SHAPES, VOCABULARIES
+from train.predict.law import LossLaw
+
+LAW = LossLaw(floor=0.85, size=0.45, alpha=0.35, text=1.0, beta=0.4, error=0.01, span=(5e5, 5e6, 1e6, 1e7))
+TOKENS = dict(zip(VOCABULARIES, (3.0, 3.4, 3.75, 4.0, 4.2), strict=True))
+LARGE = CorpusSize(50e9, exact=False, bytes_per_token=TOKENS, bits_bz2=2.37)
+
+
+def chosen(seconds: float, corpus: CorpusSize = LARGE, machine: Machine = MACHINE, **more) -> Candidate:
+    return choice.best(choice.candidates(machine, corpus, LAW, seconds, **more))
+
+
+def test_more_time_never_gives_a_smaller_model_and_always_a_lower_loss():
+    budgets = [60, 600, 1800, 3 * 3600, 8 * 3600, 2 * 86400, 14 * 86400]
+    runs = [chosen(seconds) for seconds in budgets]
+    for less, more in pairwise(runs):
+        assert less.shape.n_matrix <= more.shape.n_matrix
+        assert less.vocab_size <= more.vocab_size
+        assert less.bits_per_byte > more.bits_per_byte
+        assert less.sequences * less.seq_len <= more.sequences * more.seq_len
+    assert runs[0].shape.n_matrix < runs[3].shape.n_matrix < runs[-1].shape.n_matrix
+    assert runs[0].vocab_size < runs[-1].vocab_size
+
+
+def test_little_text_gives_a_smaller_model_and_vocabulary():
+    small = replace(LARGE, bytes=400_000.0, bytes_per_token={2048: 2.9, 4096: 3.2})
+    less, more = chosen(8 * 3600, small), chosen(8 * 3600)
+    assert less.shape.n_matrix < more.shape.n_matrix
+    assert less.vocab_size == 2048 < more.vocab_size
+    assert less.bits_per_byte > more.bits_per_byte
+    assert less.epochs > 4
+
+
+def test_a_faster_machine_gives_more():
+    fast = replace(
+        MACHINE,
+        rates=tuple(replace(r, layer_flops=8 * r.layer_flops, head_flops=8 * r.head_flops) for r in MACHINE.rates),
+    )
+    assert chosen(3600, machine=fast).bits_per_byte < chosen(3600).bits_per_byte
+
+
+def test_steps_fill_the_time_that_is_left():
+    for spent in (0.0, 300.0):
+        run = chosen(3600, spent=spent)
+        training = run.steps * MACHINE.step_seconds(run.model, run.sequences * run.seq_len, run.seq_len)
+        assert 0.88 * (3600 - spent) < training < 3600 - spent
+        assert run.tokens == run.steps * run.sequences * run.seq_len
+        assert run.sequences % run.micro_batch == 0
+
+
+def test_what_a_person_sets_is_kept():
+    run = chosen(3600, wanted=Wanted(n_layers=5, d_model=512, vocab_size=10_000, seq_len=256, sequences=20))
+    assert (run.shape.n_layers, run.shape.d_model, run.vocab_size) == (5, 512, 10_048)  # padded to rows of 64
+    assert (run.seq_len, run.sequences) == (256, 20)
+
+
+def test_memory_bounds_the_size():
+    free = chosen(14 * 86400)
+    bound = chosen(14 * 86400, memory=free.memory_bytes)
+    assert bound.memory_bytes <= choice.MEMORY_SHARE * free.memory_bytes
+    assert choice.candidates(MACHINE, LARGE, LAW, 3600, memory=1e6) == []
+
+
+def test_sizes_are_in_order_and_fit_k_quants():
+    sizes = [each.n_matrix for each in SHAPES]
+    assert sizes == sorted(sizes)
+    for shape in SHAPES:
+        model = shape.model_config(4096, 512)  # refuses widths that K-quants cannot hold
+        assert model.n_matmul_params == shape.n_matrix + 4096 * shape.d_model
+
+
+@pytest.mark.parametrize("tokens", [2e5, 1e7, 1e9])
+def test_the_law_of_batches(tokens):
+    """6K, 14K and 54K tokens a step at 10, 50 and 500 million, as published."""
+    expected = 6144 * (tokens / 1e7) ** 0.55
+    assert abs(math.log(choice.step_sequences(tokens, 512) * 512 / expected)) < 0.35 or expected < 1024

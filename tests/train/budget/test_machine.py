@@ -1,0 +1,60 @@
+"""The time of a step at any shape, from a few that were measured."""
+
+import pytest
+
+from train.budget import machine
+from train.budget.machine import VOCAB, Timing, measure, rates_of, spec_of
+from train.budget.shapes import SHAPES
+from train.config import OptimConfig, TrainConfig
+
+TRAIN = TrainConfig(max_steps=1, seq_len=512, micro_batch=1, kernels=False, precision="f32", threads=1)
+
+
+def timing(width: int, depth: int, flops: float, head_flops: float) -> Timing:
+    spec, tokens = spec_of(width, depth, VOCAB), 2048
+    head = 6 * VOCAB * width
+    seconds = tokens * ((spec.flops_per_token(512) - head) / flops + head / head_flops)
+    update = 1e-9 * (spec.n_matmul_params - VOCAB * width) + 3e-9 * 2 * VOCAB * width
+    return Timing(
+        d_model=width, n_layers=depth, vocab_size=VOCAB, tokens=tokens, pass_seconds=seconds, update_seconds=update
+    )
+
+
+def test_rates_come_back_from_timings_and_predict_other_shapes():
+    timings = [
+        timing(256, 1, 3e10, 5e10),
+        timing(256, 3, 3e10, 5e10),
+        timing(512, 1, 4e10, 6e10),
+        timing(512, 3, 4e10, 6e10),
+    ]
+    narrow, wide = rates_of(timings)
+    assert narrow.layer_flops == pytest.approx(3e10)
+    assert narrow.head_flops == pytest.approx(5e10)
+    assert (wide.matrix_update, wide.table_update) == (pytest.approx(1e-9), pytest.approx(3e-9))
+    found = machine.Machine((narrow, wide), 20.0, "f32", 1.0, 45.0)
+    assert found.at(1024).layer_flops == wide.layer_flops
+    assert narrow.layer_flops < found.at(384).layer_flops < wide.layer_flops
+    shape = SHAPES[2].model_config(8192, 512, tied=False)
+    expected = timing(256, 4, 3e10, 5e10).pass_seconds * 2 + 2 * 2048 * 6 * 4096 * 256 / 5e10
+    update = 1e-9 * SHAPES[2].n_matrix + 3e-9 * 2 * 8192 * 256
+    assert found.step_seconds(shape, 4096, 512) == pytest.approx(expected + update, rel=1e-3)
+    assert found.tokens_per_s(shape, 4096, 512) == pytest.approx(4096 / (expected + update), rel=1e-3)
+
+
+def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
+    """The real step in a process of its own, in the cache afterwards; more time measures what was left out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "measure", lambda train, optim, seconds: measure(train, optim, 0.0))
+    optim = OptimConfig(name="muon", lr=0.03, ns_steps=1)
+    first = machine.measured(TRAIN, optim, 5.0)
+    assert "measuring how fast this machine trains" in capsys.readouterr().out
+    (only,) = first.rates  # no time for a second width
+    assert only.d_model == 256
+    assert 1e8 < only.layer_flops < 1e13
+    assert first.memory_gb_per_s > 0.1
+    monkeypatch.setattr(machine, "measure", lambda *_: pytest.fail("measured twice"))
+    kept = machine.measured(TRAIN, optim, 0.0)
+    assert kept == first
+    assert capsys.readouterr().out == ""
+    with pytest.raises(BaseException, match="measured twice"):
+        machine.measured(TRAIN, optim, 10.0)

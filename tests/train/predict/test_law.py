@@ -1,0 +1,70 @@
+"""The loss law: known constants come back, and the stated error holds for the shipped records."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from train.predict import records
+from train.predict.law import LossLaw, fit, fitted, left_out_errors
+from train.predict.records import Record
+
+TRUE = LossLaw(floor=0.9, size=0.5, alpha=0.36, text=1.4, beta=0.5)
+
+
+def obeying(law: LossLaw, noise: float = 0.0) -> list[Record]:
+    chance = np.random.default_rng(0)
+    return [
+        Record(
+            name="made up",
+            text="none",
+            n_matrix=n,
+            vocab_size=2048,
+            tokens=d // 3,
+            bytes=d,
+            tokens_per_step=2048,
+            bits_per_byte=law.predict(n, d) * (1 + noise * chance.standard_normal()),
+        )
+        for n, d in itertools.product((500_000, 2_000_000, 8_000_000), (1_000_000, 4_000_000, 16_000_000, 64_000_000))
+    ]
+
+
+def test_known_constants_come_back():
+    found = fit(obeying(TRUE), prior=False)
+    for name in ("floor", "size", "alpha", "text", "beta"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    noisy = fitted(obeying(TRUE, noise=0.003))
+    assert noisy.predict(16e6, 128e6) == pytest.approx(TRUE.predict(16e6, 128e6), rel=0.02)
+    assert noisy.error < 0.012
+
+
+def test_more_text_and_more_parameters_never_hurt_and_repetition_is_worth_less():
+    law = fitted(records.load())
+    sizes = [law.predict(n, 20e6) for n in (1e6, 4e6, 16e6)]
+    texts = [law.predict(4e6, d) for d in (2e6, 20e6, 200e6)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert texts == sorted(texts, reverse=True)
+    fresh, repeated, small = law.predict(4e6, 80e6), law.predict(4e6, 80e6, 20e6), law.predict(4e6, 80e6, 1e6)
+    assert fresh < repeated < small
+    low, high = law.interval(4e6, 20e6)
+    far = law.interval(400e6, 20e9)
+    assert low < law.predict(4e6, 20e6) < high
+    assert (far[1] - far[0]) / law.predict(400e6, 20e9) > 3 * (high - low) / law.predict(4e6, 20e6)
+
+
+def test_the_shipped_records_keep_the_law_to_its_word():
+    """Each left out in turn: most within twice the stated error, and that error is small enough to choose a size by."""
+    shipped = records.load()
+    law, errors = fitted(shipped), np.abs(left_out_errors(shipped))
+    assert len(shipped) >= 8
+    assert law.error < 0.03
+    assert np.mean(errors <= 2 * law.error) >= 0.9
+
+
+def test_records_are_written_as_they_are_read(tmp_path):
+    shipped = records.load()
+    records.write(tmp_path / "copy.csv", shipped)
+    assert [dataclasses.asdict(r) for r in records.read(tmp_path / "copy.csv")] == [
+        dataclasses.asdict(r) for r in shipped
+    ]

@@ -1,0 +1,205 @@
+"""The choice for a budget: of every size that fits, the one with the lowest predicted loss by the deadline."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slm.model.config import ModelConfig
+from train.budget.corpus import CorpusSize
+from train.budget.machine import Machine
+from train.budget.shapes import SHAPES, Shape
+from train.predict.law import LossLaw, text_factor
+
+BATCH_TOKENS, BATCH_AT, BATCH_POWER = 6144, 10e6, 0.55
+"""The law of a step's size: 6K tokens for a run of 10 million, growing with the run's length to this power (Li et al.
+2025, arXiv 2503.04715, for 10 to 500 million tokens)."""
+SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Sequences of a step to choose from: each can be divided into passes."""
+MOST_IN_A_PASS = 8
+LONG_RUN = 300e6
+"""Training tokens from which sequences have 1,024 tokens instead of 512."""
+BYTES_PER_ID = 800.0
+"""Text of which a vocabulary needs this much for each of its ids."""
+EQUAL = 0.002
+"""Predictions within this share count as equal: the smaller model is taken."""
+MEMORY_SHARE = 0.8
+"""Of the memory that is available, for a run."""
+VALIDATIONS = 6
+"""Validations during a run."""
+VALIDATION_SHARE = 0.03
+"""Of the time, for all of them together."""
+OVERHEAD = 0.03
+"""Of the time, for data, records, samples and checkpoints."""
+STARTING_SECONDS = 6.0
+"""Imports, model and data before the first step, seconds."""
+TOKENIZER_BYTES_PER_S = 2.5e6
+"""Text on which a BPE is trained in a second."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a person has set: the choice keeps to it."""
+
+    n_layers: int | None = None
+    d_model: int | None = None
+    ffn_dim: int | None = None
+    vocab_size: int | None = None
+    seq_len: int | None = None
+    sequences: int | None = None
+    """Sequences of a step."""
+
+    def shapes(self) -> list[Shape]:
+        """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
+        given = {k: v for k in ("n_layers", "d_model", "ffn_dim") if (v := getattr(self, k)) is not None}
+        fitting = [each for each in SHAPES if all(getattr(each, k) == v for k, v in given.items())]
+        return fitting or sorted({replace(each, **given) for each in SHAPES}, key=lambda each: each.n_matrix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One size, and what a run of it would be."""
+
+    shape: Shape
+    model: ModelConfig
+    seq_len: int
+    sequences: int
+    """Of an optimizer step."""
+    micro_batch: int
+    steps: int
+    tokens: int
+    bytes: float
+    epochs: float
+    """How often the text is read; 0 for text without an end."""
+    tokens_per_s: float
+    seconds: float
+    """Of the whole run, set-up included."""
+    memory_bytes: float
+    bits_per_byte: float
+    low: float
+    high: float
+    """Two runs of three should end between ``low`` and ``high``."""
+    sample_bytes: int
+    """Text that the tokenizer is trained on."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def validation_blocks(self) -> int:
+        """Sequences of a validation: as many as ``VALIDATION_SHARE`` of the time pays for, up to 131K tokens."""
+        share = VALIDATION_SHARE / (VALIDATIONS + 1)
+        return round(min(131_072, max(8_192, 3 * share * self.tokens)) / self.seq_len)
+
+
+def candidates(
+    machine: Machine,
+    corpus: CorpusSize,
+    law: LossLaw,
+    seconds: float,
+    *,
+    spent: float = 0.0,
+    memory: float = math.inf,
+    wanted: Wanted | None = None,
+) -> list[Candidate]:
+    """Every size and vocabulary that a run of ``seconds`` could have, ``spent`` of them being over already.
+
+    ``memory``: bytes that a run may take. The list is empty where nothing fits.
+    """
+    wanted = wanted or Wanted()
+    found = []
+    for shape in wanted.shapes():
+        for vocab_size, bytes_per_token in _vocabularies(corpus, wanted):
+            candidate = make(machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
+            if candidate.memory_bytes <= MEMORY_SHARE * memory:
+                found.append(candidate)
+    return found
+
+
+def _vocabularies(corpus: CorpusSize, wanted: Wanted) -> list[tuple[int, float]]:
+    """Vocabularies to choose from, with the bytes of a token."""
+    known = corpus.bytes_per_token
+    if wanted.vocab_size is not None:
+        nearest = min(known, key=lambda each: abs(math.log(each / wanted.vocab_size)))
+        return [(wanted.vocab_size, known[nearest] * (wanted.vocab_size / nearest) ** 0.12)]
+    enough = [size for size in known if size * BYTES_PER_ID <= corpus.bytes]
+    return [(size, known[size]) for size in enough or [min(known)]]
+
+
+def make(
+    machine: Machine,
+    corpus: CorpusSize,
+    law: LossLaw,
+    shape: Shape,
+    vocab_size: int,
+    bytes_per_token: float,
+    seconds: float,
+    spent: float,
+    wanted: Wanted,
+) -> Candidate:
+    """The run of one size in this time."""
+    sample_bytes = round(min(50e6, max(1e6, 15_000 * seconds)))
+    text = min(sample_bytes, corpus.bytes)
+    training = seconds - spent - STARTING_SECONDS - text / TOKENIZER_BYTES_PER_S
+    training = max(training, 0.3 * seconds) * (1 - VALIDATION_SHARE - OVERHEAD)
+    seq_len, tokens = wanted.seq_len or 512, 1e6
+    model = shape.model_config(vocab_size, seq_len)
+    for _ in range(8):  # the step's size depends on the tokens, and the tokens on the step's size
+        if wanted.seq_len is None:
+            seq_len = 1024 if tokens >= LONG_RUN else 512
+        sequences = wanted.sequences or step_sequences(tokens, seq_len)
+        per_step = sequences * seq_len
+        step_seconds = machine.step_seconds(model, per_step, seq_len)
+        steps = max(1, round(training / step_seconds))
+        tokens = steps * per_step
+    model = shape.model_config(vocab_size, seq_len)
+    micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
+    n_bytes = tokens * bytes_per_token
+    factor, blur = text_factor(corpus.difficulty)
+    value = factor * law.predict(shape.n_matrix, n_bytes, corpus.bytes)
+    low, high = (factor * each for each in law.interval(shape.n_matrix, n_bytes, corpus.bytes))
+    return Candidate(
+        shape=shape,
+        model=model,
+        seq_len=seq_len,
+        sequences=sequences,
+        micro_batch=micro_batch,
+        steps=steps,
+        tokens=tokens,
+        bytes=n_bytes,
+        epochs=n_bytes / corpus.bytes,
+        tokens_per_s=per_step / step_seconds,
+        seconds=seconds,
+        memory_bytes=memory_bytes(model, micro_batch, seq_len),
+        bits_per_byte=value,
+        low=low / (1 + blur),
+        high=high * (1 + blur),
+        sample_bytes=sample_bytes,
+    )
+
+
+def step_sequences(tokens: float, seq_len: int) -> int:
+    """Sequences of an optimizer step in a run of ``tokens``."""
+    ideal = BATCH_TOKENS * (tokens / BATCH_AT) ** BATCH_POWER / seq_len
+    return min(SEQUENCES, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
+
+
+def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:
+    """Bytes of a run: weights, gradients and moments, the activations of a pass in f32, and half a GiB for all else."""
+    per_layer = 6 * model.d_model + 3 * model.ffn_dim
+    activations = 4 * micro_batch * seq_len * (model.n_layers * per_layer + 2 * model.vocab_size)
+    return model.training_state_bytes + activations + GIB / 2
+
+
+def best(found: Sequence[Candidate]) -> Candidate:
+    """The lowest predicted loss; of those that are as good, the smallest model."""
+    lowest = min(each.bits_per_byte for each in found)
+    good = [each for each in found if each.bits_per_byte <= lowest * (1 + EQUAL)]
+    return min(good, key=lambda each: (each.model.n_params, each.bits_per_byte))
+
+
+def menu(found: Sequence[Candidate]) -> list[Candidate]:
+    """The best vocabulary of each size, from the smallest to the largest."""
+    sizes = sorted({each.shape for each in found}, key=lambda each: each.n_matrix)
+    return [best([each for each in found if each.shape == shape]) for shape in sizes]

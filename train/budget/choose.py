@@ -1,0 +1,209 @@
+"""``preset=auto budget=8h``: the options of a run that a person did not give, chosen for the time that it may take.
+
+They become ordinary options of the run, recorded in its ``config.yaml``. A run that goes on has them from there, and
+nothing is measured again.
+
+Tested in tests/train/budget/test_choose.py.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from data.errors import UserError
+from slm.cli import spelled
+from slm.configuration import build, load_config
+from slm.machine.hardware import process_seconds
+from slm.machine.memory import available_bytes
+from slm.report import duration, table
+from slm.runs import list_checkpoints
+from train.budget import choice, corpus
+from train.budget.choice import Candidate, Wanted
+from train.budget.corpus import CorpusSize
+from train.budget.machine import SECONDS, Machine, measured
+from train.config import RunConfig
+from train.model_shape import model_shape
+from train.predict import records
+from train.predict.law import LossLaw, fitted
+from train.resolve import Chosen, given_value
+
+SPARE_STEPS = 4
+"""``train.max_steps`` in units of the predicted steps: time ends the run, also where the machine proves faster."""
+MEASURING_SHARE = 0.1
+"""Of the budget, for measuring the machine."""
+SHOWN = 5
+"""Sizes in the table."""
+CHOSEN_WORDS = "chosen"
+"""The key of ``facts`` with the words of the choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """What a choice is made from."""
+
+    machine: Machine
+    corpus: CorpusSize
+    law: LossLaw
+    wanted: Wanted
+
+
+def choose(argv: list[str], seconds: float) -> Chosen:
+    """The words that complete ``argv`` for a run of ``seconds``, after the table of what was chosen from.
+
+    UserError where no size fits into memory, or the run of this name was begun in another way.
+    """
+    base = compose(argv)
+    if base.resume != "never" and list_checkpoints(base.root):
+        return _kept(base)
+    basis = basis_of(base, argv, seconds)
+    found = choice.candidates(
+        basis.machine,
+        basis.corpus,
+        basis.law,
+        seconds,
+        spent=process_seconds(),
+        memory=available_bytes(),
+        wanted=basis.wanted,
+    )
+    if not found:
+        raise UserError(
+            f"no model of the sizes to choose from fits into {available_bytes() / 2**30:.1f} GiB of memory: free some, "
+            "or name a smaller one with model.n_layers= and model.d_model="
+        )
+    chosen = choice.best(found)
+    show(chosen, choice.menu(found), basis)
+    return Chosen(words(chosen, argv), facts(chosen, words(chosen, argv)))
+
+
+def compose(argv: list[str]) -> RunConfig:
+    """The configuration before anything is chosen: the preset ``tiny`` with the person's words."""
+    own = [word for word in argv if not word.startswith(("preset=", "budget="))]
+    automatic = [word for word in own if word != "train.micro_batch=auto"]
+    name = [] if given_value(argv, "name") else ["name=auto"]
+    return build(RunConfig, load_config("train", ["preset=tiny", *name, *automatic]))
+
+
+def basis_of(base: RunConfig, argv: list[str], seconds: float) -> Basis:
+    """This machine's speed, the text's size, the law of all records, and what the person has set."""
+    machine = measured(base.train, base.optim, min(SECONDS, max(2.0, MEASURING_SHARE * seconds)))
+    wanted = wanted_of(base, argv)
+    vocabularies = sorted({*corpus.VOCABULARIES, *([wanted.vocab_size] if wanted.vocab_size else [])})
+    size = corpus.count(base.data, base.train.seed, [each for each in vocabularies if each >= 512] or [512])
+    return Basis(machine=machine, corpus=size, law=fitted([*records.load(), *records.load_own()]), wanted=wanted)
+
+
+def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
+    """What ``argv`` sets of the things that are chosen."""
+
+    def typed(key: str, group: str) -> bool:
+        return given_value(argv, key) is not None or given_value(argv, group) is not None
+
+    vocab = None
+    if typed("tokenizer.vocab_size", "tokenizer") or base.tokenizer.kind != "bpe":
+        vocab = model_shape(base).vocab_size
+    shape = {k: getattr(base.model, k) for k in ("n_layers", "d_model", "ffn_dim") if typed(f"model.{k}", "model")}
+    sequences = None
+    if given_value(argv, "train.micro_batch") not in (None, "auto"):
+        accum = base.train.grad_accum if given_value(argv, "train.grad_accum") is not None else 1
+        sequences = base.train.micro_batch * accum
+    seq_len = base.train.seq_len if given_value(argv, "train.seq_len") is not None else None
+    return Wanted(**shape, vocab_size=vocab, seq_len=seq_len, sequences=sequences)
+
+
+def words(chosen: Candidate, argv: list[str]) -> list[str]:
+    """The choice as options, without those of a group that the person has named (``model=50m``)."""
+    steps = chosen.steps
+    every = max(1, round(steps / choice.VALIDATIONS))
+    options: dict[str, Any] = {f"model.{k}": v for k, v in chosen.shape.options(tied=chosen.shape.tied).items()}
+    options |= {
+        "tokenizer.vocab_size": chosen.vocab_size,
+        "tokenizer.sample_bytes": chosen.sample_bytes,
+        "optim.momentum_steps": min(300, max(20, steps // 4)),
+        "train.max_steps": SPARE_STEPS * steps,
+        "train.seq_len": chosen.seq_len,
+        "train.micro_batch": chosen.micro_batch,
+        "train.grad_accum": chosen.sequences // chosen.micro_batch,
+        "train.eval_every": every,
+        "train.eval_blocks": chosen.validation_blocks,
+        "train.checkpoint_every": every,
+        "train.log_every": max(1, min(10, steps // 200)),
+    }
+    named = {group for group in ("model", "tokenizer") if given_value(argv, group) is not None}
+    plain = {True: "true", False: "false"}
+    found = [
+        f"{name}={plain[value] if isinstance(value, bool) else value}"
+        for name, value in options.items()
+        if name.partition(".")[0] not in named
+    ]
+    return [*([] if given_value(argv, "name") else ["name=auto"]), *found]
+
+
+def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
+    """What the run's ``config.yaml`` keeps of the choice."""
+    return {
+        "n_params": chosen.model.n_params,
+        "flops_per_token": chosen.model.flops_per_token(chosen.seq_len),
+        "training_state_bytes": chosen.model.training_state_bytes,
+        "predicted": {
+            "bits_per_byte": round(chosen.bits_per_byte, 4),
+            "low": round(chosen.low, 4),
+            "high": round(chosen.high, 4),
+            "tokens": chosen.tokens,
+            "tokens_per_s": round(chosen.tokens_per_s, 1),
+            "epochs": round(chosen.epochs, 3),
+        },
+        CHOSEN_WORDS: chosen_words,
+    }
+
+
+def _kept(base: RunConfig) -> Chosen:
+    """The choice that the run of this name was begun with."""
+    from omegaconf import OmegaConf
+
+    try:
+        saved: Any = OmegaConf.to_container(OmegaConf.load(base.root / "config.yaml"), resolve=False)
+        kept = saved["facts"]
+        return Chosen(list(kept[CHOSEN_WORDS]), dict(kept))
+    except (OSError, KeyError, TypeError):
+        raise UserError(
+            f"the run {base.root} was not begun with preset=auto: go on with its own preset "
+            f"({spelled('train', preset='10m', budget='8h')}), give another name=, or resume=never"
+        ) from None
+
+
+def show(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> None:
+    """Print the sizes around the choice, and the reason."""
+    at = next(i for i, each in enumerate(sizes) if each.shape == chosen.shape)
+    first = max(0, min(at - SHOWN // 2, len(sizes) - SHOWN))
+    rows = [
+        [
+            ">" if each.shape == chosen.shape else "",
+            f"{each.shape.n_layers} x {each.shape.d_model}",
+            f"{each.model.n_params / 1e6:.1f}M",
+            f"{each.vocab_size:,}",
+            f"{each.sequences * each.seq_len:,}",
+            f"{each.tokens_per_s:,.0f}",
+            f"{each.tokens / 1e6:,.1f}M",
+            f"{each.epochs:.2f}" if each.epochs else "-",
+            f"{each.bits_per_byte:.3f}",
+            f"{each.low:.3f} to {each.high:.3f}",
+        ]
+        for each in (chosen if each.shape == chosen.shape else each for each in sizes[first : first + SHOWN])
+    ]
+    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", "tokens/s", "tokens", "epochs"]
+    table(f"{duration(chosen.seconds)} on this machine", [*columns, "bits per byte", "two of three"], rows)
+    print("  " + reason(chosen, sizes, basis))
+
+
+def reason(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> str:
+    """Why this size."""
+    text = "the lowest predicted bits per byte of the validation text at the end"
+    smaller = [each for each in sizes if each.model.n_params < chosen.model.n_params]
+    larger = [each for each in sizes if each.model.n_params > chosen.model.n_params]
+    if smaller and larger:
+        text += "; a smaller model would learn less from its text, a larger one would see too little"
+    if chosen.epochs > 4:
+        text += f"; the text is read {chosen.epochs:.0f} times: more text would help more than more time"
+    if not math.isclose(basis.corpus.difficulty, 1.0, abs_tol=0.15):
+        text += "; this text is unlike the books that the law was fitted to, so the level is uncertain"
+    return text

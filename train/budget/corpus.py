@@ -1,0 +1,119 @@
+"""How much text there is, and how many bytes a token of each vocabulary stands for. Of large text a sample is counted.
+
+Tested in tests/train/budget/test_corpus.py.
+"""
+
+import bz2
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer as Backend
+
+from data.config import DataConfig
+from data.sources.corpus import records
+from data.sources.documents import open_corpus, sample_documents
+from data.sources.plan import Plan, plan_sources
+from data.tokenizers import train_bpe
+from train.budget.shapes import VOCABULARIES
+
+READ_BYTES = 12_000_000
+"""Text that is read of a source at most."""
+SAMPLED_FILES = 16
+"""Files of a large source from which a sample is taken."""
+SAMPLE_BYTES = 3_000_000
+"""Text on which vocabularies are tried; the last fifth is not trained on."""
+BOOKS_BITS = 2.37
+"""Bits per byte of bz2 on the English books of the law's records."""
+
+
+@dataclass(frozen=True)
+class CorpusSize:
+    """What is known of a run's text."""
+
+    bytes: float
+    """Training text, UTF-8, held-out text and filtered documents left out; infinite where there is no end."""
+    exact: bool
+    """Whether all of it was read."""
+    bytes_per_token: dict[int, float]
+    """By size of the vocabulary, for those that the text is large enough for."""
+    bits_bz2: float
+    """Bits per byte that bz2 leaves of the sample: how much the text repeats itself."""
+
+    @property
+    def difficulty(self) -> float:
+        """How hard the text is to predict, as far as a general compressor can tell: 1 for the law's own books."""
+        return self.bits_bz2 / BOOKS_BITS
+
+
+def count(data: DataConfig, seed: int, vocabularies: Sequence[int] = VOCABULARIES) -> CorpusSize:
+    """Count the training text of ``data``. UserError for what cannot be read."""
+    total, exact = 0.0, True
+    for plan in plan_sources(data, "train"):
+        size, whole = _size(plan)
+        total, exact = total + size, exact and whole
+    sample = "\n\n".join(sample_documents(data, "train", SAMPLE_BYTES, seed, SAMPLE_BYTES // 8))
+    return CorpusSize(total, exact, bytes_per_token(sample, vocabularies), bits_of(sample))
+
+
+def bits_of(text: str) -> float:
+    """Bits per byte that bz2 leaves of ``text``."""
+    content = text.encode("utf-8", "replace")
+    return 8 * len(bz2.compress(content)) / max(1, len(content))
+
+
+def _size(plan: Plan) -> tuple[float, bool]:
+    """Bytes of a source's training text, and whether all of it was read."""
+    if not plan.files:
+        return math.inf, False  # generated, or on the Hub: nobody knows its size before it is read
+    sizes = [max(1, os.path.getsize(path)) for path in plan.files]
+    corpus = open_corpus(plan)
+    # All of a small source; of a large one pieces from files that are evenly spread.
+    whole = sum(sizes) <= READ_BYTES
+    step = 1 if whole else max(1, len(sizes) // SAMPLED_FILES)
+    chosen = range(0, len(sizes), step)
+    share = math.inf if whole else READ_BYTES / len(chosen)
+    text = disk = 0.0
+    exact = whole
+    for file in chosen:
+        reader, of_file = corpus.open(file, 0, None), 0.0
+        for record in records(reader):
+            document = reader.document(record)
+            of_file += len(document.encode("utf-8", "replace")) if document else 0
+            if of_file >= share:
+                disk += sizes[file] * max(reader.fraction_read(), 1e-9)
+                break
+        else:
+            disk += sizes[file]
+        text += of_file
+    return text * sum(sizes) / disk, exact
+
+
+def bytes_per_token(sample: str, vocabularies: Sequence[int]) -> dict[int, float]:
+    """Bytes that a token of a byte-level BPE stands for, by its number of ids.
+
+    One BPE is trained, of the largest size: a smaller one has the first of its merges. The largest vocabularies are
+    left out where the text gives them too few merges.
+    """
+    cut = len(sample) * 4 // 5
+    files = train_bpe.train([sample[:cut]], vocab_size=max(vocabularies))
+    spec = json.loads(files["tokenizer.json"])
+    merges, held_out = spec["model"]["merges"], sample[cut : cut + 400_000]
+    found = {}
+    for size in sorted(vocabularies):
+        n_merges = size - 257
+        if n_merges > len(merges) and found:
+            break
+        backend = Backend.from_str(json.dumps(_first(spec, n_merges)))
+        ids = len(backend.encode(held_out, add_special_tokens=False).ids)
+        found[size] = len(held_out.encode("utf-8", "replace")) / max(1, ids)
+    return found
+
+
+def _first(spec: dict, n_merges: int) -> dict:  # type: ignore[type-arg]
+    """The tokenizer with only its first merges. A vocabulary lists the merged tokens in the merges' order."""
+    vocab = {token: id for token, id in spec["model"]["vocab"].items() if id < 257 + n_merges}
+    model = {**spec["model"], "vocab": vocab, "merges": spec["model"]["merges"][:n_merges]}
+    return {**spec, "model": model}

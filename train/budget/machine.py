@@ -1,0 +1,243 @@
+"""How fast this machine trains: the real step, measured at a few shapes, and from them the time of any other shape.
+
+A measurement takes at most about a minute. It is kept in the cache for this machine and build, so that the next time
+takes none.
+
+Tested in tests/train/budget/test_machine.py.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.storage import atomic_write_text, cache_home, fingerprint
+from slm.machine.record import machine_record
+from slm.model.config import ModelConfig
+from train.budget.shapes import SHAPES
+from train.config import OptimConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from train.environment import Environment
+
+SECONDS = 45.0
+"""No further shape is measured after this time."""
+WIDTHS = (256, 512, 1024)
+DEPTHS = (1, 3)
+"""Two depths for each width: their difference is the time of layers, what is left that of embedding and head."""
+VOCAB = 4096
+SEQ_LEN = 512
+SEQUENCES = {256: 8, 512: 4, 1024: 2}
+"""Sequences of a pass, by width."""
+PASSES = 3
+"""Steps of a shape that are timed after a first one; the fastest counts, since other programs only add time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One shape's measured step of one pass."""
+
+    d_model: int
+    n_layers: int
+    vocab_size: int
+    tokens: int
+    pass_seconds: float
+    """Forward and backward."""
+    update_seconds: float
+    """Gradient's norm and optimizer."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one width gives."""
+
+    d_model: int
+    layer_flops: float
+    """FLOP/s of the layers, forward and backward, attention included."""
+    head_flops: float
+    """FLOP/s of the head; the embedding and what a pass costs by itself are in it."""
+    matrix_update: float
+    """Seconds of an update for each parameter of the layers' matrices."""
+    table_update: float
+    """The same for each parameter of embedding and head."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine's rates by width, and what else a plan needs to know of it."""
+
+    rates: tuple[Rates, ...]
+    memory_gb_per_s: float
+    """Of a copy, bytes read and written."""
+    precision: str
+    seconds: float
+    """How long the measurement took."""
+    limit: float
+    """How long it was allowed to take."""
+
+    def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int) -> float:
+        """Seconds of an optimizer step of ``tokens`` tokens in sequences of ``seq_len``."""
+        rates = self.at(shape.d_model)
+        head = 6 * shape.vocab_size * shape.d_model
+        layers = shape.flops_per_token(seq_len) - head
+        tables = shape.vocab_size * shape.d_model * (1 if shape.tie_embeddings else 2)
+        matrices = shape.n_matmul_params - shape.vocab_size * shape.d_model
+        update = matrices * rates.matrix_update + tables * rates.table_update
+        return tokens * (layers / rates.layer_flops + head / rates.head_flops) + update
+
+    def tokens_per_s(self, shape: ModelConfig, tokens: int, seq_len: int) -> float:
+        """Training tokens per second in steps of ``tokens``."""
+        return tokens / self.step_seconds(shape, tokens, seq_len)
+
+    def at(self, d_model: int) -> Rates:
+        """The rates of a width: between measured ones in proportion to the logarithm, beyond them the nearest's."""
+        x = [math.log(each.d_model) for each in self.rates]
+        names = ("layer_flops", "head_flops", "matrix_update", "table_update")
+        values = [
+            float(np.interp(math.log(d_model), x, [getattr(each, name) for each in self.rates])) for name in names
+        ]
+        return Rates(d_model, *values)
+
+    def decode_tokens_per_s(self, file_bytes: float, n_layers: int) -> float:
+        """About what llama.cpp writes for one reader: the file once through memory for each token, and its overhead.
+
+        The overhead, a tenth of a millisecond and 30 microseconds a layer, is that of small models in
+        docs/results/serving-speed.md.
+        """
+        return 1 / (file_bytes / (self.memory_gb_per_s * 1e9) + 1e-4 + 3e-5 * n_layers)
+
+
+def rates_of(timings: Sequence[Timing]) -> tuple[Rates, ...]:
+    """The rates of each width that was measured at two depths."""
+    found = []
+    for width in sorted({each.d_model for each in timings}):
+        low, high = sorted((each for each in timings if each.d_model == width), key=lambda each: each.n_layers)
+        depths = high.n_layers - low.n_layers
+        spec = spec_of(width, low.n_layers, low.vocab_size)
+        head = 6 * low.vocab_size * width
+        layer_flops = (spec.flops_per_token(SEQ_LEN) - head) / low.n_layers * low.tokens
+        # On a busy machine the difference of two times may be far off: at least a fifth of the deeper one's share.
+        layer_s = max((high.pass_seconds - low.pass_seconds) / depths, high.pass_seconds / high.n_layers / 5)
+        head_s = max(low.pass_seconds - low.n_layers * layer_s, low.pass_seconds / 20)
+        parameters = (spec.n_matmul_params - low.vocab_size * width) / low.n_layers
+        layer_u = max((high.update_seconds - low.update_seconds) / depths, high.update_seconds / high.n_layers / 5)
+        table_u = max(low.update_seconds - low.n_layers * layer_u, 0.0)
+        found.append(
+            Rates(
+                d_model=width,
+                layer_flops=layer_flops / layer_s,
+                head_flops=head * low.tokens / head_s,
+                matrix_update=layer_u / parameters,
+                table_update=table_u / (2 * low.vocab_size * width),
+            )
+        )
+    return tuple(found)
+
+
+def spec_of(width: int, n_layers: int, vocab_size: int) -> ModelConfig:
+    """The model of ``width`` and depth that is measured, with the proportions of the shapes that are chosen from."""
+    nearest = min(SHAPES, key=lambda each: (abs(each.d_model - width), each.ffn_dim))
+    return replace(nearest, n_layers=n_layers).model_config(vocab_size, SEQ_LEN, tied=False)
+
+
+def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -> Machine:
+    """This machine's speed with the run's kernels, number format and threads: from the cache, or measured now.
+
+    ``seconds``: no further width is measured after this time. What a shorter measurement left out is measured by one
+    that has more time.
+    """
+    record = machine_record()
+    what = (train.threads, train.precision, train.kernels, optim.name, optim.ns_steps, optim.second_moment)
+    build = (record["cpu"], record["cores"], record["versions"].get("torch"), _kernel_sources())
+    path = cache_home() / "training_speed" / f"{fingerprint((1, what, build))}.json"
+    try:
+        kept = json.loads(path.read_text())
+        machine = Machine(**{**kept, "rates": tuple(Rates(**each) for each in kept["rates"])})
+        if len(machine.rates) == len(WIDTHS) or seconds <= machine.limit:
+            return machine
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    print(f"measuring how fast this machine trains (at most a minute, once; kept in {path})", flush=True)
+    machine = measure(train, optim, seconds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps(asdict(machine), indent=1))
+    return machine
+
+
+def _kernel_sources() -> str:
+    """Changes with the training kernels' source."""
+    folder = Path(__file__).resolve().parents[2] / "slm" / "kernels"
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".cpp", ".h", ".hpp", ".inc"))
+    return fingerprint([path.read_bytes() for path in files])
+
+
+def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -> Machine:
+    """Measure in a process of its own, so that its memory and threads are gone afterwards."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measure, (train, optim, seconds))
+
+
+def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
+    from slm.machine.probes import memory_gb_per_s
+    from train.environment import prepare
+
+    began = perf_counter()
+    # torch.compile would take longer than the measurement. Where there are no kernels, the true step is faster.
+    train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
+    environment = prepare(train)
+    timings: list[Timing] = []
+    for width in WIDTHS:
+        if timings and _expected(timings, width) > seconds - (perf_counter() - began):
+            print(f"  width {width:,}: left out, it would take too long; the rates of the widest before it count")
+            break
+        these = list(_time_width(train, optim, environment, width))
+        timings += these
+        rate = these[-1].tokens / (these[-1].pass_seconds + these[-1].update_seconds)
+        print(f"  width {width:,}, {these[-1].n_layers} layers: {rate:,.0f} tokens/s", flush=True)
+    speed = memory_gb_per_s(environment.threads, megabytes=64)
+    return Machine(rates_of(timings), speed, environment.precision, perf_counter() - began, seconds)
+
+
+def _expected(timings: Sequence[Timing], width: int) -> float:
+    """Seconds that the next width will take at the last one's FLOP/s."""
+    last = timings[-2:]
+    done = sum(spec_of(t.d_model, t.n_layers, VOCAB).flops_per_token(SEQ_LEN) * t.tokens for t in last)
+    ahead = sum(spec_of(width, n, VOCAB).flops_per_token(SEQ_LEN) * SEQUENCES[width] * SEQ_LEN for n in DEPTHS)
+    return (PASSES + 1) * sum(t.pass_seconds + t.update_seconds for t in last) * ahead / done
+
+
+def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environment", width: int) -> Iterator[Timing]:
+    from slm.model.transformer import LanguageModel
+    from train.backend import make_backend
+    from train.optim.make import make_optimizer
+    from train.step import train_step
+
+    for depth in DEPTHS:
+        shape = spec_of(width, depth, VOCAB)
+        config = replace(train, seq_len=SEQ_LEN, micro_batch=SEQUENCES[width])
+        model = LanguageModel(shape, optim.init).train()
+        optimizer = make_optimizer(model, optim, environment.precision)
+        backend = make_backend(model, config, environment)
+        block = np.random.default_rng(0).integers(1, VOCAB, (SEQUENCES[width], SEQ_LEN + 1), dtype=np.int32)
+        passes, updates = [], []
+        for index in range(PASSES + 1):
+            start = perf_counter()
+            result = train_step(model, optimizer, repeat(block), grad_accum=1, grad_clip=0.0, lr=1e-4, backend=backend)
+            if index:
+                updates.append(result.update_seconds)
+                passes.append(perf_counter() - start - result.update_seconds - result.data_seconds)
+        yield Timing(
+            d_model=width,
+            n_layers=depth,
+            vocab_size=shape.vocab_size,
+            tokens=SEQUENCES[width] * SEQ_LEN,
+            pass_seconds=min(passes),
+            update_seconds=min(updates),
+        )

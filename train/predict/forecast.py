@@ -1,0 +1,145 @@
+"""Where a run will end, from its own curve so far.
+
+The loss law says how the loss of such a model falls with the text that it has read. A run in progress lies above the
+law, since its learning rate is still high: by the share ``UNDECAYED`` at the peak, and by nothing at zero. So at each
+point of the curve there is an expected loss, and
+
+    log(measured) = level + steepness * log(expected)
+
+is fitted to the curve. The level belongs to the text and to what the law does not know of the run, the steepness to the
+text (stories from a small grammar are learnt faster than books). The steepness begins at 1, the law's own, and moves as
+far as the points bear it. The end is the same line at the whole run's text with the learning rate at its end.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from train.config import RunConfig
+from train.predict import records
+from train.predict.law import LossLaw, fit
+
+UNDECAYED = 0.045
+"""By what share the loss at the peak learning rate is above that of a run that has decayed by then. Measured as the
+mean of the shipped records' runs (docs/plan.md)."""
+LEAST_SHARE = 0.15
+"""Of the run: earlier there is no forecast."""
+LEAST_POINTS = 8
+POINTS = 24
+"""Groups of neighbouring training records."""
+BYTES_PER_TOKEN = 3.5
+"""Before a validation has measured it."""
+STEEPNESS_SPREAD = 0.5
+"""How far the steepness of another text may be from the books', as a deviation."""
+EXPECTED_ERROR = 0.2
+"""Of the way that is left, as a share: how far the law is off there."""
+SKIPPED = 0.05
+"""The first share of the curve, in which the weights forget where they began."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The loss at the end of the run."""
+
+    value: float
+    low: float
+    high: float
+    """Two runs of three should end between ``low`` and ``high``."""
+    unit: str
+    """``bits per byte`` (of the validation text) or ``nats per token`` (of the training text, before a validation)."""
+
+    def text(self) -> str:
+        """As the progress line has it."""
+        return f"{self.value:.3f} ± {(self.high - self.low) / 2:.3f} {self.unit}"
+
+    def record(self) -> dict[str, float]:
+        """The keys that a training record gets."""
+        name = "forecast_" + self.unit.replace(" ", "_")
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def make_forecast(config: RunConfig) -> "Forecast | None":
+    """The forecast of a run; None for a model that was trained before, for conversations, and without a decay."""
+    optim, model, predicted = config.optim, config.model, config.facts.get("predicted") or {}
+    if config.init_from or optim.min_lr_ratio > 0.15 or config.data.has_chat:
+        return None
+    heads = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
+    n_matrix = model.n_layers * model.d_model * (heads + 3 * model.ffn_dim)
+    epochs, tokens = predicted.get("epochs") or 0.0, predicted.get("tokens") or 0
+    unique = BYTES_PER_TOKEN * tokens / epochs if epochs else math.inf
+    return Forecast(fit(records.load()), n_matrix, unique, optim.min_lr_ratio)
+
+
+class Forecast:
+    """The curve of a run, and the law for its size. ``n_matrix``: parameters of the layers' matrices."""
+
+    def __init__(self, law: LossLaw, n_matrix: float, unique_bytes: float = math.inf, end_share: float = 0.0) -> None:
+        self._law, self._n, self._unique = law, n_matrix, unique_bytes
+        self._end_share = end_share
+        self._training: list[tuple[float, float, float]] = []  # tokens, share of the peak learning rate, loss
+        self._validations: list[tuple[float, float, float]] = []
+        self._bytes_per_token = BYTES_PER_TOKEN
+
+    def training(self, tokens: float, lr_share: float, loss: float) -> None:
+        """A training record: ``loss`` in nats per token, ``lr_share`` of the peak learning rate."""
+        if math.isfinite(loss) and loss > 0:
+            self._rewind(self._training, tokens)
+            self._training.append((tokens, lr_share, loss))
+
+    def validation(self, tokens: float, nats: float, bits_per_byte: float) -> None:
+        """A validation, at the learning rate of the last training record."""
+        if bits_per_byte > 0 and nats > 0 and self._training:
+            self._rewind(self._validations, tokens)
+            self._validations.append((tokens, self._training[-1][1], bits_per_byte))
+            self._bytes_per_token = nats / math.log(2) / bits_per_byte
+
+    @staticmethod
+    def _rewind(points: list[tuple[float, float, float]], tokens: float) -> None:
+        """Drop what a run that went back to a checkpoint is about to compute again."""
+        while points and points[-1][0] >= tokens:
+            points.pop()
+
+    def at_end(self, tokens: float) -> Outlook | None:
+        """The loss when ``tokens`` will have been trained on; None while the curve is too short."""
+        if len(self._training) < LEAST_POINTS or self._training[-1][0] < LEAST_SHARE * tokens:
+            return None
+        curve = self._groups(tokens)
+        steepness, level, error = self._fit(curve)
+        unit, now, measured = "nats per token", curve[-1], math.exp(level)
+        if self._validations:
+            # Validations are few and exact: their level, with the training curve's steepness.
+            points = np.array(self._validations[-2:])
+            residual = np.log(points[:, 2]) - steepness * np.log(self._expected(points[:, 0], points[:, 1]))
+            measured, unit, now = math.exp(float(residual.mean())), "bits per byte", points[-1]
+            error = 0.004
+        end = float(self._expected(np.array([tokens]), np.array([self._end_share]))[0])
+        here = float(self._expected(now[:1], now[1:2])[0])
+        value = measured * end**steepness
+        half = math.hypot(error, EXPECTED_ERROR * steepness * math.log(here / end))
+        return Outlook(value, value * math.exp(-half), value * math.exp(half), unit)
+
+    def _expected(self, tokens: np.ndarray, lr_share: np.ndarray) -> np.ndarray:
+        """The law's bits per byte after ``tokens`` at these learning rates."""
+        law = [self._law.predict(self._n, each * self._bytes_per_token, self._unique) for each in tokens]
+        return np.array(law) * (1 + UNDECAYED * lr_share)
+
+    def _groups(self, tokens: float) -> np.ndarray:
+        """The training curve as at most ``POINTS`` means: [tokens, share of the learning rate, loss]."""
+        all_points = np.array(self._training)
+        kept = all_points[all_points[:, 0] > SKIPPED * tokens]
+        kept = kept if len(kept) >= 2 else all_points[-2:]
+        return np.array([group.mean(axis=0) for group in np.array_split(kept, min(POINTS, len(kept)))])
+
+    def _fit(self, curve: np.ndarray) -> tuple[float, float, float]:
+        """Steepness, level, and the level's deviation. Later points weigh more: the end is near them."""
+        x, y = np.log(self._expected(curve[:, 0], curve[:, 1])), np.log(curve[:, 2])
+        weight = curve[:, 0] / curve[-1, 0]
+        x_mean, y_mean = np.average(x, weights=weight), np.average(y, weights=weight)
+        noise = max(0.003, float(np.std(np.diff(y))) / math.sqrt(2)) if len(y) > 2 else 0.1
+        spread = float((weight * (x - x_mean) ** 2).sum())
+        slope = float((weight * (x - x_mean) * (y - y_mean)).sum())
+        prior = (noise / STEEPNESS_SPREAD) ** 2
+        steepness = (slope + prior) / (spread + prior)
+        error = noise / math.sqrt(max(1.0, float(weight.sum())))
+        return steepness, float(y_mean - steepness * x_mean), error

@@ -1,0 +1,162 @@
+"""``make plan BUDGET=8h``: every size that the time could train, as a table, a picture and one JSON line.
+
+Tested in tests/train/tools/test_plan.py.
+"""
+
+import io
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.errors import UserError
+from data.storage import atomic_write_bytes
+from slm.cli import spelled
+from slm.machine.memory import available_bytes
+from slm.report import duration, final_json, table
+from train.budget import choice
+from train.budget.choice import Candidate
+from train.budget.choose import Basis, basis_of, compose, reason
+from train.budget.costs import Costs, costs, q4_k_m_bytes
+
+if TYPE_CHECKING:
+    from train.tools.plan import PlanOptions
+
+
+def show_menu(argv: list[str], seconds: float, options: "PlanOptions") -> int:
+    """Print the menu of a run of ``seconds`` with the words ``argv``. Returns the exit code."""
+    basis = basis_of(compose(argv), argv, seconds)
+    found = choice.candidates(
+        basis.machine, basis.corpus, basis.law, seconds, memory=available_bytes(), wanted=basis.wanted
+    )
+    if not found:
+        raise UserError(f"no model of the sizes to choose from fits into {available_bytes() / 2**30:.1f} GiB of memory")
+    chosen, sizes = choice.best(found), choice.menu(found)
+    rows = []
+    for each in sizes:
+        size = q4_k_m_bytes(each.model)
+        rows.append(
+            [
+                ">" if each is chosen else "",
+                f"{each.shape.n_layers} x {each.shape.d_model}",
+                f"{each.model.n_params / 1e6:,.1f}M",
+                f"{each.vocab_size:,}",
+                f"{each.tokens_per_s:,.0f}",
+                f"{each.tokens / 1e6:,.1f}M",
+                f"{each.epochs:.2f}" if each.epochs else "-",
+                f"{each.memory_bytes / 2**30:.1f}",
+                f"{each.bits_per_byte:.3f}",
+                f"{each.low:.3f} to {each.high:.3f}",
+                f"{size / 1e6:,.1f}",
+                f"{basis.machine.decode_tokens_per_s(size, each.shape.n_layers):,.0f}",
+            ]
+        )
+    columns = ["", "layers x width", "parameters", "vocabulary", "tokens/s", "tokens", "epochs", "GiB"]
+    columns += ["bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
+    caption = (
+        "bits per byte: predicted for the validation text at the end of the time. two of three: that share of runs "
+        "should end there. GiB: memory of the run. written/s: tokens that llama.cpp writes for one reader (Q4_K_M)."
+    )
+    table(f"{duration(seconds)} on this machine", columns, rows, caption=caption)
+    print("  " + reason(chosen, sizes, basis))
+    money = costs_of(chosen, basis, options)
+    show_costs(money)
+    record: dict[str, Any] = {
+        "budget_s": seconds,
+        "chosen": entry(chosen, basis),
+        "menu": [entry(each, basis) for each in sizes],
+        "costs": money.record(),
+        "corpus": asdict(basis.corpus) | {"difficulty": basis.corpus.difficulty},
+        "law": asdict(basis.law),
+        "machine": asdict(basis.machine),
+        "plot": options.plot or None,
+    }
+    if options.plot:
+        plot(sizes, chosen, duration(seconds), Path(options.plot))
+        print(f"sizes and losses: {options.plot}")
+    budget = next(word.partition("=")[2] for word in argv if word.startswith("budget="))
+    print(f"to train it: {spelled('train', budget=budget)} with the same options")
+    final_json(record)
+    return 0
+
+
+def costs_of(candidate: Candidate, basis: Basis, options: "PlanOptions") -> Costs:
+    """The money of one size."""
+    speed = basis.machine.decode_tokens_per_s(q4_k_m_bytes(candidate.model), candidate.shape.n_layers)
+    return costs(
+        seconds=candidate.seconds,
+        tokens=candidate.tokens,
+        decode_tokens_per_s=speed,
+        price_per_hour=options.price_per_hour,
+        api_price=options.api_price,
+    )
+
+
+def cost_rows(money: Costs) -> list[list[str]]:
+    """The lines of a table."""
+    rows = [
+        ["training", f"{money.training:.4g}"],
+        ["training, per million tokens", f"{money.training_per_million_tokens:.4g}"],
+        ["writing a million tokens on this machine, for one reader", f"{money.serving_per_million_tokens:.4g}"],
+        ["writing a million tokens, an API (plan.api_price)", f"{money.api_per_million_tokens:.4g}"],
+    ]
+    if money.tokens_until_paid is not None:
+        rows.append(["tokens until the difference has paid for the training", f"{money.tokens_until_paid:,.0f}"])
+    return rows
+
+
+def show_costs(money: Costs) -> None:
+    """Print the money of the choice."""
+    table("What it costs, in the currency of plan.price_per_hour", ["quantity", "value"], cost_rows(money))
+
+
+def entry(each: Candidate, basis: Basis) -> dict[str, Any]:
+    """One size for the JSON line."""
+    size = q4_k_m_bytes(each.model)
+    return {
+        "n_layers": each.shape.n_layers,
+        "d_model": each.shape.d_model,
+        "ffn_dim": each.shape.ffn_dim,
+        "vocab_size": each.vocab_size,
+        "n_params": each.model.n_params,
+        "tokens_per_step": each.sequences * each.seq_len,
+        "steps": each.steps,
+        "tokens": each.tokens,
+        "epochs": each.epochs,
+        "tokens_per_s": each.tokens_per_s,
+        "seconds": each.seconds,
+        "memory_bytes": each.memory_bytes,
+        "bits_per_byte": each.bits_per_byte,
+        "bits_per_byte_low": each.low,
+        "bits_per_byte_high": each.high,
+        "q4_k_m_bytes": size,
+        "decode_tokens_per_s": basis.machine.decode_tokens_per_s(size, each.shape.n_layers),
+    }
+
+
+def plot(sizes: list[Candidate], chosen: Candidate, title: str, path: Path) -> None:
+    """Draw predicted bits per byte with their interval over parameters; PNG at ``path``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib import ticker
+
+    figure, axis = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    x = [each.model.n_params / 1e6 for each in sizes]
+    axis.fill_between(
+        x, [each.low for each in sizes], [each.high for each in sizes], color="#deebf7", label="two of three"
+    )
+    axis.plot(x, [each.bits_per_byte for each in sizes], "o-", color="#2171b5", markersize=4, label="predicted")
+    axis.plot(chosen.model.n_params / 1e6, chosen.bits_per_byte, "o", color="#d94801", markersize=8, label="chosen")
+    axis.set(xscale="log", xlabel="parameters (millions)", ylabel="validation, bits per byte", title=f"after {title}")
+    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.xaxis.set_minor_locator(ticker.NullLocator())
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    plt.close(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_bytes(path, buffer.getvalue())

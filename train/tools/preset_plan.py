@@ -1,0 +1,81 @@
+"""``make plan CONFIG=125m``: the measured speed, the predicted loss and the costs of one configuration.
+
+Tested in tests/train/tools/test_plan.py.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from slm.durations import seconds_of
+from slm.model.config import ModelConfig
+from slm.report import duration
+from train.budget.choice import OVERHEAD, STARTING_SECONDS, VALIDATION_SHARE, memory_bytes
+from train.budget.costs import costs, q4_k_m_bytes
+from train.budget.machine import measured
+from train.predict import records
+from train.predict.law import fitted
+from train.tools.menu import cost_rows
+
+if TYPE_CHECKING:
+    from train.tools.plan import PlanConfig
+
+BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
+"""Of English books, by the size of the vocabulary."""
+
+
+def predicted(config: "PlanConfig", shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:
+    """What is predicted for a configuration that reads ``tokens``: for the JSON line, and rows of the table.
+
+    With a ``budget`` it reads what it can in that time. Where ``tokens_per_s`` is given nothing is measured, and the
+    lines that need the machine's memory are left out.
+    """
+    train = config.train
+    machine = None if config.tokens_per_s else measured(train, config.optim)
+    if machine is not None:
+        speed = machine.tokens_per_s(shape, train.tokens_per_step, train.seq_len)
+    else:
+        assert config.tokens_per_s is not None
+        speed = config.tokens_per_s
+    share = 1 - OVERHEAD - VALIDATION_SHARE
+    seconds = STARTING_SECONDS + tokens / speed / share
+    if config.budget is not None:
+        seconds = seconds_of(config.budget)
+        tokens = round(max(0.0, seconds - STARTING_SECONDS) * share * speed)
+    known = min(BYTES_PER_TOKEN, key=lambda each: abs(each - shape.vocab_size))
+    n_matrix, n_bytes = shape.n_matmul_params - shape.vocab_size * shape.d_model, tokens * BYTES_PER_TOKEN[known]
+    law = fitted([*records.load(), *records.load_own()])
+    value, (low, high) = law.predict(n_matrix, n_bytes), law.interval(n_matrix, n_bytes)
+    memory, size = memory_bytes(shape, train.micro_batch, train.seq_len), q4_k_m_bytes(shape)
+    found: dict[str, Any] = {
+        "tokens_per_s": speed,
+        "budget_s": seconds,
+        "predicted_tokens": tokens,
+        "bits_per_byte": value,
+        "bits_per_byte_low": low,
+        "bits_per_byte_high": high,
+        "memory_bytes": memory,
+        "q4_k_m_bytes": size,
+    }
+    how = "given" if machine is None else "measured on this machine"
+    rows = [
+        [f"time at {speed:,.0f} tokens/s ({how}), everything included", duration(seconds)],
+        ["training tokens in that time", f"{tokens:,}"],
+        [
+            "bits per byte at the end, on text like English books",
+            f"{value:.3f} ({low:.3f} to {high:.3f}: two runs of three)",
+        ],
+        ["memory of the run, GiB", f"{memory / 2**30:.1f}"],
+        ["Q4_K_M file, MB", f"{size / 1e6:,.1f}"],
+    ]
+    if machine is not None:
+        decode = machine.decode_tokens_per_s(size, shape.n_layers)
+        money = costs(
+            seconds=seconds,
+            tokens=tokens,
+            decode_tokens_per_s=decode,
+            price_per_hour=config.plan.price_per_hour,
+            api_price=config.plan.api_price,
+        )
+        found |= {"decode_tokens_per_s": decode, "costs": money.record()}
+        rows.append(["tokens/s that llama.cpp writes for one reader", f"{decode:,.0f}"])
+        rows += cost_rows(money)
+    return found, rows

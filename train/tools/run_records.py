@@ -1,0 +1,65 @@
+"""A finished run as a record of the loss law: ``slm plan 'plan.add=[runs/mine]'``.
+
+Tested in tests/train/tools/test_plan.py.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from slm.machine.record import cpu_name
+from train.budget.corpus import BOOKS_BITS, bits_of
+from train.predict import records
+from train.predict.records import Record
+from train.report.run_record import RunRecord, find_run
+
+LAST_RATE = 0.12
+"""The most that is left of the peak learning rate at the end of a run that the law is about."""
+
+
+def add(runs: list[str]) -> list[Record]:
+    """Add these runs to the person's records, in the place of former ones of the same name. Returns them."""
+    found = [record_of(find_run(each)) for each in runs]
+    kept = [each for each in records.load_own() if each.name not in {new.name for new in found}]
+    records.write(records.own_file(), [*kept, *found])
+    return found
+
+
+def record_of(root: Path) -> Record:
+    """The record of the run in ``root``. UserError where the law says nothing about such a run."""
+    run = RunRecord(root)
+    run.update()
+    if not run.validations or not len(run.curves):
+        raise UserError(f"{root} has no validation: add runs that are finished")
+    last, share = run.validations[-1], float(run.curves["lr"][-1] / max(run.curves["lr"]))
+    if share > LAST_RATE or last.tokens is None or last.loss is None or last.bits_per_byte is None:
+        raise UserError(
+            f"{root} ended before its learning rate had fallen ({share:.0%} of the peak are left): add finished runs"
+        )
+    if run.setting("init_from"):
+        raise UserError(f"{root} began with a trained model: the law is about models trained from the beginning")
+    bytes_per_token = last.loss / math.log(2) / last.bits_per_byte
+    predicted: dict[str, Any] = run.setting("facts.predicted") or {}
+    epochs = predicted.get("epochs") or 0.0
+    n_bytes = last.tokens * bytes_per_token
+    shape = {
+        name: int(run.setting(f"model.{name}"))
+        for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
+    }
+    heads = 2 * (shape["n_heads"] + shape["n_kv_heads"]) * shape["head_dim"]
+    train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
+    text = (root / "validation.txt").read_text(encoding="utf-8") if (root / "validation.txt").is_file() else ""
+    return Record(
+        name=run.name,
+        text=str(run.setting("data.name") or run.setting("data.kind")),
+        n_matrix=shape["n_layers"] * shape["d_model"] * (heads + 3 * shape["ffn_dim"]),
+        vocab_size=int(run.setting("tokenizer.vocab_size") or 0),
+        tokens=int(last.tokens),
+        bytes=n_bytes,
+        unique_bytes=n_bytes / epochs if epochs else math.inf,
+        tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
+        bits_per_byte=last.bits_per_byte,
+        difficulty=bits_of(text) / BOOKS_BITS if text else 1.0,
+        source=cpu_name(),
+    )
