@@ -70,6 +70,13 @@ def test_training_and_its_processes(checkout):
     ]
 
 
+def test_a_budget_chooses_the_size_unless_a_preset_is_named(checkout):
+    for target in ("train", "plan"):
+        assert words(checkout, target, "BUDGET=8h") == [target, "budget=8h", "preset=auto"]
+        assert words(checkout, target, "BUDGET=8h", "CONFIG=10m") == [target, "budget=8h", "preset=10m"]
+        assert words(checkout, target, "CONFIG=auto") == [target, "preset=auto"]
+
+
 def test_set_up_starts_where_the_environment_is_not_of_this_folder(checkout):
     assert len(commands(checkout, "doctor")) == 1
     assert any("-m slm.setup" in line for line in commands(checkout, "setup", "CHECK=only"))

@@ -19,7 +19,9 @@ MOST_IN_A_PASS = 8
 LONG_RUN = 300e6
 """Training tokens from which sequences have 1,024 tokens instead of 512."""
 BYTES_PER_ID = 800.0
-"""Text of which a vocabulary needs this much for each of its ids."""
+"""Text that there must be, and that a run must read, for each id of a vocabulary; the smallest needs none."""
+TABLE_SHARE = 0.5
+"""The most parameters of a head, in units of those of the layers, but for the smallest vocabulary."""
 EQUAL = 0.002
 """Predictions within this share count as equal: the smaller model is taken."""
 MEMORY_SHARE = 0.8
@@ -112,6 +114,11 @@ def candidates(
     for shape in wanted.shapes():
         for vocab_size, bytes_per_token in _vocabularies(corpus, wanted):
             candidate = make(machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
+            free = wanted.vocab_size is None and vocab_size > min(corpus.bytes_per_token)
+            if free and (
+                vocab_size * shape.d_model > TABLE_SHARE * shape.n_matrix or vocab_size * BYTES_PER_ID > candidate.bytes
+            ):
+                continue
             if candidate.memory_bytes <= MEMORY_SHARE * memory:
                 found.append(candidate)
     return found
@@ -157,8 +164,9 @@ def make(
     micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
     factor, blur = text_factor(corpus.difficulty)
-    value = factor * law.predict(shape.n_matrix, n_bytes, corpus.bytes)
-    low, high = (factor * each for each in law.interval(shape.n_matrix, n_bytes, corpus.bytes))
+    run = (shape.n_matrix, n_bytes, corpus.bytes, vocab_size)
+    value = factor * law.predict(*run)
+    low, high = (factor * each for each in law.interval(*run))
     return Candidate(
         shape=shape,
         model=model,

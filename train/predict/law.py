@@ -1,9 +1,11 @@
 """The law between a model's size, the text that it has read, and its loss, fitted to the records of finished runs.
 
-    bits per byte = E + A (N / 1M)^-alpha + B (D / 1MB)^-beta
+    bits per byte = E + (x^(1/beta) + y^(1/beta))^beta,    x = A (N / 1M)^-alpha,    y = B (D V / 1MB)^-beta
 
-N counts the parameters of the layers' matrices, D the bytes of text (Hoffmann et al. 2022, arXiv 2203.15556; in bytes,
-so that vocabularies can be compared). Text that is read again counts less, as in Muennighoff et al. 2023 (arXiv
+This is the form of Kaplan et al. 2020 (arXiv 2001.08361, equation 1.5) above a floor E. N counts the parameters of the
+layers' matrices and D the bytes of text (in bytes, so that vocabularies can be compared). Where text is short, the size
+hardly counts, and the other way round; a plain sum of x and y has no place for that. A larger vocabulary learns more
+from the same bytes: V = (vocabulary / 2048)^g. Text that is read again counts less, as in Muennighoff et al. 2023 (arXiv
 2305.16264): R repetitions of U bytes are worth R* (1 - exp(-R / R*)) times U, and a model that is larger than such text
 can fill counts as a smaller one.
 
@@ -25,16 +27,23 @@ REPEATED_SIZE = 5.3
 """R* of parameters beyond those that the text can fill."""
 BYTES_PER_PARAMETER = 40.0
 """Bytes of text that one parameter needs at the best use of a machine's time: about 10 tokens."""
+VOCABULARY, VOCABULARY_GAIN = 2048, 0.28
+"""A vocabulary's text counts as more by its size in units of the first number, to the power g. From 100 steps each with
+1,024, 4,096 and 8,192 ids (2.448, 2.093 and 1.995 bits per byte): between the first and the others g is .28 to .30."""
 UNIT = 1e6
 """Parameters and bytes are counted in millions."""
 
-PRIOR = {"floor": (0.80, 0.15), "alpha": (0.40, 0.10), "beta": (0.40, 0.10)}
+PRIOR = {"floor": (1.00, 0.25), "alpha": (0.40, 0.08), "beta": (0.40, 0.08)}
 """What is known before any run: mean and deviation. The floor (bits per byte) and the exponents are those of larger
 studies; a few small runs alone would leave them open."""
+BEST_USE = (5.0, 50.0, 0.2)
+"""Known, too: a model of so many million parameters is the best use of a machine's time with so many bytes of text for
+each, give or take this in the logarithm of x / y (nanochat's log: 10.5 tokens for each parameter, head included)."""
 NOISE = 0.006
 """Deviation of a run's result by its seed and the piece of text that scores it, as a share."""
-COARSE, FINE = 0.1, 0.01
-"""Steps of the exponents that are tried: coarse ones everywhere, fine ones around the best."""
+STARTS = ((1.0, 0.3, 0.4, 1.2, 0.4), (0.8, 0.5, 0.3, 1.5, 0.3), (1.2, 0.2, 0.5, 1.0, 0.5))
+"""Floor, A, alpha, B and beta from which a fit begins; the best end counts."""
+ITERATIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +63,24 @@ class LossLaw:
     span: tuple[float, float, float, float] = (0.0, math.inf, 0.0, math.inf)
     """The least and the most parameters, the least and the most bytes of the records."""
 
-    def predict(self, n: float, n_bytes: float, unique: float = math.inf) -> float:
+    def predict(self, n: float, n_bytes: float, unique: float = math.inf, vocab_size: int = VOCABULARY) -> float:
         """Bits per byte of a model with ``n`` parameters in its layers' matrices that reads ``n_bytes`` of text.
 
         ``unique``: the bytes that the text has; it is read more than once where that is less.
         """
-        n, n_bytes = effective(n, n_bytes, unique)
-        return self.floor + self.size * (n / UNIT) ** -self.alpha + self.text * (n_bytes / UNIT) ** -self.beta
+        n, n_bytes = effective(n, n_bytes, unique, vocab_size)
+        constants = np.array([self.floor, self.size, self.alpha, self.text, self.beta])
+        return float(_curve(constants, np.array([n]), np.array([n_bytes]))[0])
 
-    def interval(self, n: float, n_bytes: float, unique: float = math.inf) -> tuple[float, float]:
+    def interval(
+        self, n: float, n_bytes: float, unique: float = math.inf, vocab_size: int = VOCABULARY
+    ) -> tuple[float, float]:
         """Bits per byte between which two runs of three should end.
 
         ``error`` both ways; for each factor of ten beyond the records, in size or text, twice that in addition, and
         half of it for each doubling of epochs from four on.
         """
-        value = self.predict(n, n_bytes, unique)
+        value = self.predict(n, n_bytes, unique, vocab_size)
         least_n, most_n, least_d, most_d = self.span
         beyond = _decades(n, least_n, most_n) + _decades(n_bytes, least_d, most_d)
         epochs = max(0.0, math.log2(max(n_bytes / unique, 1e-9) / 4))
@@ -81,16 +93,17 @@ def _decades(value: float, least: float, most: float) -> float:
     return max(0.0, math.log10(value / most) if most < math.inf else 0.0, math.log10(least / value) if least else 0.0)
 
 
-def effective(n: float, n_bytes: float, unique: float) -> tuple[float, float]:
-    """Parameters and bytes after what repetition takes away."""
+def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple[float, float]:
+    """Parameters and bytes after what repetition takes away and the vocabulary adds."""
+    gain = (vocab_size / VOCABULARY) ** VOCABULARY_GAIN
     if n_bytes <= unique:
-        return n, n_bytes
+        return n, n_bytes * gain
     repeats = n_bytes / unique - 1
     worth = unique * (1 + REPEATED_TEXT * (1 - math.exp(-repeats / REPEATED_TEXT)))
     filled = unique / BYTES_PER_PARAMETER
     if n > filled:
         n = filled * (1 + REPEATED_SIZE * (1 - math.exp(-(n / filled - 1) / REPEATED_SIZE)))
-    return n, worth
+    return n, worth * gain
 
 
 def text_factor(difficulty: float) -> tuple[float, float]:
@@ -105,43 +118,66 @@ def text_factor(difficulty: float) -> tuple[float, float]:
 
 def fit(records: Sequence[Record], *, prior: bool = True) -> LossLaw:
     """The law that fits best, without its ``error``. ``prior=False``: from these records alone."""
-    n = np.array([effective(r.n_matrix, r.bytes, r.unique_bytes)[0] for r in records])
-    d = np.array([effective(r.n_matrix, r.bytes, r.unique_bytes)[1] for r in records])
+    worth = [effective(r.n_matrix, r.bytes, r.unique_bytes, r.vocab_size) for r in records]
+    n, d = (np.array(column) for column in zip(*worth, strict=True))
     factors = [text_factor(r.difficulty) for r in records]
     y = np.array([r.bits_per_byte / factor for r, (factor, _) in zip(records, factors, strict=True)])
     weight = 1 / (y * np.array([math.hypot(NOISE, blur) for _, blur in factors]))
-    coarse = [(a, b) for a in np.arange(0.1, 1.0, COARSE) for b in np.arange(0.1, 1.0, COARSE)]
-    (_, alpha, beta), _ = _best(coarse, n, d, y, weight, prior)
-    near = np.arange(-COARSE, COARSE + FINE / 2, FINE)
-    fine = [(alpha + i, beta + j) for i in near for j in near if min(alpha + i, beta + j) > 0.02]
-    (terms, alpha, beta), _ = _best(fine, n, d, y, weight, prior)
-    floor, size, text = map(float, terms)
-    span = (float(n.min()), float(n.max()), float(d.min()), float(d.max()))
-    return LossLaw(floor=floor, size=size, alpha=float(alpha), text=text, beta=float(beta), span=span)
+    ends = [_descend(np.array(start), n, d, y, weight, prior) for start in STARTS]
+    (floor, size, alpha, text, beta), _ = min(ends, key=lambda end: end[1])
+    sizes, texts = [r.n_matrix for r in records], [r.bytes for r in records]
+    span = (float(min(sizes)), float(max(sizes)), float(min(texts)), float(max(texts)))
+    return LossLaw(
+        floor=float(floor), size=float(size), alpha=float(alpha), text=float(text), beta=float(beta), span=span
+    )
 
 
-def _best(
-    exponents: list[tuple[float, float]], n: np.ndarray, d: np.ndarray, y: np.ndarray, weight: np.ndarray, prior: bool
-) -> tuple[tuple[np.ndarray, float, float], float]:
-    """Of pairs of exponents the best one, with the law's three other constants, and its cost."""
-    best, best_cost = None, math.inf
-    for alpha, beta in exponents:
-        columns = np.stack([np.ones_like(y), (n / UNIT) ** -alpha, (d / UNIT) ** -beta], axis=1)
-        left, right = columns * weight[:, None], y * weight
-        cost = 0.0
-        if prior:
-            mean, deviation = PRIOR["floor"]
-            left, right = np.vstack([left, [1 / deviation, 0, 0]]), np.append(right, mean / deviation)
-            for name, value in (("alpha", alpha), ("beta", beta)):
-                mean, deviation = PRIOR[name]
-                cost += ((value - mean) / deviation) ** 2
-        solution = np.linalg.lstsq(left, right, rcond=None)[0]
-        cost += float(np.square(left @ solution - right).sum())
-        if cost < best_cost and (solution >= 0).all():
-            best_cost, best = cost, (solution, alpha, beta)
-    if best is None:
-        raise ValueError("no law with positive terms fits these records")
-    return best, best_cost
+def _curve(constants: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The law for parameters and effective bytes."""
+    floor, size, alpha, text, beta = constants
+    x, y = size * (n / UNIT) ** -alpha, text * (d / UNIT) ** -beta
+    return floor + (x ** (1 / beta) + y ** (1 / beta)) ** beta
+
+
+def _residuals(
+    constants: np.ndarray, n: np.ndarray, d: np.ndarray, y: np.ndarray, weight: np.ndarray, prior: bool
+) -> np.ndarray:
+    found = (_curve(constants, n, d) - y) * weight
+    if not prior:
+        return found
+    floor, size, alpha, text, beta = constants
+    named = {"floor": floor, "alpha": alpha, "beta": beta}
+    known = [(named[name] - mean) / deviation for name, (mean, deviation) in PRIOR.items()]
+    millions, bytes_each, deviation = BEST_USE
+    x, at_best = size * millions**-alpha, text * (millions * bytes_each) ** -beta
+    # Where x^(1/beta) + y^(1/beta) is least for a given N D: alpha x^(1/beta) = beta y^(1/beta).
+    known.append((math.log(x / at_best) + beta * math.log(alpha / beta)) / deviation)
+    return np.append(found, known)
+
+
+def _descend(
+    start: np.ndarray, n: np.ndarray, d: np.ndarray, y: np.ndarray, weight: np.ndarray, prior: bool
+) -> tuple[np.ndarray, float]:
+    """Least squares by Levenberg and Marquardt, in the constants' logarithms, so that they stay positive."""
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return _residuals(np.exp(logs), n, d, y, weight, prior)
+
+    logs, damping = np.log(start), 1e-2
+    now = residuals(logs)
+    for _ in range(ITERATIONS):
+        slopes = np.stack([(residuals(logs + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(logs))], axis=1)
+        square = slopes.T @ slopes
+        step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-9), -slopes.T @ now)
+        new = residuals(np.clip(logs + step, -6, 3))
+        if np.square(new).sum() < np.square(now).sum():
+            done = np.square(now).sum() - np.square(new).sum() < 1e-9 * np.square(now).sum()
+            logs, now, damping = np.clip(logs + step, -6, 3), new, damping / 3
+            if done:
+                break
+        else:
+            damping = min(damping * 4, 1e9)
+    return np.exp(logs), float(np.square(now).sum())
 
 
 def left_out_errors(records: Sequence[Record]) -> list[float]:
@@ -149,7 +185,10 @@ def left_out_errors(records: Sequence[Record]) -> list[float]:
     errors = []
     for index, record in enumerate(records):
         law = fit([*records[:index], *records[index + 1 :]])
-        predicted = law.predict(record.n_matrix, record.bytes, record.unique_bytes) * text_factor(record.difficulty)[0]
+        predicted = (
+            law.predict(record.n_matrix, record.bytes, record.unique_bytes, record.vocab_size)
+            * text_factor(record.difficulty)[0]
+        )
         errors.append(predicted / record.bits_per_byte - 1)
     return errors
 

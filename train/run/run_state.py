@@ -1,7 +1,4 @@
-"""How far a run is: steps, tokens, time, the last validation, and what guards and metrics remember.
-
-Tested in tests/train/test_main.py, tests/train/test_resume.py.
-"""
+"""How far a run is: steps, tokens, time, the last validation, and what guards and metrics remember."""
 
 import math
 from typing import Any

@@ -43,7 +43,8 @@ def predicted(config: "PlanConfig", shape: ModelConfig, tokens: int) -> tuple[di
     known = min(BYTES_PER_TOKEN, key=lambda each: abs(each - shape.vocab_size))
     n_matrix, n_bytes = shape.n_matmul_params - shape.vocab_size * shape.d_model, tokens * BYTES_PER_TOKEN[known]
     law = fitted([*records.load(), *records.load_own()])
-    value, (low, high) = law.predict(n_matrix, n_bytes), law.interval(n_matrix, n_bytes)
+    run = (n_matrix, n_bytes, float("inf"), shape.vocab_size)
+    value, (low, high) = law.predict(*run), law.interval(*run)
     memory, size = memory_bytes(shape, train.micro_batch, train.seq_len), q4_k_m_bytes(shape)
     found: dict[str, Any] = {
         "tokens_per_s": speed,
