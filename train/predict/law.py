@@ -4,10 +4,10 @@
 
 This is the form of Kaplan et al. 2020 (arXiv 2001.08361, equation 1.5) above a floor E. N counts the parameters of the
 layers' matrices and D the bytes of text (in bytes, so that vocabularies can be compared). Where text is short, the size
-hardly counts, and the other way round; a plain sum of x and y has no place for that. A larger vocabulary learns more
-from the same bytes: V = (vocabulary / 2048)^g. Text that is read again counts less, as in Muennighoff et al. 2023 (arXiv
-2305.16264): R repetitions of U bytes are worth R* (1 - exp(-R / R*)) times U, and a model that is larger than such text
-can fill counts as a smaller one.
+hardly counts, and the other way round; a plain sum of x and y cannot say that. A larger vocabulary learns more
+from the same bytes: V = (vocabulary / 2048)^g. Text that is read again counts less, as in Muennighoff et al. 2023
+(arXiv 2305.16264): R repetitions of U bytes are worth R* (1 - exp(-R / R*)) times U, and a model that is larger than
+such text can fill counts as a smaller one.
 
 It holds for runs whose learning rate falls to zero by their end. Other text than the English books of the records has
 another level, by ``text_factor``.
