@@ -18,6 +18,16 @@ def test_validations_that_go_back_are_kept_from_there(tmp_path):
     assert [each.step for each in run.validations] == [2, 3]
 
 
+def test_a_run_knows_when_time_ends_it_and_what_it_will_give(tmp_path):
+    forecast = {"forecast_bits_per_byte": 1.5, "forecast_bits_per_byte_low": 1.4, "forecast_bits_per_byte_high": 1.6}
+    config = "train: {max_steps: 1000, max_minutes: 1}\n"
+    run = write_run(tmp_path / "run", [training(1), training(100, limit_s=40.0, **forecast)], config=config)
+    assert run.progress() == 0.25  # 10 of 40 seconds of training: the rest of the minute is set-up and the end
+    assert run.forecast() == "1.500 bits per byte of the validation text (1.400 to 1.600)"
+    plain = write_run(tmp_path / "plain", [training(100)], config=config)
+    assert (plain.progress(), plain.forecast()) == (pytest.approx(1 / 6), None)
+
+
 def test_what_follows_from_the_files(tmp_path):
     found = [*(training(step) for step in range(1, 41)), validation(20, 0.5), validation(40, 0.7)]
     run = write_run(tmp_path / "run", found)
