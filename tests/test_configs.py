@@ -29,7 +29,7 @@ from train.report.watch import WatchConfig
 from train.sweep.config import SweepConfig as TrainSweepConfig
 from train.tools.bench import BenchConfig as BenchTrainConfig
 from train.tools.data_stats import DataStatsConfig
-from train.tools.plan import PlanConfig
+from train.tools.plan_config import PlanConfig
 from train.tune.config import TuneConfig
 
 STAGES: dict[str, type] = {

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
@@ -112,7 +113,7 @@ def bytes_per_token(sample: str, vocabularies: Sequence[int]) -> dict[int, float
     return found
 
 
-def _first(spec: dict, n_merges: int) -> dict:  # type: ignore[type-arg]
+def _first(spec: dict[str, Any], n_merges: int) -> dict[str, Any]:
     """The tokenizer with only its first merges. A vocabulary lists the merged tokens in the merges' order."""
     vocab = {token: id for token, id in spec["model"]["vocab"].items() if id < 257 + n_merges}
     model = {**spec["model"], "vocab": vocab, "merges": spec["model"]["merges"][:n_merges]}

@@ -1,6 +1,8 @@
 """Records of finished runs, to which the loss law is fitted: ``records.csv`` next to this module, and a person's own.
 
-Each line is one run that ended with its learning rate at about zero. ``docs/plan.md`` says how they were made.
+Each line is one run that ended with its learning rate at about zero. ``docs/results/plan.md`` says how they were made.
+
+Tested in tests/train/predict/test_law.py.
 """
 
 import csv
@@ -51,7 +53,7 @@ def read(path: Path) -> list[Record]:
     """The records of a file. UserError where it cannot be read."""
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-        return [Record(**{f.name: _value(f.type, row[f.name]) for f in fields(Record)}) for row in rows]  # type: ignore[arg-type]
+        return [Record(**{f.name: _value(f.type, row[f.name]) for f in fields(Record)}) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} holds no records of runs ({error}): remove it, or copy its columns from {SHIPPED}"

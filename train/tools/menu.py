@@ -6,7 +6,7 @@ Tested in tests/train/tools/test_plan.py.
 import io
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data.errors import UserError
 from data.storage import atomic_write_bytes
@@ -17,12 +17,10 @@ from train.budget import choice
 from train.budget.choice import Candidate
 from train.budget.choose import Basis, basis_of, compose, reason
 from train.budget.costs import Costs, costs, q4_k_m_bytes
-
-if TYPE_CHECKING:
-    from train.tools.plan import PlanOptions
+from train.tools.plan_config import PlanOptions
 
 
-def show_menu(argv: list[str], seconds: float, options: "PlanOptions") -> int:
+def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     """Print the menu of a run of ``seconds`` with the words ``argv``. Returns the exit code."""
     basis = basis_of(compose(argv), argv, seconds)
     found = choice.candidates(
@@ -79,7 +77,7 @@ def show_menu(argv: list[str], seconds: float, options: "PlanOptions") -> int:
     return 0
 
 
-def costs_of(candidate: Candidate, basis: Basis, options: "PlanOptions") -> Costs:
+def costs_of(candidate: Candidate, basis: Basis, options: PlanOptions) -> Costs:
     """The money of one size."""
     speed = basis.machine.decode_tokens_per_s(q4_k_m_bytes(candidate.model), candidate.shape.n_layers)
     return costs(

@@ -3,7 +3,7 @@
 Tested in tests/train/tools/test_plan.py.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slm.durations import seconds_of
 from slm.model.config import ModelConfig
@@ -14,15 +14,13 @@ from train.budget.machine import measured
 from train.predict import records
 from train.predict.law import fitted
 from train.tools.menu import cost_rows
-
-if TYPE_CHECKING:
-    from train.tools.plan import PlanConfig
+from train.tools.plan_config import PlanConfig
 
 BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
 """Of English books, by the size of the vocabulary."""
 
 
-def predicted(config: "PlanConfig", shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:
+def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:
     """What is predicted for a configuration that reads ``tokens``: for the JSON line, and rows of the table.
 
     With a ``budget`` it reads what it can in that time. Where ``tokens_per_s`` is given nothing is measured, and the
