@@ -22,6 +22,8 @@ BYTES_PER_ID = 800.0
 """Text that there must be, and that a run must read, for each id of a vocabulary; the smallest needs none."""
 TABLE_SHARE = 0.5
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary."""
+LEAST_STEPS = 100
+"""Of a run that is shown in the menu."""
 EQUAL = 0.002
 """Predictions within this share count as equal: the smaller model is taken."""
 MEMORY_SHARE = 0.8
@@ -202,12 +204,14 @@ def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:
 
 def best(found: Sequence[Candidate]) -> Candidate:
     """The lowest predicted loss; of those that are as good, the smallest model."""
+    found = [each for each in found if each.steps >= LEAST_STEPS] or found
     lowest = min(each.bits_per_byte for each in found)
     good = [each for each in found if each.bits_per_byte <= lowest * (1 + EQUAL)]
     return min(good, key=lambda each: (each.model.n_params, each.bits_per_byte))
 
 
 def menu(found: Sequence[Candidate]) -> list[Candidate]:
-    """The best vocabulary of each size, from the smallest to the largest."""
-    sizes = sorted({each.shape for each in found}, key=lambda each: each.n_matrix)
-    return [best([each for each in found if each.shape == shape]) for shape in sizes]
+    """The best vocabulary of each size, from the smallest to the largest, without those that would hardly begin."""
+    enough = [each for each in found if each.steps >= LEAST_STEPS] or [best(found)]
+    sizes = sorted({each.shape for each in enough}, key=lambda each: each.n_matrix)
+    return [best([each for each in enough if each.shape == shape]) for shape in sizes]

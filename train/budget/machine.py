@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,8 @@ VOCAB = 4096
 SEQ_LEN = 512
 SEQUENCES = {256: 8, 512: 4, 1024: 2}
 """Sequences of a pass, by width."""
+BUSY = 0.6
+"""A measurement whose steps had a smaller share of the cores is not kept."""
 PASSES = 3
 """Steps of a shape that are timed after a first one; the fastest counts, since other programs only add time."""
 
@@ -81,6 +83,8 @@ class Machine:
     """How long the measurement took."""
     limit: float
     """How long it was allowed to take."""
+    share: float = 1.0
+    """Processor time of the measured steps, in units of their time on all threads: less where others used the cores."""
 
     def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int) -> float:
         """Seconds of an optimizer step of ``tokens`` tokens in sequences of ``seq_len``."""
@@ -166,6 +170,12 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
         pass
     print(f"measuring how fast this machine trains (at most a minute, once; kept in {path})", flush=True)
     machine = measure(train, optim, seconds)
+    if machine.share < BUSY:
+        print(
+            f"  the machine was busy with other things: the steps had {machine.share:.0%} of its cores, and these speeds "
+            "are too low. They are measured again the next time"
+        )
+        return machine
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(asdict(machine), indent=1))
     return machine
@@ -193,16 +203,20 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
     environment = prepare(train)
     timings: list[Timing] = []
+    computed = elapsed = 0.0
     for width in WIDTHS:
         if timings and _expected(timings, width) > seconds - (perf_counter() - began):
             print(f"  width {width:,}: left out, it would take too long; the rates of the widest before it count")
             break
+        clocks = process_time(), perf_counter()
         these = list(_time_width(train, optim, environment, width))
+        computed, elapsed = computed + process_time() - clocks[0], elapsed + perf_counter() - clocks[1]
         timings += these
         rate = these[-1].tokens / (these[-1].pass_seconds + these[-1].update_seconds)
         print(f"  width {width:,}, {these[-1].n_layers} layers: {rate:,.0f} tokens/s", flush=True)
     speed = memory_gb_per_s(environment.threads, megabytes=64)
-    return Machine(rates_of(timings), speed, environment.precision, perf_counter() - began, seconds)
+    share = computed / (elapsed * environment.threads)
+    return Machine(rates_of(timings), speed, environment.precision, perf_counter() - began, seconds, share)
 
 
 def _expected(timings: Sequence[Timing], width: int) -> float:

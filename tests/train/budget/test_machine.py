@@ -1,5 +1,7 @@
 """The time of a step at any shape, from a few that were measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from train.budget import machine
@@ -45,6 +47,7 @@ def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
     """The real step in a process of its own, in the cache afterwards; more time measures what was left out."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machine, "measure", lambda train, optim, seconds: measure(train, optim, 0.0))
+    monkeypatch.setattr(machine, "BUSY", 0.0)
     optim = OptimConfig(name="muon", lr=0.03, ns_steps=1)
     first = machine.measured(TRAIN, optim, 5.0)
     assert "measuring how fast this machine trains" in capsys.readouterr().out
@@ -52,9 +55,14 @@ def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
     assert only.d_model == 256
     assert 1e8 < only.layer_flops < 1e13
     assert first.memory_gb_per_s > 0.1
+    assert 0 < first.share < 1.5
     monkeypatch.setattr(machine, "measure", lambda *_: pytest.fail("measured twice"))
     kept = machine.measured(TRAIN, optim, 0.0)
     assert kept == first
     assert capsys.readouterr().out == ""
-    with pytest.raises(BaseException, match="measured twice"):
-        machine.measured(TRAIN, optim, 10.0)
+    monkeypatch.setattr(machine, "BUSY", 1.1)
+    busy = replace(first, limit=60.0, share=0.3)
+    monkeypatch.setattr(machine, "measure", lambda *_: busy)
+    assert machine.measured(TRAIN, optim, 60.0) == busy  # more time than before: measured again
+    assert "the steps had 30% of its cores" in capsys.readouterr().out
+    assert machine.measured(TRAIN, optim, 0.0) == first  # and not kept
