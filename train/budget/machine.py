@@ -172,8 +172,8 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
     machine = measure(train, optim, seconds)
     if machine.share < BUSY:
         print(
-            f"  the machine was busy with other things: the steps had {machine.share:.0%} of its cores, and these speeds "
-            "are too low. They are measured again the next time"
+            f"  the machine was busy with other things: the steps had {machine.share:.0%} of its cores, and these "
+            "speeds are too low; they are measured again the next time"
         )
         return machine
     path.parent.mkdir(parents=True, exist_ok=True)
