@@ -129,9 +129,9 @@ def candidates(
 def _vocabularies(corpus: CorpusSize, wanted: Wanted) -> list[tuple[int, float]]:
     """Vocabularies to choose from, with the bytes of a token."""
     known = corpus.bytes_per_token
-    if wanted.vocab_size is not None:
-        nearest = min(known, key=lambda each: abs(math.log(each / wanted.vocab_size)))
-        return [(wanted.vocab_size, known[nearest] * (wanted.vocab_size / nearest) ** 0.12)]
+    if (given := wanted.vocab_size) is not None:
+        nearest = min(known, key=lambda each: abs(math.log(each / given)))
+        return [(given, known[nearest] * (given / nearest) ** 0.12)]
     enough = [size for size in known if size * BYTES_PER_ID <= corpus.bytes]
     return [(size, known[size]) for size in enough or [min(known)]]
 
@@ -152,7 +152,7 @@ def make(
     text = min(sample_bytes, corpus.bytes)
     training = seconds - spent - STARTING_SECONDS - text / TOKENIZER_BYTES_PER_S
     training = max(training, 0.3 * seconds) * (1 - VALIDATION_SHARE - OVERHEAD)
-    seq_len, tokens = wanted.seq_len or 512, 1e6
+    seq_len, tokens = wanted.seq_len or 512, 1_000_000
     model = shape.model_config(vocab_size, seq_len)
     for _ in range(8):  # the step's size depends on the tokens, and the tokens on the step's size
         if wanted.seq_len is None:

@@ -102,7 +102,7 @@ def bytes_per_token(sample: str, vocabularies: Sequence[int]) -> dict[int, float
     files = train_bpe.train([sample[:cut]], vocab_size=max(vocabularies))
     spec = json.loads(files["tokenizer.json"])
     merges, held_out = spec["model"]["merges"], sample[cut : cut + 400_000]
-    found = {}
+    found: dict[int, float] = {}
     for size in sorted(vocabularies):
         n_merges = size - 257
         if n_merges > len(merges) and found:
