@@ -63,7 +63,7 @@ from train.run.resume import (
 )
 from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
-from train.run.run_state import RunState, limit_seconds
+from train.run.run_state import RunState, check_set_up, limit_seconds
 from train.trainer import Trainer
 from train.validation import Validator
 
@@ -344,6 +344,7 @@ def _make_trainer(
     )
     optimizer.register_step_pre_hook(lambda *_: checkpointer.before_update())
     state.start_clock(ranks.broadcast_from_main(process_seconds))
+    check_set_up(train, state.setup_seconds)
     log.events.start(state.step, point.checkpoint, model.config, environment, processes=ranks.size)
     return Trainer(
         config=config,

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from data.errors import UserError
+from slm.report import duration
 from train.config import TrainConfig
 from train.guards import AwakeClock, Guards
 from train.run.metrics_window import MetricsWindow
@@ -107,3 +109,12 @@ def limit_seconds(config: TrainConfig, setup: float, closing: float) -> float:
         return math.inf
     around = setup + closing if config.minutes_of == "process" else 0.0
     return max(1e-3, 60 * config.max_minutes - around)
+
+
+def check_set_up(config: TrainConfig, setup: float) -> None:
+    """UserError where the set-up of a run has taken all the time that it may have."""
+    if config.minutes_of == "process" and config.max_minutes and setup >= 60 * config.max_minutes:
+        raise UserError(
+            f"set-up took {duration(setup)}, and the run may take {duration(60 * config.max_minutes)}: give more time "
+            "(budget= or train.max_minutes=); what set-up made once, such as kernels, is there the next time"
+        )

@@ -4,10 +4,11 @@ import time
 
 import pytest
 
+from data.errors import UserError
 from slm.configuration import build, load_config
 from train.config import RunConfig, TrainConfig
 from train.guards import AwakeClock
-from train.run.run_state import RunState, limit_seconds
+from train.run.run_state import RunState, check_set_up, limit_seconds
 from train.schedule import learning_rate
 
 CONFIG = TrainConfig(max_steps=1_000_000, max_minutes=10, minutes_of="process", seq_len=8, micro_batch=1)
@@ -73,5 +74,7 @@ def test_a_second_start_adds_its_set_up_and_no_pause():
 
 def test_training_time_alone_is_the_default():
     assert limit_seconds(TrainConfig(max_steps=1, seq_len=1, micro_batch=1, max_minutes=2), 30, 30) == 120
-    assert limit_seconds(CONFIG, 700, 0) > 0  # set-up took longer than there was: one step, no division by zero
+    check_set_up(CONFIG, 599)
+    with pytest.raises(UserError, match="set-up took 10:01, and the run may take 10:00: give more time"):
+        check_set_up(CONFIG, 601)
     assert limit_seconds(TrainConfig(max_steps=1, seq_len=1, micro_batch=1), 1, 1) == float("inf")
