@@ -13,7 +13,7 @@ from tests.helpers.small_run import SmallRun
 from train.budget import choose
 from train.resolve import Chosen, resolve
 
-BUDGET = 9.0
+BUDGET = 10.0
 
 
 def no_choice(*_):
@@ -34,14 +34,12 @@ def test_a_budget_ends_the_whole_run_in_time_also_where_it_was_stopped_between(t
         began = time.monotonic()
         run = SmallRun(tmp_path, *words)
         if stop:
-            while run.alive() and "step 100:" not in run.out:
-                time.sleep(0.05)
-            run.process.join(max(0.0, began + BUDGET / 2 - time.monotonic()))
+            run.wait_for_step(20)
             run.send_signal(signal.SIGINT)
         code = run.wait()
         spent.append(time.monotonic() - began)
         assert code == (130 if stop else 0), run.err
-    assert sum(spent) == pytest.approx(BUDGET, abs=0.02 * BUDGET + 1.0)  # and a process's end, twice
+    assert sum(spent) == pytest.approx(BUDGET, abs=0.02 * BUDGET + 1.2)  # and a process's end, twice
     lines = [json.loads(line) for line in (run.root / "metrics.jsonl").read_text().splitlines()]
     training, validations = [r for r in lines if "lr" in r], [r for r in lines if "val_loss" in r]
     rates = [record["lr"] for record in training]

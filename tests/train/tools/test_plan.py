@@ -68,12 +68,12 @@ def test_an_api_that_is_cheaper_never_pays_for_the_training():
 
 def test_a_finished_run_becomes_a_record_and_an_unfinished_one_does_not(tmp_path, corpus, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    words = [f"data.files=[{corpus}]", "name=done", "train.max_steps=6", "train.eval_every=6"]
+    words = [f"data.files=[{corpus}]", "name=done", "train.max_steps=20", "train.eval_every=20"]
     run = SmallRun(tmp_path, *words).finish()
     assert plan.main(["preset=tiny", "tokens_per_s=1000", f"plan.add=[{run.root}]"]) == 0
     assert "added done:" in capsys.readouterr().out
     (record,) = records.load_own()
-    assert (record.name, record.tokens, record.tokens_per_step, record.vocab_size) == ("done", 768, 128, 300)
+    assert (record.name, record.tokens, record.tokens_per_step, record.vocab_size) == ("done", 2560, 128, 300)
     assert record.n_matrix == 256 * (2 * (4 + 2) * 64 + 3 * 256)
     assert record.bytes > record.tokens
     assert plan.main(["preset=tiny", "tokens_per_s=1000", f"plan.add=[{run.root}]"]) == 0
