@@ -1,58 +1,15 @@
-"""A whole run within a budget: it ends in time with its decay finished, and goes on where it was stopped."""
-
-import json
-import signal
-import time
+"""What a budget becomes: ordinary options, chosen once and kept for the next start."""
 
 import pytest
-from omegaconf import OmegaConf
 
 from data.errors import UserError
 from tests.helpers.machines import MACHINE
-from tests.helpers.small_run import SmallRun
 from train.budget import choose
 from train.resolve import Chosen, resolve
-
-BUDGET = 10.0
 
 
 def no_choice(*_):
     raise AssertionError("nothing is to be chosen")
-
-
-def test_a_budget_ends_the_whole_run_in_time_also_where_it_was_stopped_between(tmp_path, corpus):
-    """Set-up, validations and saves of both starts together are the budget; the pause between them is not."""
-    words = [
-        f"data.files=[{corpus}]",
-        "name=short",
-        f"budget={BUDGET:g}s",
-        "train.eval_every=100",
-        "train.max_steps=100000",
-    ]
-    spent = []
-    for stop in (True, False):
-        began = time.monotonic()
-        run = SmallRun(tmp_path, *words)
-        if stop:
-            run.wait_for_step(20)
-            run.send_signal(signal.SIGINT)
-        code = run.wait()
-        spent.append(time.monotonic() - began)
-        assert code == (130 if stop else 0), run.err
-    assert sum(spent) == pytest.approx(BUDGET, abs=0.02 * BUDGET + 1.2)  # and a process's end, twice
-    lines = [json.loads(line) for line in (run.root / "metrics.jsonl").read_text().splitlines()]
-    training, validations = [r for r in lines if "lr" in r], [r for r in lines if "val_loss" in r]
-    rates = [record["lr"] for record in training]
-    assert max(rates[: len(rates) // 4]) == max(rates)
-    assert rates[-1] < 0.1 * max(rates)
-    assert validations[-1]["step"] == training[-1]["step"]
-    saved = OmegaConf.load(run.root / "config.yaml")
-    assert (saved.train.minutes_of, saved.train.max_minutes, saved.budget) == ("process", BUDGET / 60, f"{BUDGET:g}s")
-    forecasts = [r for r in training if "forecast_bits_per_byte" in r]
-    last = forecasts[-1]
-    assert last["forecast_bits_per_byte_low"] < validations[-1]["val_bits_per_byte"] * 1.2
-    assert last["forecast_bits_per_byte_high"] > validations[-1]["val_bits_per_byte"] * 0.8
-    assert "is finished" in SmallRun(tmp_path, *words).finish().out
 
 
 def test_bad_budgets_are_one_line():
