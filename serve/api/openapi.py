@@ -195,8 +195,8 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
         _set_limits(schema["properties"], options)
         _allow_nulls(schema)
         if post.tag == "Generation":
-            ignored = {name: {"description": "accepted, without effect"} for name in sorted(IGNORED)}
-            schema["properties"] = {**ignored, **schema["properties"]}
+            for name in sorted(IGNORED):  # behind the others
+                schema["properties"].setdefault(name, {"description": "accepted, without effect"})
     schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
     schemas = _tidied(schemas)
     out: dict[str, Any] = {
