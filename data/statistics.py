@@ -63,8 +63,10 @@ class Statistics:
             self.lengths.append(length)
             if self._plan.passage and text in undivided and len(text) >= self._plan.divided:
                 self.held_out_tokens += len(self._encode(text[middle(text, self._plan.passage)])) + 1
-            elif self._plan.held_out and unit_hash(text) < self._plan.held_out:
-                self.held_out_tokens += length
+            elif self._plan.held_out or self._plan.also_held_out:
+                hashed = unit_hash(text)
+                if hashed < self._plan.held_out or hashed in self._plan.also_held_out:
+                    self.held_out_tokens += length
 
     def record(self) -> dict[str, Any]:
         """The counts as plain values."""

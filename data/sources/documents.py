@@ -95,7 +95,8 @@ def make_select(plan: Plan) -> Select:
     def is_read(text: str, divided: bool) -> bool:
         """Whether the split has the document, or if it is ``divided`` its own share of it."""
         if validation:
-            return everything or divided or unit_hash(text) < plan.held_out
+            is_short = not plan.longest_held_out or len(text) <= plan.longest_held_out
+            return everything or divided or (is_short and unit_hash(text) < plan.held_out)
         if not plan.held_out and not plan.also_held_out:
             return True
         hashed = unit_hash(text)

@@ -4,11 +4,13 @@ Every reader returns raw documents, each with the position after it (a byte offs
 row number), so that reading can resume after any of them.
 """
 
+import functools
 import glob
 import gzip
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,11 +44,12 @@ def file_format(path: str) -> str | None:
     return None
 
 
-def expand(patterns: list[str], option: str = "data.files") -> list[str]:
+def expand(patterns: list[str], option: str = "data.files", text_field: str | None = None) -> list[str]:
     """The files that paths, globs and folders name, each once, in order.
 
     A file named by its path may have any suffix (an unknown one is read as plain text); globs and folders give only
-    files with a known suffix. Raises UserError for a pattern that matches nothing.
+    files with a known suffix. With a ``text_field``, a folder's ``.json`` files without such records are left out, and
+    one line names them. Raises UserError for a pattern that matches nothing.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -54,8 +57,11 @@ def expand(patterns: list[str], option: str = "data.files") -> list[str]:
         if os.path.isdir(path):
             inside = sorted(str(each) for each in Path(path).rglob("*") if each.is_file())
             matches = [each for each in inside if file_format(each)]
+            others = [each for each in matches if text_field and not _may_hold_records(each, text_field)]
+            matches = [each for each in matches if each not in others]
+            line = _left_out(tuple(os.path.relpath(each, path) for each in others), pattern, option, text_field or "")
             if not matches:
-                raise UserError(f"{option}: the folder {pattern} holds no txt, md, jsonl or parquet file")
+                raise UserError(line or f"{option}: the folder {pattern} holds no txt, md, jsonl or parquet file")
         elif os.path.isfile(path):
             matches = [path]
         elif glob.has_magic(path):
@@ -70,6 +76,37 @@ def expand(patterns: list[str], option: str = "data.files") -> list[str]:
         for each in matches:
             found.setdefault(os.path.realpath(each), each)
     return list(found.values())
+
+
+def _may_hold_records(path: str, text_field: str) -> bool:
+    """False for a ``.json`` file whose first line is no JSON object with this key: settings, say, or a data format of
+    their own. Programs leave such files anywhere, so one of them is no reason to refuse a folder."""
+    name = path.lower()
+    for suffix in COMPRESSED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    if not name.endswith(".json"):
+        return True
+    try:
+        with open_binary(path) as stream:
+            first = next((line for line in stream if line.strip()), b"")
+        row = json.loads(first.removeprefix(BYTE_ORDER_MARK))
+    except (ValueError, RecursionError):
+        return False
+    except Exception:
+        return True  # reading it says what is wrong with the file
+    return isinstance(row, dict) and text_field in row
+
+
+@functools.lru_cache(maxsize=64)
+def _left_out(names: tuple[str, ...], folder: str, option: str, text_field: str) -> str:
+    """Prints, once in a process, which of a folder's files are left out; returns the line, empty if there are none."""
+    if not names:
+        return ""
+    few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    files = "1 .json file" if len(names) == 1 else f"{len(names)} .json files"
+    line = f"{option}: {files} of {folder} left out, because the first line has no {text_field!r} key: {few}"
+    print(line, file=sys.stderr, flush=True)
+    return line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,11 @@
 import functools
 import hashlib
 import itertools
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
@@ -25,6 +26,10 @@ LONG_DOCUMENT = 65536  # bytes; where documents of plain text may be longer, the
 DIVIDED = 32768  # characters; a shorter document is held out as a whole or not at all
 FEW_DOCUMENTS = 20  # a small corpus of fewer documents holds out a part of each ...
 DIVIDED_OF_FEW = 1000  # ... that has as many characters
+LARGEST_PASSAGE = 0.25  # ... at most this share of it, if the other ones are too short to be divided
+ABOUT = (
+    1.25  # what a small corpus holds out may be so many times a tenth (or val_fraction), because documents stay whole
+)
 FEW_PER_SHARD = 16  # with fewer documents per shard, all shards read all of them, and share out their blocks
 
 
@@ -39,6 +44,9 @@ class Plan:
     hub_split: str = ""
     held_out: float = 0.0
     """A document whose ``unit_hash`` is below this is validation text; 0 where validation text is separate."""
+    longest_held_out: int = 0
+    """Validation: a document with more characters is not held out by its hash; 0: none is too long. A training plan
+    lists the documents that such a plan holds out in ``also_held_out``."""
     passage: float = 0.0
     """The share of a divided document that is validation text, from its middle; 0: no document is divided."""
     divided: int = DIVIDED
@@ -70,7 +78,9 @@ class Plan:
         """Identifies the documents: the text, the split, the filters and the list of duplicates."""
         s = self.source
         listed = digest_of(self.duplicates) if self.duplicates else None
-        what = (self.corpus, self.held_out, self.split, sorted(self.also_held_out), options(s), listed)
+        what: tuple[Any, ...] = (self.corpus, self.held_out, self.split, sorted(self.also_held_out), options(s), listed)
+        if self.longest_held_out:
+            what = (*what, self.longest_held_out)
         return fingerprint((*what, self.passage, self.divided) if self.passage else what)
 
     @property
@@ -137,7 +147,7 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Pla
 def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
     if not source.files:
         raise UserError("no text is named: add data.files=[...] (paths, globs or folders of txt, md, jsonl, parquet)")
-    paths = files.expand(source.files)
+    paths = _source_files(source)
     if source.val_files:
         validation = files.expand(source.val_files, "data.val_files")
         apart = {os.path.realpath(path) for path in validation}
@@ -167,8 +177,12 @@ def earlier_document_chars(source: SourceConfig) -> int:
     if source.kind != "files":
         return source.document_chars
     apart = {os.path.realpath(path) for path in files.expand(source.val_files, "data.val_files")}
-    paths = [path for path in files.expand(source.files) if os.path.realpath(path) not in apart]
+    paths = [path for path in _source_files(source) if os.path.realpath(path) not in apart]
     return min(source.document_chars, max(2048, sum(map(_text_bytes, paths)) // 256))
+
+
+def _source_files(source: SourceConfig) -> list[str]:
+    return files.expand(source.files, text_field=source.text_field if source.kind == "files" else None)
 
 
 def _without_held_out(plans: list[Plan]) -> list[Plan]:
@@ -181,7 +195,7 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
     """
     hashes: set[float] = set()
     widest = max((plan.held_out for plan in plans if not _is_small(plan)), default=0.0)
-    least = min((plan.held_out for plan in plans), default=0.0)
+    least = min((_full_range(plan) for plan in plans), default=0.0)
     passage = max(plan.passage for plan in plans)
     for plan in plans:
         if plan.source.val_files:
@@ -189,19 +203,29 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
                 hashes |= _documents(stamps(apart), plan.reading, options(plan.source)).keys()
         elif plan.held_out > least and _is_small(plan):
-            sizes = _documents(stamps(plan.files), plan.reading, options(plan.source))
-            whole = (each for each, (_, chars) in sizes.items() if not plan.passage or chars < plan.divided)
-            hashes |= {each for each in whole if least <= each < plan.held_out}
+            documents = _documents(stamps(plan.files), plan.reading, options(plan.source))
+            whole = (each for each, found in documents.items() if not plan.passage or not found.is_long(plan.divided))
+            hashes |= {
+                each
+                for each in whole
+                if least <= each < plan.held_out and documents[each].chars <= (plan.longest_held_out or math.inf)
+            }
     also_held_out = frozenset(hashes)
     return [
         replace(
             plan,
             also_held_out=also_held_out,
-            held_out=max(plan.held_out, widest),
+            held_out=max(_full_range(plan), widest),
+            longest_held_out=0,
             passage=passage if plan.long_documents else 0.0,
         )
         for plan in plans
     ]
+
+
+def _full_range(plan: Plan) -> float:
+    """The range of hashes in which every document is held out, whatever its length."""
+    return 0.0 if plan.longest_held_out else plan.held_out
 
 
 def _field(source: SourceConfig) -> str:
@@ -216,21 +240,32 @@ def _is_small(plan: Plan) -> bool:
     return sum(map(_text_bytes, plan.files)) <= SMALL_CORPUS
 
 
-@functools.lru_cache(maxsize=16)
-def _documents(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> dict[float, tuple[int, int]]:
-    """The documents of a small corpus that pass the filters, by their unit hash.
+class _Document(NamedTuple):
+    """What is known of a document of a small corpus."""
 
-    Each with its bytes, copies counted, and its characters; 0 characters if it is not all of a file's plain text.
-    """
+    size: int
+    """Bytes, copies counted."""
+    chars: int
+    undivided: bool
+    """Whether it is all of a file's plain text."""
+
+    def is_long(self, divided: int) -> bool:
+        """Whether a passage of it is held out, where documents of so many characters are divided."""
+        return self.undivided and self.chars >= divided
+
+
+@functools.lru_cache(maxsize=16)
+def _documents(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> dict[float, _Document]:
+    """The documents of a small corpus that pass the filters, by their unit hash."""
     reason = make_filter(SourceConfig(kind="files", **dict(filters)))
     paths = tuple(path for path, _, _ in stamped)
-    found: dict[float, tuple[int, int]] = {}
+    found: dict[float, _Document] = {}
 
     def count(text: str, undivided: bool) -> None:
         if reason is None or reason(text) is None:
             hashed = unit_hash(text)
-            before, _ = found.get(hashed, (0, 0))
-            found[hashed] = before + len(text.encode("utf-8", "replace")), len(text) if undivided else 0
+            before = found[hashed].size if hashed in found else 0
+            found[hashed] = _Document(before + len(text.encode("utf-8", "replace")), len(text), undivided)
 
     if reading.text_field == CONVERSATIONS:
         for text in CorpusStream(chat_files.ChatFileCorpus(paths, stop=False), order=_in_order):
@@ -259,7 +294,7 @@ def _few(paths: list[str]) -> str:
 def _held_out(
     stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...], val_fraction: float, divisible: bool
 ) -> dict[str, Any]:
-    """What a small corpus holds out, so that both splits have text: ``held_out``, ``passage``, ``divided`` of a plan.
+    """What a small corpus holds out, so that both splits have text: fields of a plan.
 
     ``divisible``: whether long documents of plain text give up a passage, instead of all or nothing.
     """
@@ -268,23 +303,51 @@ def _held_out(
     if not documents:
         raise UserError(f"the corpus is empty: {_few(paths)} hold no text; check data.files and data.text_field")
     divided = DIVIDED_OF_FEW if len(documents) < FEW_DOCUMENTS else DIVIDED
-    long = {hashed for hashed, (_, chars) in documents.items() if divisible and chars >= divided}
+    long = {hashed for hashed, found in documents.items() if divisible and found.is_long(divided)}
     if len(documents) == 1 and not long:
         raise UserError(
             f"the corpus is one document ({_few(paths)}), so none can be held out: give more text, or "
             "data.val_files=[...]"
         )
-    total = sum(size for size, _ in documents.values())
+    total = sum(found.size for found in documents.values())
     wanted = min(LEAST_VALIDATION, total // 10)
-    sizes = {hashed: size for hashed, (size, _) in documents.items() if hashed not in long}
+    most = int(ABOUT * max(total // 10, val_fraction * total))
+    short = {hashed: found for hashed, found in documents.items() if hashed not in long}
     if not long:
-        return {"held_out": _hash_range(sizes, wanted, val_fraction)}
+        return _whole_documents(short, wanted, most, val_fraction)
+    in_long = sum(documents[hashed].size for hashed in long)
     passage = max(val_fraction, wanted / total)
     if len(documents) < FEW_DOCUMENTS:
-        return {"held_out": 0.0, "passage": passage, "divided": divided}  # the short ones are trained on
-    in_passages = int(passage * sum(documents[hashed][0] for hashed in long))
-    held_out = _hash_range(sizes, max(0, wanted - in_passages), val_fraction) if len(sizes) > 1 else 0.0
-    return {"held_out": held_out, "passage": passage, "divided": divided}
+        if passage * in_long * ABOUT < wanted:  # the short ones are trained on, so the long ones give more
+            passage = min(wanted / in_long, LARGEST_PASSAGE)
+        return {"held_out": 0.0, "passage": passage, "divided": divided}
+    in_passages = int(passage * in_long)
+    whole: dict[str, Any] = {"held_out": 0.0}
+    if len(short) > 1:
+        whole = _whole_documents(short, max(0, wanted - in_passages), most - in_passages, val_fraction)
+    return {**whole, "passage": passage, "divided": divided}
+
+
+def _whole_documents(documents: dict[float, _Document], wanted: int, most: int, val_fraction: float) -> dict[str, Any]:
+    """Which of a small corpus' documents are held out as a whole: ``held_out`` and perhaps ``longest_held_out``.
+
+    A long document may have one of the first hashes. Where it alone would be more than ``most`` bytes, only documents
+    up to some length are held out: the greatest with which there are at least ``wanted`` bytes and at most ``most``.
+    """
+    found: list[tuple[bool, int, dict[str, Any]]] = []
+    longest = 0
+    fitting = documents
+    while len(fitting) > 1 or not found:
+        sizes = {hashed: each.size for hashed, each in fitting.items()}
+        held_out = _hash_range(sizes, wanted, val_fraction)
+        got = sum(size for hashed, size in sizes.items() if hashed < held_out)
+        limit = {"longest_held_out": longest} if longest else {}
+        found.append((got < wanted, got, {"held_out": held_out, **limit}))
+        if got <= most:
+            break
+        longest = max(each.chars for each in fitting.values()) // 2
+        fitting = {hashed: each for hashed, each in documents.items() if each.chars <= longest}
+    return min(found, key=lambda each: each[:2])[2]
 
 
 def _hash_range(sizes: dict[float, int], wanted: int, val_fraction: float) -> float:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from data.errors import UserError
 from data.sources import files
+from data.sources.documents import iter_documents, make_plans
 from data.sources.files import Reading, expand, parse, read
+from tests.helpers.documents import local, write_jsonl
 
 
 def texts(path, start=0, **options):
@@ -183,3 +185,30 @@ def test_expand(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder empty holds no"):
         expand(["empty"])
+
+
+def test_a_folders_other_json_files_are_left_out_and_named(tmp_path, capsys):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    rows = [f"Note {i} with some words." for i in range(30)]
+    write_jsonl(folder / "rows.json", rows[:10])
+    write_jsonl(folder / "lines.jsonl", rows[10:])
+    (folder / "settings.json").write_text('{\n  "theme": "dark"\n}\n')
+    (folder / "list.json").write_text('[{"text": "no line of its own"}]')
+    (folder / "package.json").write_text('{"name": "x"}')
+    (folder / "sub").mkdir()
+    (folder / "sub" / "empty.json").write_text("")
+    found = [text for s in ("train", "validation") for text in iter_documents(local(folder), s, 1)]
+    assert sorted(found) == sorted(rows)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("no 'text' key: list.json, package.json, settings.json and 1 more")
+    assert "4 .json files" in line
+    with pytest.raises(UserError, match=r"package\.json:1 has no key 'text'"):
+        make_plans(local(folder / "package.json"), "train")
+    for name in ("rows.json", "lines.jsonl"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match=r"4 \.json files of .* left out"):
+        make_plans(local(folder), "train")
+    # A key of one's own.
+    (folder / "own.json").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
+    assert make_plans(local(folder, text_field="body"), "train")[0].files == (str(folder / "own.json"),)

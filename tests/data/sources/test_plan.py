@@ -7,6 +7,7 @@ import pytest
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources.documents import iter_documents, make_plans
+from data.sources.plan import unit_hash
 from tests.helpers.documents import local, write_jsonl
 
 
@@ -116,6 +117,60 @@ def test_many_files_are_held_out_as_a_whole_or_not_at_all(tmp_path):
     train, validation = (list(iter_documents(local(tmp_path), s, 1)) for s in ("train", "validation"))
     assert sorted(train + validation) == sorted(book(number, paragraphs=6) for number in range(60))
     assert 4 <= len(validation) <= 8  # 16 KB
+
+
+def held_out_share(config):
+    """Of the characters; the splits have no document in common, and lose none."""
+    train, validation = (list(iter_documents(config, s, 1)) for s in ("train", "validation"))
+    assert not set(train) & set(validation)
+    n_validation = sum(map(len, validation))
+    return n_validation / (n_validation + sum(map(len, train)))
+
+
+@pytest.mark.parametrize("total", [10_000, 50_000, 144_000, 1_000_000])
+@pytest.mark.parametrize("form", ["equal", "uneven", "jsonl", "one"])
+def test_at_least_16_kb_but_at_most_about_a_tenth(tmp_path, total, form):
+    """Of uneven notes, one long note with a small hash made 56 % of 50 KB."""
+    sizes = {
+        "equal": [total // 40] * 40,
+        "uneven": [total // 2, total // 5, *[total // 100] * 30],
+        "jsonl": [total // 4, total // 4, *[total // 100] * 50],
+        "one": [total],
+    }[form]
+    # The longest ones get the smallest hashes.
+    texts = [book(number, 1 + size // 400)[:size] for number, size in enumerate(sizes)]
+    for i in range(2 if form in ("uneven", "jsonl") else 0):
+        texts[i] = next(text for n in range(10_000) if unit_hash(text := f"{n} {texts[i][6:]}") < 0.002)
+    if form == "jsonl":
+        config = local(write_jsonl(tmp_path / "a.jsonl", texts))
+    else:
+        for number, text in enumerate(texts):
+            (tmp_path / f"{number}.txt").write_text(text)
+        config = local(tmp_path)
+    rule = min(16384, total / 10) / total
+    share = held_out_share(config)
+    assert 0.9 * rule <= share <= 1.3 * max(rule, 0.1), share
+
+
+def test_documents_that_are_too_long_to_hold_out_stay_out_of_other_sources_too(tmp_path):
+    """Each of two sources has texts of the other; what one of them holds out, none trains on."""
+    texts = [book(number, 3) for number in range(40)]
+    long = next(text for n in range(10_000) if unit_hash(text := f"{n} {book(50, 60)}") < 0.002)
+    a = write_jsonl(tmp_path / "a.jsonl", [long, *texts[:30]])
+    b = write_jsonl(tmp_path / "b.jsonl", [long, *texts[10:], *[book(number, 2) for number in range(60, 200)]])
+    sources = [SourceConfig(kind="files", files=[path], max_epochs=1) for path in (a, b)]
+    assert make_plans(local(a), "validation")[0].longest_held_out
+    config = DataConfig(kind="mixture", sources=sources)
+    train, validation = (set(iter_documents(config, s, 1)) for s in ("train", "validation"))
+    assert not train & validation
+    assert train | validation == {long, *texts, *[book(number, 2) for number in range(60, 200)]}
+
+
+def test_few_documents_of_which_most_are_too_short_to_divide(tmp_path):
+    """The long ones give what the short ones do not."""
+    for number, size in enumerate([4000, *[900] * 7]):
+        (tmp_path / f"{number}.txt").write_text(book(number, 10)[:size])
+    assert 0.09 < held_out_share(local(tmp_path)) < 0.13
 
 
 def test_no_passage_of_one_source_is_trained_on_in_another(tmp_path):
