@@ -1,1 +1,3 @@
 """From a checkpoint to GGUF files that provably compute the same."""
+
+import slm as slm  # first of all: see slm.early_interrupt

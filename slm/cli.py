@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from data.errors import UserError, one_line
+from slm import early_interrupt
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -45,6 +46,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     ``SLM_DEBUG=1`` lets the traceback of a UserError through.
     """
     try:
+        early_interrupt.give_back()
         status = main(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         if os.environ.get("SLM_DEBUG"):

@@ -1,1 +1,3 @@
 """Training on a CPU: text in, checkpoints out."""
+
+import slm as slm  # first of all: see slm.early_interrupt

@@ -1,5 +1,6 @@
 """How every command ends: its exit status, and one line for a person's mistake."""
 
+import os
 import subprocess
 import sys
 
@@ -46,6 +47,54 @@ def test_ctrl_c_is_told_and_has_the_shells_status(capsys):
 
     assert status(main) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+SENDS_CTRL_C = """
+import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["AT_IMPORT_OF"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["-m", "slm", "--help"], "slm.cli"),
+        (["-m", "slm", "--help"], "slm.command"),
+        (["-m", "train"], "train.resolve"),
+        (["-m", "train.tune"], "train.tune.recipe"),
+        (["-m", "export"], "slm.cli"),
+        (["-m", "serve.terminal"], "serve.config"),
+        (["{slm}", "train"], "slm.command.main"),
+        (["{slm}", "train"], "train.resolve"),
+    ],
+)
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(repository, tmp_path, words, module):
+    (tmp_path / "sitecustomize.py").write_text(SENDS_CTRL_C)
+    script = tmp_path / "slm"  # as pip writes it
+    script.write_text("import sys\nfrom slm.command.main import script\nsys.exit(script())\n")
+    done = subprocess.run(
+        [sys.executable, *(word.format(slm=script) for word in words)],
+        cwd=repository,
+        env={**os.environ, "AT_IMPORT_OF": module, "PYTHONPATH": f"{tmp_path}:{repository}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 130
+    assert done.stderr in ("", "interrupted\n")
+
+
+def test_ctrl_c_is_left_alone_where_slm_is_a_library(repository):
+    code = "import signal, slm, train, serve; assert signal.getsignal(2) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], cwd=repository, check=True)
 
 
 def test_a_reader_that_goes_away_is_no_error(repository):
