@@ -24,6 +24,7 @@ class BenchOptions:
     extra: list[str] = field(default_factory=lambda: ["prefix", "repeat"])
     extra_clients: int = 16
     busy: list[int] = field(default_factory=lambda: [1, 4])
+    busy_s: float = 2.0
     prompt_words: int = 100
     prefix_tokens: int = 600
     new_tokens: int = 128
@@ -47,6 +48,8 @@ class BenchOptions:
             raise UserError(f"bench.clients is {self.clients}; give numbers from 1 to 1024")
         if not all(1 <= n <= 1024 for n in self.busy):
             raise UserError(f"bench.busy is {self.busy}; give numbers of clients from 1 to 1024, or [] for none")
+        if not 0 < self.busy_s <= 600:
+            raise UserError(f"bench.busy_s is {self.busy_s}; give seconds, above 0 and at most 600")
         if not all(0 < rate <= 10 for rate in self.open):
             raise UserError(f"bench.open is {self.open}; give parts of the limit, such as [0.5,0.8]")
         unknown = sorted(set(self.extra) - set(EXTRA))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], prompt_to
     for key, clients, n_busy in (("plain", options.clients, 0), ("busy", options.busy, 1)):
         for n in clients:
             rounds = max(options.rounds, -(-_FEWEST // n))
+            if n_busy:
+                rate = min(limit, key=lambda each: abs(each.batch - n)).workload(prompt_tokens, options.new_tokens)
+                rounds = max(rounds, ceil(options.busy_s * rate / options.new_tokens / n))
             bodies = [[body() for _ in range(rounds)] for _ in range(n)]
             found.append(Case(key=key, n=n, bodies=bodies, n_busy=n_busy))
     best = max(each.workload(prompt_tokens, options.new_tokens) for each in limit) / options.new_tokens

@@ -21,7 +21,8 @@ costs less than a thread is worth."""
 _MORE = 0.75
 """A thread is added where at least this part of another core is free."""
 _READINGS_FOR_MORE = 2
-"""In a row. Giving a core back late costs little, and taking it too early much."""
+"""In a row, or one reading over as much time, after a pause in which nothing was computed. Giving a core back late
+costs little, and taking it too early much."""
 
 
 class FreeCores:
@@ -94,26 +95,27 @@ class ThreadCount:
     def __init__(self, most: int, cores: FreeCores) -> None:
         self.most, self.now = most, most
         self._cores = cores
-        self._due = time.monotonic() + _EVERY_S
+        self._read_at = time.monotonic()
         self._n_free_readings = 0
 
     def update(self) -> int:
         """The number for the next step, from 1 to ``most``. Cheap: the cores are counted four times a second."""
         now = time.monotonic()
-        if now >= self._due:
-            self._due = now + _EVERY_S
+        elapsed = now - self._read_at
+        if elapsed >= _EVERY_S:
+            self._read_at = now
             free = self._cores.read()
-            self.now = self.most if free is None else self.after(free)
+            self.now = self.most if free is None else self.after(free, n_readings=int(elapsed / _EVERY_S))
         return self.now
 
-    def after(self, free: float) -> int:
-        """The number that follows from a reading of the free cores."""
+    def after(self, free: float, n_readings: int = 1) -> int:
+        """The number that follows from a reading of the free cores, which counts as ``n_readings`` of usual length."""
         fewer = fewer_threads(free)
         more = int(free + 1 - _MORE)
         if fewer < self.now:
             self._n_free_readings = 0
             return fewer
-        self._n_free_readings = self._n_free_readings + 1 if more > self.now else 0
+        self._n_free_readings = self._n_free_readings + n_readings if more > self.now else 0
         if self._n_free_readings >= _READINGS_FOR_MORE:
             self._n_free_readings = 0
             return min(self.most, more)

@@ -55,7 +55,7 @@ def one_reply(path, free: float, **more) -> tuple[int, int]:
     count = engine._runner._thread_count
     if count is not None:
         count._cores.read = lambda: free
-        count._due = 0
+        count._read_at = 0
     before = engine.stats.threads
     engine.handle(Generate(id="a", prompt="once", sampling=SamplingParams(temperature=0), max_tokens=3))
     while engine.busy:

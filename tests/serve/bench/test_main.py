@@ -16,7 +16,14 @@ def bench(*words, timeout=120):
 
 def test_our_server_alone(tiny_path):
     words = ["bench.clients=[1,2]", "bench.rounds=2", "bench.prompt_words=20", "bench.prefix_tokens=80"]
-    words += ["bench.new_tokens=6", "bench.open=[0.1]", "bench.open_s=1", "bench.extra_clients=2", "bench.busy=[2]"]
+    words += [
+        "bench.new_tokens=6",
+        "bench.open=[0.1]",
+        "bench.open_s=1",
+        "bench.extra_clients=2",
+        "bench.busy=[2]",
+        "bench.busy_s=0.05",
+    ]
     words += ["bench.llama_server=off", "bench.llama_cpp_server=off", "serve.threads=1", "serve.slots=2"]
     done = bench(f"model={tiny_path}", *words)
     assert done.returncode == 0, done.stderr

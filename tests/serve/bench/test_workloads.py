@@ -1,3 +1,6 @@
+from dataclasses import replace
+from math import ceil
+
 import pytest
 
 from data.errors import UserError
@@ -6,7 +9,14 @@ from serve.bench.limit import Rates
 from serve.bench.workloads import Prompts, cases, mean_tokens
 
 OPTIONS = BenchOptions(
-    clients=[1, 4], open=[0.5], extra_clients=3, busy=[1], prompt_words=20, prefix_tokens=80, new_tokens=10
+    clients=[1, 4],
+    open=[0.5],
+    extra_clients=3,
+    busy=[1],
+    busy_s=0.001,
+    prompt_words=20,
+    prefix_tokens=80,
+    new_tokens=10,
 )
 LIMIT = [Rates(batch=1, prefill=1000, decode=100), Rates(batch=4, prefill=1000, decode=300)]
 
@@ -30,6 +40,15 @@ def test_the_same_seed_gives_the_same_requests_that_begin_differently():
     assert len(starts) == 1
     assert len(prefix.bodies) == 3
     assert all(body["temperature"] == 0.0 for bodies in repeat.bodies for body in bodies)
+
+
+def test_a_busy_load_lasts_so_long_that_the_server_can_adapt():
+    """A request of 128 tokens of a tiny model is over before the cores were counted once."""
+    options = replace(OPTIONS, busy=[1, 5], busy_s=2)
+    one, five = (each for each in cases(options, Prompts(OPTIONS), LIMIT, 25.0) if each.key == "busy")
+    # 25 / 1000 + 10 / 100 s for each request of one client, 25 / 1000 + 10 / 300 s for one of each of four.
+    assert [len(bodies) for bodies in one.bodies] == [16]
+    assert [len(bodies) for bodies in five.bodies] == [ceil(2 / (25 / 1000 + 10 / 300) / 5)] * 5
 
 
 def test_prompts_from_a_file(tmp_path, tiny_path):

@@ -105,6 +105,19 @@ def test_threads_follow_the_free_cores(machine):
     assert count.update() == 2, "unknown: as configured"
 
 
+def test_after_a_pause_one_reading_is_enough(machine):
+    """A program has ended while nothing was computed: the next request has all cores at once."""
+    count = ThreadCount(2, FreeCores(proc=machine.proc))
+    machine.passes(0.3, idle=0, own=1)
+    assert count.update() == 1
+    machine.passes(0.3, idle=0, own=2)
+    assert count.update() == 1
+    machine.passes(0.3, idle=0, own=1)
+    assert count.update() == 1
+    machine.passes(5, idle=2)
+    assert count.update() == 2
+
+
 def test_more_cores_than_threads(machine):
     machine.cores = {n: [0] * 10 for n in range(8)}
     count = ThreadCount(4, FreeCores(proc=machine.proc))
