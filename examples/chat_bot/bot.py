@@ -1,4 +1,4 @@
-"""A conversation with a served model: streamed, with its history, and without its oldest turns when it gets too long.
+"""A conversation with a served model, streamed. The server drops the oldest turns when it gets too long.
 
 python examples/chat_bot/bot.py --system "You are a helpful gardener."
 """
@@ -21,25 +21,28 @@ class Bot:
     def answer(self, text: str) -> str:
         """Sends ``text`` behind the conversation so far, prints the reply as it comes, and returns it."""
         self._turns.append({"role": "user", "content": text})
-        while True:
-            try:
-                reply = self._stream()
-                break
-            except BadRequestError as error:
-                if error.code != "context_length_exceeded" or len(self._turns) <= 2:
-                    self._turns.pop()
-                    raise
-                del self._turns[:2]  # the oldest question and its answer
-                print("(the beginning of the conversation is forgotten)", file=sys.stderr)
+        try:
+            reply = self._stream()
+        except BadRequestError:
+            self._turns.pop()
+            raise
         self._turns.append({"role": "assistant", "content": reply})
         return reply
 
     def _stream(self) -> str:
         chunks = self._client.chat.completions.create(
-            model="default", messages=self._system + self._turns, max_tokens=self._max_tokens, stream=True
+            model="default",
+            messages=self._system + self._turns,
+            max_tokens=self._max_tokens,
+            stream=True,
+            extra_body={"truncation": "auto"},
         )
         parts = []
         for chunk in chunks:
+            # Not a field of OpenAI's: it stands in the first chunk.
+            n_dropped = (chunk.model_extra or {}).get("dropped_messages")
+            if n_dropped:
+                print(f"(the oldest {n_dropped} messages are forgotten)", file=sys.stderr)
             part = chunk.choices[0].delta.content if chunk.choices else None
             if part:
                 parts.append(part)
