@@ -1,0 +1,71 @@
+"""``make setup`` as a whole in a folder whose path has blanks and an apostrophe, with plain pip.
+
+pip stands in for itself: it writes down what it is asked for and installs nothing, and so does the build of llama.cpp.
+All else is real: make, the check of the options, the environment, and how its Python is started.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers import REPOSITORY
+
+NOTES = """import json, os, sys
+with open(os.environ["NOTES"], "a") as notes:
+    notes.write(json.dumps([os.getcwd(), sys.executable, *sys.argv[1:]]) + "\\n")
+"""
+
+
+def checkout(folder: Path) -> Path:
+    """What set-up needs of a checkout, with an environment that has a pip."""
+    folder.mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, folder)
+    shutil.copytree(REPOSITORY / "slm" / "setup", folder / "slm" / "setup")
+    for name in ("slm/__init__.py", "slm/cli.py", "slm/early_interrupt.py", "data/__init__.py", "data/errors.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, folder / name)
+    (folder / "slm" / "llama").mkdir()
+    (folder / "slm" / "llama" / "rebuild.py").write_text(NOTES)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+    pip = next((folder / ".venv" / "lib").glob("python3.*")) / "site-packages" / "pip"
+    pip.mkdir()
+    (pip / "__init__.py").write_text("")
+    (pip / "__main__.py").write_text(NOTES)
+    return folder
+
+
+def test_set_up_in_a_path_with_blanks(tmp_path):
+    folder = checkout(tmp_path / "a b" / "it's here")
+    index = tmp_path / "an index"
+    (index / "torch").mkdir(parents=True)
+    notes = tmp_path / "notes"
+    # No uv, and a make of its own rather than a part of `make test`.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("make", "sh", "bash", "awk", "cat", "test", "env", "uname"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "PYTHON"))}
+    done = subprocess.run(
+        ["make", "setup", "CHECK=no", f"PYTHON={sys.executable}", f"TORCH_INDEX=file://{index}"],
+        cwd=folder,
+        env={**own, "PATH": str(tools), "NOTES": str(notes)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [json.loads(line) for line in notes.read_text().splitlines()]
+    python = str(folder / ".venv" / "bin" / "python")
+    assert {(each[0], each[1]) for each in asked} == {(str(folder), python)}
+    upgrade, torch, slm, llama = (each[2:] for each in asked)
+    assert upgrade[-2:] == ["--upgrade", "pip"]
+    assert torch[-3:-1] == ["--index-url", f"file://{index}"]
+    assert torch[-1].startswith("torch")
+    assert slm[-2:] == ["--editable", ".[logging,dev]"]
+    assert llama == [], "the build of llama.cpp is tried last"
+    assert (folder / ".venv" / ".ready").read_text() == str(folder)
