@@ -66,8 +66,8 @@ _POSTS: dict[str, _Post] = {
     "/v1/chat/completions": _Post(
         tag="Generation",
         summary="The next message of a chat",
-        about="The messages become a prompt by the template in the model's file, or a plain `User:` / `Assistant:` "
-        "form where it has none. " + _STREAM,
+        about="The template in the model's file makes a prompt of the messages. Without one, they become paragraphs "
+        "that begin with `User:` and `Assistant:`. " + _STREAM,
         body=ChatRequest,
         response=response_shapes.ChatCompletion,
         event=response_shapes.ChatCompletionChunk,
@@ -108,8 +108,8 @@ _POSTS: dict[str, _Post] = {
         tag="Generation",
         summary="A chat in OpenAI's newer form",
         about="The server stores nothing: every request has the whole conversation. With `stream` the response is "
-        "`text/event-stream` of OpenAI's named events, the last `response.completed`, `response.incomplete` or "
-        "`error`.",
+        "`text/event-stream` of OpenAI's named events. The last one is `response.completed`, `response.incomplete` "
+        "or `error`.",
         body=ResponsesRequest,
         response=response_shapes.Response,
         examples={"A question": {"input": "Tell me of a fox.", "max_output_tokens": 60}},
@@ -144,7 +144,7 @@ _POSTS: dict[str, _Post] = {
     "/detokenize": _Post(
         tag="Tokens and embeddings",
         summary="The text of token ids",
-        about="Control tokens are no text, and bytes that make no character show as U+FFFD.",
+        about="Control tokens give no text. Bytes that form no character become U+FFFD.",
         body=DetokenizeRequest,
         response=response_shapes.Text,
         examples={"Three tokens": {"tokens": [1, 2, 3]}},

@@ -38,7 +38,7 @@ COMMANDS: dict[str, Command] = {
         module="slm.command.demo_chat",
         config="tune",
         summary="tune the demo's model so that it answers: five more minutes",
-        examples=(("", "runs/demo is tuned, exported, asked 60 held-out questions, and one more for you to see"),),
+        examples=(("", "tune runs/demo, export it, ask it 60 held-out questions, and show one more"),),
     ),
     "train": Command(
         module="train",
@@ -61,7 +61,7 @@ COMMANDS: dict[str, Command] = {
         summary="tune a model on conversations, so that it answers",
         examples=(
             ("base=runs/mine data=chat 'data.files=[chats.jsonl]'", "OpenAI messages, ShareGPT, Alpaca or prompts"),
-            ("base=runs/mine", "the embedded conversations about stories (slm exam asks what came of it)"),
+            ("base=runs/mine", "the embedded conversations about stories (slm exam tests the result)"),
             ("base=path/to/model data=chat 'data.files=[chats.jsonl]'", "a downloaded Hugging Face model"),
         ),
     ),
@@ -117,7 +117,7 @@ COMMANDS: dict[str, Command] = {
     "exam": Command(
         module="slm.evaluate.exam",
         config="exam",
-        summary="ask a tuned model held-out questions about stories: right, wrong, and does it stop",
+        summary="ask a tuned model held-out questions about stories, and count the right replies",
         examples=(("run=runs/mine-chat questions=500", "the checkpoint and its GGUF files"),),
     ),
     "serve": Command(
@@ -180,7 +180,7 @@ COMMANDS: dict[str, Command] = {
         module="serve.bench",
         config="bench_serve",
         summary="measure the server against llama.cpp's limit and other servers",
-        examples=(("model=runs/mine 'bench.clients=[1,4]'", "one client and four"),),
+        examples=(("model=runs/mine 'bench.clients=[1,4]'", "with one client and with four"),),
         defaults=(NEWEST,),
     ),
     "bench-quant": Command(

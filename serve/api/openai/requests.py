@@ -101,17 +101,26 @@ class _GenerationRequest(ModelRequest):
         default=0, ge=-1, le=2**31 - 1, description="sample from this many of the most likely tokens; 0 or -1: all"
     )
     min_p: Number = Field(
-        default=0.0, ge=0, le=1, description="no token with less than this part of the most likely token's probability"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="leave out tokens with less than this share of the most likely token's probability",
     )
     typical_p: Number = Field(default=1.0, ge=0, le=1, description="locally typical sampling; 1: off")
-    repeat_penalty: Number = Field(default=1.0, ge=0.01, le=10, description="for tokens that have occurred; 1: off")
+    repeat_penalty: Number = Field(
+        default=1.0, ge=0.01, le=10, description="penalty for tokens that have occurred; 1: off"
+    )
     repetition_penalty: Number | None = Field(
-        default=None, ge=0.01, le=10, description="vLLM's name of repeat_penalty; give one of them"
+        default=None, ge=0.01, le=10, description="another name (vLLM's) of repeat_penalty; give one of them"
     )
     cache_prompt: bool = Field(default=True, description="false: compute the whole prompt, without cached tokens")
     repeat_last_n: int = Field(default=64, ge=0, le=65536, description="how many tokens the penalties look back")
-    frequency_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for each time that a token has occurred")
-    presence_penalty: Number = Field(default=0.0, ge=-2, le=2, description="for tokens that have occurred")
+    frequency_penalty: Number = Field(
+        default=0.0, ge=-2, le=2, description="subtracted from a token's logit for each time that it has occurred"
+    )
+    presence_penalty: Number = Field(
+        default=0.0, ge=-2, le=2, description="subtracted from the logit of a token that has occurred"
+    )
     logit_bias: Annotated[
         dict[str, Annotated[Number, Field(ge=-100, le=100)]],
         BeforeValidator(few_fields),
@@ -124,7 +133,9 @@ class _GenerationRequest(ModelRequest):
         description="the same seed gives the same text; default: random",
     )
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default=[])
-    n: int = Field(default=1, ge=1, le=128, description="choices for each prompt; the seed of each is one higher")
+    n: int = Field(
+        default=1, ge=1, le=128, description="choices for each prompt, each with a seed one higher than the last"
+    )
     ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
     speculate: bool | None = Field(
         default=None,
@@ -221,7 +232,9 @@ class CompletionRequest(_GenerationRequest):
     prompt: str | Annotated[Texts, Field(max_length=128)] | Tokens | Annotated[TokenLists, Field(max_length=128)] = (
         Field(description="text, token ids, or a list of either")
     )
-    max_tokens: int = Field(default=16, ge=0, le=2**31 - 1, description="generation also ends at the context's end")
+    max_tokens: int = Field(
+        default=16, ge=0, le=2**31 - 1, description="most tokens to generate; it also ends when the context is full"
+    )
     logprobs: int | None = Field(
         default=None,
         ge=0,
@@ -247,8 +260,10 @@ class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions"""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="the older name")
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="older name of max_completion_tokens")
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="most tokens to generate; default: until the context is full"
+    )
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     truncation: TruncationField = None
@@ -330,7 +345,7 @@ class EmbeddingRequest(ModelRequest):
         | Annotated[TokenLists, Field(max_length=MAX_INPUTS)]
     ) = Field(description="text, token ids, or a list of either")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, ge=1, description="only the model's own width")
+    dimensions: int | None = Field(default=None, ge=1, description="must be the model's own width")
 
     def inputs(self, info: ModelInfo) -> tuple[str | tuple[int, ...], ...]:
         """One entry per input; raises ``ApiError`` for an id outside the vocabulary or another width."""
@@ -348,9 +363,9 @@ class TokenizeRequest(ModelRequest):
 
     content: str | None = None
     add_special: bool = Field(default=False, description="put BOS first where the model's file asks for it")
-    parse_special: bool = Field(default=False, description="read special tokens spelled in the text as such")
+    parse_special: bool = Field(default=False, description="true: the name of a special token becomes that token")
     prompt: str | None = Field(
-        default=None, description="instead of content: a text whose special tokens are read as such"
+        default=None, description="instead of content: a text in which names of special tokens become those tokens"
     )
     add_special_tokens: bool = Field(default=True, description="with prompt: what add_special is with content")
 

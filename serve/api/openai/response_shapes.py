@@ -51,7 +51,7 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[
         Annotated[
             CompletionTokensDetails | None,
-            Field(default=None, description="with draft tokens (serve.speculate), and with reasoning"),
+            Field(default=None, description="present with draft tokens (serve.speculate) and with reasoning"),
         ]
     ]
 
@@ -75,7 +75,9 @@ _DroppedMessages = Annotated[
 @_closed
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: Annotated[list[float | None], Field(description="natural; null for a prompt's first token")]
+    token_logprobs: Annotated[
+        list[float | None], Field(description="natural logarithms; null for a prompt's first token")
+    ]
     top_logprobs: list[dict[str, float] | None]
     text_offset: Annotated[list[int], Field(description="characters of text before the token")]
 
@@ -390,7 +392,7 @@ class Models(TypedDict):
 class Health(TypedDict):
     status: Literal["ok", "starting"]
     warning: NotRequired[
-        Annotated[str, Field(description="there where a model's file does not hold the bytes that were exported")]
+        Annotated[str, Field(description="present if a model's file does not hold the bytes that were exported")]
     ]
     models: NotRequired[
         Annotated[dict[str, str] | None, Field(default=None, description="the state of each of several models")]

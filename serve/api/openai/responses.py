@@ -147,7 +147,9 @@ class ResponsesRequest(ModelRequest):
 
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="default: the context")
+    max_output_tokens: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="most tokens to generate; default: until the context is full"
+    )
     temperature: Number = Field(default=1.0, ge=0, le=10)
     top_p: Number = Field(default=1.0, ge=0, le=1)
     stream: bool = False
