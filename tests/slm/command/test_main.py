@@ -128,10 +128,11 @@ def test_the_newest_run_is_the_default_model():
 
 
 def test_the_installed_command_hides_the_current_folder_from_child_processes(monkeypatch):
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # noted as unset, so that it is unset again afterwards
+    del os.environ["PYTHONSAFEPATH"]
     monkeypatch.setattr(sys, "argv", ["slm", "--version"])
     with pytest.raises(SystemExit) as ended:
         main.script()
     assert ended.value.code == 0
     assert os.environ["PYTHONSAFEPATH"] == "1"
-    monkeypatch.delenv("PYTHONSAFEPATH")
+    del os.environ["PYTHONSAFEPATH"]
