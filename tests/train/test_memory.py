@@ -28,6 +28,8 @@ def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monk
         check_memory(vast, config())
     state = SMALL.training_state_bytes
     monkeypatch.setattr(memory, "available_bytes", lambda: state + 1000)
+    with pytest.raises(UserError, match="two copies of the weights"):
+        check_memory(vast, config(), adapter=True)
     warned = check_memory(SMALL, config())
     assert "train.micro_batch=2 train.grad_accum=2" in warned
     assert "train.gradient_checkpointing=true" in warned

@@ -1,4 +1,5 @@
-"""What ``bench-train`` measures: our training step, the same without kernels, a plain loop, Hugging Face's Trainer.
+"""What ``bench-train`` measures: our training step, the same without kernels or for an adapter (LoRA), a plain loop,
+Hugging Face's Trainer.
 
 Each contender runs in its own process and returns plain values. Nothing imports torch before it has set its threads.
 
@@ -7,13 +8,14 @@ Tested in tests/train/tools/test_bench.py.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from slm.machine.hardware import n_threads, peak_rss_bytes, share_cores
 from slm.model.config import ModelConfig
-from train.config import RunConfig
+from train.config import LoraConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,20 @@ def eager(task: Task) -> dict[str, Any]:
     return _own(task, compile=False)
 
 
-def _own(task: Task, *, compile: bool) -> dict[str, Any]:
+def lora(task: Task, *, rank: int) -> dict[str, Any]:
+    """The step of a run that trains an adapter of this rank, with AdamW."""
+    config = replace(task.config, optim=replace(task.config.optim, name="adamw"))
+    return _own(replace(task, config=config), compile=True, rank=rank)
+
+
+def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     if compile:
         share_cores()  # as training does, before torch is imported; the others run with what torch does by itself
     import torch
 
     from train.backend import make_backend
     from train.environment import Environment, number_format, prepare
+    from train.lora.adapter import AdapterBackend, AdapterParameters
     from train.optim.make import make_optimizer
     from train.step import StepResult, train_step
     from train.tools.breakdown import breakdown
@@ -65,14 +74,18 @@ def _own(task: Task, *, compile: bool) -> dict[str, Any]:
         precision, _ = number_format(config.train)
         environment = Environment(threads=threads, precision=precision, compile=False, notes=())
     model, shape = _model(config)
-    optimizer = make_optimizer(model, config.optim, environment.precision)
+    adapter = AdapterParameters(model, LoraConfig(rank=rank), "") if rank else None
+    trained = adapter or model
+    optimizer = make_optimizer(trained, config.optim, environment.precision)
     batches = _batches(config, shape.vocab_size)
     began = perf_counter()
     backend = make_backend(model, config.train, environment)
+    if adapter is not None:
+        backend = AdapterBackend(backend, adapter)
 
     def step() -> StepResult:
         return train_step(
-            model,
+            trained,
             optimizer,
             batches,
             grad_accum=task.grad_accum,
@@ -213,4 +226,5 @@ CONTENDERS: dict[str, Callable[[Task], dict[str, Any]]] = {
     "compiled": compiled,
     "eager": eager,
     "hf_trainer": hf_trainer,
+    **{f"lora{rank}": partial(lora, rank=rank) for rank in (4, 16, 64)},
 }

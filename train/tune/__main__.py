@@ -17,15 +17,7 @@ from train.resolve import resolve
 from train.tune import recipe
 from train.tune.config import TuneConfig
 
-SHOWN = (
-    "lora.rank",
-    "optim.lr",
-    "optim.warmup_steps",
-    "train.seq_len",
-    "train.max_steps",
-    "train.eval_every",
-    "train.patience",
-)
+SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.max_steps", "train.eval_every", "train.patience")
 
 
 def main(argv: list[str]) -> int:
@@ -73,7 +65,8 @@ def tuning(argv: list[str]) -> RunConfig:
         config = replace(config, data=recipe.with_replay(config.data, run, own.tune.replay))
     if found:
         print(found)
-    shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
+    names = ("lora.rank", *SHOWN) if config.lora.rank else SHOWN
+    shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     print(f"tuning {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
     return config
 

@@ -61,8 +61,7 @@ def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str
         options |= {"lora.rank": tune.lora, "lora.alpha": alpha, "lora.targets": f"[{','.join(tune.lora_targets)}]"}
         lr = lora_lr(shape)
         options |= {"optim.weight_decay": 0.0} | ({} if given("optim") else {"optim": "adamw"})
-    elif run.config_file and not given("optim"):
-        optim = _own_optimizer(run.config_file)
+    elif (optim := _own_optimizer(run)) and not given("optim"):
         options["optim"] = optim["name"]
         lr = float(optim["lr"]) * tune.lr_scale
         kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
@@ -75,11 +74,17 @@ def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str
     return options
 
 
-def _own_optimizer(config_file: Path) -> dict[str, Any]:
-    """The optimizer that a run was trained with: a model that changes it forgets more."""
+def _own_optimizer(run: Run) -> dict[str, Any] | None:
+    """The optimizer that a run was trained with: a model that changes it forgets more.
+
+    None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's.
+    """
     import yaml
 
-    return yaml.safe_load(config_file.read_text(encoding="utf-8"))["optim"]
+    if run.config_file is None:
+        return None
+    config = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    return None if (config.get("lora") or {}).get("rank") else config["optim"]
 
 
 def size_lr(shape: ModelConfig) -> float:

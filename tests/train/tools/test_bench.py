@@ -13,10 +13,13 @@ from train.tools.contenders import CONTENDERS
 
 @pytest.mark.slow
 def test_the_last_line_holds_our_speed_the_ratios_and_where_the_time_goes(capfd):
-    assert bench.main([*OPTIONS, "train.threads=2", "bench.steps=2", "bench.warmup=1", "bench.baselines=[eager]"]) == 0
+    assert (
+        bench.main([*OPTIONS, "train.threads=2", "bench.steps=2", "bench.warmup=1", "bench.baselines=[eager,lora4]"])
+        == 0
+    )
     out = capfd.readouterr().out
     record = json.loads(out.splitlines()[-1])
-    assert list(record["contenders"]) == ["ours", "eager"]
+    assert list(record["contenders"]) == ["ours", "eager", "lora4"]
     for each in record["contenders"].values():
         assert each["tokens_per_s"] > 0
         assert each["first_step_s"] > 0
