@@ -8,8 +8,7 @@ from typing import Any, Literal
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
 from slm.durations import seconds_of
-from slm.model.config import InitConfig, ModelConfig
-from slm.model.lora import TARGETS
+from slm.model.config import LINEAR_LAYERS, InitConfig, ModelConfig
 
 MOST_NS_STEPS = 5
 """Newton-Schulz iterations for which Muon has coefficients."""
@@ -237,7 +236,7 @@ class LoraConfig:
     """Inner width of B A; 0: no adapter, all weights are trained."""
     alpha: float | None = None
     """B A counts alpha / rank times; None: twice the rank."""
-    targets: tuple[str, ...] = TARGETS
+    targets: tuple[str, ...] = LINEAR_LAYERS
     """The linear layers that get an adapter, by their names in every block."""
 
     def __post_init__(self) -> None:
@@ -245,10 +244,11 @@ class LoraConfig:
             raise UserError(f"lora.rank={self.rank} must be at least 1, for example 16, or 0 for no adapter")
         if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise UserError(f"lora.alpha={self.alpha} must be above 0, for example {2 * max(1, self.rank)}")
-        unknown = [name for name in self.targets if name not in TARGETS]
+        unknown = [name for name in self.targets if name not in LINEAR_LAYERS]
         if unknown or not self.targets or len(set(self.targets)) < len(self.targets):
             raise UserError(
-                f"lora.targets=[{','.join(self.targets)}] must name linear layers, each once: {', '.join(TARGETS)}"
+                f"lora.targets=[{','.join(self.targets)}] must name linear layers, each once: "
+                + ", ".join(LINEAR_LAYERS)
             )
 
     @property

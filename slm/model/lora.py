@@ -19,8 +19,6 @@ from torch import Tensor
 from data.errors import UserError
 from slm.report import atomic_write_json
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear layers of a block, which an adapter may change."""
 FOLDER = "adapter"
 """Where a checkpoint holds its adapter."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -20,12 +20,12 @@ from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.model import lora
 from slm.model.checkpoint import WEIGHTS, load_weights
+from slm.model.config import LINEAR_LAYERS
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers import tiny_gguf
 
 IDENTITY = Identity(metadata=gguf.Metadata(name="other", basename="other", version="v1.0", size_label="1M"))
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def lora_run(root: Path, *, rank: int = 4, **changes) -> Path:
@@ -36,7 +36,7 @@ def lora_run(root: Path, *, rank: int = 4, **changes) -> Path:
     weights = load_weights(checkpoint)
     chance = torch.Generator().manual_seed(5)
     pairs = {}
-    for name in lora.target_weights(weights, TARGETS):
+    for name in lora.target_weights(weights, LINEAR_LAYERS):
         rows, columns = weights[name].shape
         a_RI = torch.randn(rank, columns, generator=chance) * columns**-0.5
         b_OR = torch.randn(rows, rank, generator=chance) * 0.3
@@ -45,7 +45,7 @@ def lora_run(root: Path, *, rank: int = 4, **changes) -> Path:
     save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
     folder = checkpoint / lora.FOLDER
     folder.mkdir()
-    lora.write_config(folder, rank=rank, alpha=2 * rank, targets=TARGETS, base=str(root / "base"))
+    lora.write_config(folder, rank=rank, alpha=2 * rank, targets=LINEAR_LAYERS, base=str(root / "base"))
     save_file(lora.peft_tensors(pairs), folder / lora.WEIGHTS)
     return root
 

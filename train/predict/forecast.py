@@ -21,8 +21,8 @@ from train.predict import records
 from train.predict.law import LossLaw, fit
 
 UNDECAYED = 0.045
-"""By what share the loss at the peak learning rate is above that of a run that has decayed by then. Measured as the
-mean of the shipped records' runs (docs/plan.md)."""
+"""By what share the loss at the peak learning rate is above that of a run that has decayed by then. An estimate: it was
+not measured."""
 LEAST_SHARE = 0.15
 """Of the run: earlier there is no forecast."""
 LEAST_POINTS = 8
