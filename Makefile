@@ -48,7 +48,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo demo-chat train tune sweep plan watch report export verify eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -82,6 +82,9 @@ train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC
 
 tune: setup ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
 	@$(SLM) tune $(call quote,base=$(MODEL)) $(ARGS)
+
+qat: setup ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
+	@$(SLM) qat $(call quote,base=$(MODEL)) $(ARGS)
 
 sweep: setup ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
 	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(ARGS)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from export.gguf.tensors import gguf_name
+from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
 
 SHARED_INPUTS = {

@@ -71,13 +71,13 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
             finished.append(path)
         imatrix = None
         if quantized and all_passed(compared.values()):
-            if config.calibration.imatrix:
+            if config.calibration.imatrix and quantized != [source.trained_for]:
                 imatrix = measure_importance(source, calibration, config.calibration, log)
                 imatrix.write(staging.path(IMATRIX_FILE))
                 finished.append(staging.path(IMATRIX_FILE))
             for kind in quantized:
                 path = staging.path(source.identity.file_name(kind))
-                make_quantized(written[base], path, kind, imatrix, threads, log)
+                make_quantized(source, written[base], path, kind, imatrix, threads, log)
                 compared[kind] = proof.compare(path, kind)
                 finished.append(path)
         published = all_passed(compared.values())
@@ -141,6 +141,7 @@ def make_record(
         "tokens": proof.score.tokens,
         "checkpoint_perplexity": proof.score.perplexity,
         "checkpoint_stderr": proof.score.stderr,
+        "trained_for": source.trained_for,
         "tokenizer": {"model": source.vocab.model, "pre": source.vocab.pre},
         "base": config.base,
         "imatrix": imatrix_record(imatrix),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from export.config import CalibrationConfig, Naming
@@ -23,8 +24,11 @@ from export.texts import Text
 from slm import runs
 from slm.evaluate.perplexity import chunked_plan
 from slm.evaluate.scorers import TorchScorer
+from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import read_header
+from slm.llama.quantize import quant_types
 from slm.model.checkpoint import MANIFEST, load_model, verify
+from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights, load_quantized
 from slm.model.transformer import LanguageModel
 
 
@@ -41,10 +45,32 @@ class Source:
     scorer: TorchScorer
     record: str
     """The run's resolved configuration as JSON, which every file carries."""
+    quantized: QuantizedWeights | None = None
+    """The blocks of a checkpoint that was trained for a quantized type."""
 
     @property
     def n_params(self) -> int:
         return self.model.config.n_params
+
+    @property
+    def trained_for(self) -> str | None:
+        """The type of file that the checkpoint was trained for."""
+        return self.quantized.file_type if self.quantized else None
+
+    def write_trained(self, path: Path) -> None:
+        """Write the blocks that training computed with to ``path``, a staged file of the type it was trained for."""
+        assert self.quantized is not None
+        write_gguf(
+            path,
+            "f32",
+            model=self.model.config,
+            weights=self.model.state_dict(),
+            vocab=self.vocab,
+            identity=self.identity,
+            record=self.record,
+            quantized=self.quantized,
+            file_type=quant_types()[self.quantized.file_type],
+        )
 
     def write(self, path: Path, kind: str) -> None:
         """Write the checkpoint as f32, f16 or bf16 to ``path``, a staged file."""
@@ -89,7 +115,22 @@ def open_source(
         identity=identify_model(naming or Naming(), run, checkpoint, model.config.n_params),
         scorer=scorer,
         record=run_record(run, checkpoint),
+        quantized=_open_quantized(checkpoint, model),
     )
+
+
+def _open_quantized(checkpoint: Path, model: LanguageModel) -> QuantizedWeights | None:
+    """The blocks that the checkpoint was trained with. UserError where they do not stand for its weights."""
+    found, weights = load_quantized(checkpoint), model.state_dict()
+    for name, kind in found.types.items() if found else ():
+        assert found is not None
+        blocks_OC, weight_OD = found.blocks[name].numpy(), weights[name]
+        if not np.array_equal(dequantize(kind, blocks_OC, weight_OD.shape[1]), weight_OD.numpy()):
+            raise UserError(
+                f"{checkpoint}: the weights of {name} are not those of {BLOCKS}; they were changed after the training "
+                f"for {found.file_type}: remove {RECORD} to export them as an ordinary model"
+            )
+    return found
 
 
 def measure_importance(
@@ -121,10 +162,22 @@ def imatrix_record(imatrix: ImportanceMatrix | None) -> dict[str, Any] | None:
 
 
 def make_quantized(
-    base: Path, path: Path, kind: str, imatrix: ImportanceMatrix | None, threads: int, log: Callable[[str], None]
+    source: Source,
+    base: Path,
+    path: Path,
+    kind: str,
+    imatrix: ImportanceMatrix | None,
+    threads: int,
+    log: Callable[[str], None],
 ) -> None:
-    """Quantize ``base`` into ``path``. Logs a warning before, and what was really stored after, where rows do not fit
-    the type."""
+    """Quantize ``base``, the written ``source``, into ``path``. Logs a warning before, and what was really stored
+    after, where rows do not fit the type. A type that the checkpoint was trained for is written as it was trained."""
+    if kind == source.trained_for:
+        log(f"writing {kind} as it was trained")
+        source.write_trained(path)
+        return
+    if source.trained_for:
+        log(f"note: this checkpoint was trained for {source.trained_for}; {kind} is quantized from its weights")
     fallbacks = predict_fallbacks(read_header(base).tensors, kind)
     if fallbacks:
         log("warning: " + fallback_warning(kind, fallbacks))

@@ -25,8 +25,8 @@ ORDER = {
     "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "setup", "command", "__main__"),
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "predict", "optim"),
-        *("memory", "environment", "report", "run", "backend", "distributed", "lora", "step", "validation", "trainer"),
-        *("start", "autobatch", "budget", "tune", "sweep", "bench_recipe", "tools", "__main__"),
+        *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "step", "validation"),
+        *("trainer", "start", "autobatch", "budget", "tune", "sweep", "bench_recipe", "tools", "__main__"),
     ),
     "export": ("config", "gguf", "pipeline", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),

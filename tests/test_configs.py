@@ -30,7 +30,7 @@ from train.sweep.config import SweepConfig as TrainSweepConfig
 from train.tools.bench import BenchConfig as BenchTrainConfig
 from train.tools.data_stats import DataStatsConfig
 from train.tools.plan_config import PlanConfig
-from train.tune.config import TuneConfig
+from train.tune.config import QatConfig, TuneConfig
 
 STAGES: dict[str, type] = {
     "train": RunConfig,
@@ -38,6 +38,7 @@ STAGES: dict[str, type] = {
     "data_stats": DataStatsConfig,
     "plan": PlanConfig,
     "tune": TuneConfig,
+    "qat": QatConfig,
     "sweep": TrainSweepConfig,
     "bench_recipe": BenchRecipeConfig,
     "report": ReportConfig,

@@ -180,6 +180,11 @@ class TrainConfig:
     """Several processes: the number format in which gradients are sent and summed."""
     reshard: bool = False
     """Resume with another number of processes; the text is then read from its beginning again."""
+    qat: Literal["q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0"] | None = None
+    """Quantization-aware training: the last part of the run computes with the weights that a file of this type will
+    hold; None: the whole run computes with unquantized ones."""
+    qat_share: float = 0.15
+    """The last share of the run (of its steps, or of its time where that bounds it) for which ``qat`` holds."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     coherence_stories: int = 0
@@ -194,6 +199,8 @@ class TrainConfig:
         for name in ("workers", "threads", "sample_tokens", "patience", "coherence_stories"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
+        if not 0 < self.qat_share <= 1:
+            raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.15, not {self.qat_share}")
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
         if self.checkpoint_minutes is not None and not 0 <= self.checkpoint_minutes < math.inf:
@@ -312,6 +319,10 @@ class RunConfig:
             raise UserError(f"an adapter (lora.rank) is trained with optim=adamw, not {self.optim.name}")
         if self.optim.average:
             raise UserError("optim.average does not work with an adapter (lora.rank): leave it 0")
+        if self.train.qat:
+            raise UserError(
+                "train.qat trains all weights, an adapter (lora.rank) leaves them: continue the merged model"
+            )
 
     @property
     def root(self) -> Path:

@@ -76,6 +76,10 @@ class Guards:
         self.load_state_dict(saved)
         self._rollbacks_here, self.skipped, self.rollbacks = here, skipped, rollbacks
 
+    def forget_losses(self) -> None:
+        """Earlier losses are those of another model: a jump is measured against later ones."""
+        self._losses.clear()
+
     def saved(self) -> None:
         """A checkpoint was begun: the next rollback goes to that one."""
         self._rollbacks_here = 0

@@ -51,6 +51,7 @@ from train.lora.base import (
 from train.memory import check_memory, resource_errors
 from train.optim.average import Average
 from train.optim.trained import Trained
+from train.qat.fake_quant import FakeQuant
 from train.run.checkpointer import Checkpointer
 from train.run.resume import (
     ResumePoint,
@@ -314,9 +315,10 @@ def _make_trainer(
         ranks, trained, config.optim, zero1=train.shard_optimizer, precision=environment.precision
     )
     average = Average(model, config.optim.average)
+    fake_quant = FakeQuant(model, train.qat, train.qat_share, environment.threads)
     state = RunState(train)
     if point.checkpoint:
-        restore(ranks, point, trained, optimizer, average)
+        restore(ranks, point, trained, optimizer, average, fake_quant)
         state.resume(point.state)
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
@@ -343,6 +345,7 @@ def _make_trainer(
         rollback_step=(lambda step: step % train.checkpoint_every == 0) if train.spike_factor else None,
     )
     optimizer.register_step_pre_hook(lambda *_: checkpointer.before_update())
+    optimizer.register_step_pre_hook(lambda *_: fake_quant.show_masters())
     state.start_clock(ranks.broadcast_from_main(process_seconds))
     check_set_up(train, state.setup_seconds)
     log.events.start(state.step, point.checkpoint, model.config, environment, processes=ranks.size)
@@ -356,6 +359,7 @@ def _make_trainer(
         trained=trained,
         optimizer=optimizer,
         average=average,
+        fake_quant=fake_quant,
         loader=loader,
         backend=backend,
         validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch),

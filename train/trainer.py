@@ -4,6 +4,7 @@ Tested in tests/train/test_main.py, tests/train/test_resume.py, tests/train/test
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from train.interrupt import Interrupt, StoppedError
 from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
+from train.qat.fake_quant import FakeQuant
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
@@ -63,6 +65,7 @@ class Trainer:
     """Those parameters that the optimizer updates: the model's, or an adapter's."""
     optimizer: Optimizer
     average: Average
+    fake_quant: FakeQuant
     loader: Loader
     backend: Backend
     validator: Validator
@@ -133,6 +136,8 @@ class Trainer:
         train, state = self.config.train, self.state
         self.checkpointer.check()
         began = state.clock()
+        if self.fake_quant.due(self._fraction_done()):
+            self._begin_quantization()
         try:
             # The first step waits for the compiler: a signal ends it at once.
             with self.interrupt.at_once() if self._first_step else nullcontext():
@@ -157,6 +162,7 @@ class Trainer:
         self.average.update()
         self._first_step = False
         state.step += 1
+        self.fake_quant.after_update(state.step)
         state.tokens += result.tokens
         if (median := state.guards.spikes(result.loss)) is not None and self._roll_back(result.loss, median):
             return
@@ -175,6 +181,16 @@ class Trainer:
             self._validate()
         if self._checkpoint_due() and self._fraction_done() < 1:
             self._save()
+
+    def _begin_quantization(self) -> None:
+        """From this step on the model computes with quantized weights."""
+        self.fake_quant.begin()
+        self.backend.weights_changed()
+        self.state.forget_losses()
+        counts = Counter(self.fake_quant.types.values())
+        types = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        facts = {"file_type": self.fake_quant.file_type, "tensors": counts.total(), "types": types}
+        self.log.guard_event("quantized", self.state.step, **facts)
 
     def _fraction_done(self) -> float:
         return self.state.fraction_done(self.sync.agreed_elapsed(self.state.elapsed))
@@ -208,14 +224,15 @@ class Trainer:
         state.window = MetricsWindow()
 
     def _validate(self) -> None:
-        """Score the model, or the average of its weights where there is one."""
+        """Score the model, or the average of its weights where there is one; in quantized form where that is on."""
         began = self.state.clock()
-        with self.average.in_place():
-            if self.average.on:
-                self.backend.weights_changed()
-            self._score()
         if self.average.on:
+            with self.fake_quant.masters(), self.average.in_place(), self.fake_quant.rounded():
+                self.backend.weights_changed()
+                self._score()
             self.backend.weights_changed()
+        else:
+            self._score()
         self._expect_closing(self.state.clock() - began)
 
     def _expect_closing(self, validation_seconds: float) -> None:
@@ -287,14 +304,18 @@ class Trainer:
             "rounding": rounding(self.environment, self.config.train),
             "config": to_dict(self.config),
         }
-        with self.interrupt.saving():
-            tensors, resynced = gather_state(self.ranks, self.trained, self.optimizer, self.average)
+        with self.interrupt.saving(), self.fake_quant.masters():
+            tensors, resynced = gather_state(self.ranks, self.trained, self.optimizer, self.average, self.fake_quant)
             if resynced:
+                self.fake_quant.resynced()
                 self.backend.weights_changed()
                 self.log.print(RESYNCED)
             if self.ranks.main:
                 weights = self.model.state_dict() | self.average.weights()
-                snapshot = checkpoint.take_snapshot(weights, tensors, self.trained.adapter_tensors())
+                weights, more, quantized = self.fake_quant.checkpoint(weights)
+                if quantized is not None:
+                    state["qat"] = quantized.record()
+                snapshot = checkpoint.take_snapshot(weights, tensors | more, self.trained.adapter_tensors(), quantized)
                 self.checkpointer.save(self.state.step, snapshot, state)
         self._saved_elapsed = self.sync.agreed_elapsed(self.state.elapsed)
         if self._by_step(self.state.step):
@@ -319,7 +340,7 @@ class Trainer:
                 # Those that are left are damaged or not by steps. A resumed run must not begin at one of them.
                 set_aside_rolled_back(self.root, point.checkpoint)
             jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
-            restore(self.ranks, point, self.trained, self.optimizer, self.average)
+            restore(self.ranks, point, self.trained, self.optimizer, self.average, self.fake_quant)
             state.rewind(point.state)
             self.backend.weights_changed()
             state.guards.rolled_back(point.state.get("guards", {}), jump)

@@ -47,7 +47,7 @@ def sweep(config: SweepConfig, log: Callable[[str], None] = lambda line: None) -
         for path, variant in zip(paths, wanted, strict=True):
             if variant.kind not in UNQUANTIZED:
                 matrix = imatrix if variant.imatrix else None
-                make_quantized(paths[0], path, variant.kind, matrix, threads, _only_warnings(log))
+                make_quantized(source, paths[0], path, variant.kind, matrix, threads, _only_warnings(log))
             elif files:
                 source.write(path, variant.kind)
             files.append(reference.compare(path, variant))

@@ -12,9 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from data.errors import UserError
-from export.gguf.tensors import gguf_name, in_gguf_order
+from export.gguf.tensors import in_gguf_order
 from export.gguf.writer import Identity
 from slm.exported import CONFIG_KEY
+from slm.llama.blocks.names import gguf_name
 from slm.model.config import ModelConfig
 from slm.model.lora import Adapter
 

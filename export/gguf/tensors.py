@@ -11,35 +11,10 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
+from slm.llama.blocks.names import gguf_name
 from slm.model.config import ModelConfig
 
 F16_LARGEST = 65_504.0
-
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-
-
-def gguf_name(name: str) -> str:
-    """GGUF's name of a Hugging Face tensor: ``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP_NAMES:
-        return f"{_TOP_NAMES[stem]}.{kind}"
-    prefix, layer, rest = "model.layers.", *(stem.removeprefix("model.layers.").partition(".")[::2])
-    assert stem.startswith(prefix), f"{name} has no place in a Llama-family GGUF"
-    assert rest in _LAYER_NAMES, f"{name} has no place in a Llama-family GGUF"
-    return f"blk.{layer}.{_LAYER_NAMES[rest]}.{kind}"
 
 
 def check_weights(weights: dict[str, Tensor], *, to_f16: bool) -> None:
@@ -59,7 +34,7 @@ def check_weights(weights: dict[str, Tensor], *, to_f16: bool) -> None:
 
 
 def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(GGUF name, f32 tensor) of everything the file holds, one at a time.
+    """(GGUF name, f32 tensor) of everything the file holds, one at a time. Blocks (uint8) stay as they are.
 
     The ``llama`` architecture turns neighbouring values of a head together where Hugging Face turns value i with
     value i + E/2, so queries' and keys' rows change places; ``qwen3`` keeps them.
@@ -69,7 +44,8 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
     for name, weight in weights.items():
         if config.tie_embeddings and name == "lm_head.weight":
             continue
-        yield gguf_name(name), in_gguf_order(config, name, weight.detach().float())
+        tensor = weight.detach() if weight.dtype == torch.uint8 else weight.detach().float()
+        yield gguf_name(name), in_gguf_order(config, name, tensor)
 
 
 def in_gguf_order(config: ModelConfig, name: str, weight_OD: Tensor) -> Tensor:

@@ -13,7 +13,10 @@ from export.config import Naming
 from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
 from slm.exported import CONFIG_KEY
+from slm.llama.blocks.names import gguf_name
+from slm.llama.gguf_check import GGML_TYPES
 from slm.model.config import ModelConfig
+from slm.model.quantized import RECORD, QuantizedWeights
 from slm.runs import ADAPTER_END, Run
 
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
@@ -78,6 +81,8 @@ def run_record(run: Run, checkpoint: Path) -> str:
     import yaml
 
     record: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name}
+    if (checkpoint / RECORD).is_file():
+        record["trained_for"] = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))["file_type"]
     if run.config_file:
         record["config"] = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
     record["model"] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -93,31 +98,40 @@ def write_gguf(
     vocab: Vocab,
     identity: Identity,
     record: str,
+    quantized: QuantizedWeights | None = None,
+    file_type: int | None = None,
 ) -> None:
     """Write ``weights`` (Hugging Face names) to ``path`` as f32, f16 or bf16. Not atomic: ``path`` is a staged file.
 
+    ``quantized``: blocks that are written in place of the weights of their names; ``file_type`` is then the file's.
     UserError naming the path and the bytes where the disk refuses.
     """
     import gguf
 
     writer = gguf.GGUFWriter(None, arch=model.arch)
+    kinds = {gguf_name(name): kind for name, kind in quantized.types.items()} if quantized else {}
+    weights = weights | quantized.blocks if quantized else weights
     try:
         needed = 0
         for name, tensor in gguf_tensors(model, weights):
-            kind = stored_type(name, tensor, encoding)
-            n_bytes = tensor.numel() * (4 if kind == "f32" else 2)
-            writer.add_tensor_info(
-                name, tuple(tensor.shape), np.dtype(np.float32), n_bytes, gguf.GGMLQuantizationType[kind.upper()]
-            )
+            dtype: np.dtype[Any]
+            if name in kinds:
+                kind, n_bytes, dtype = kinds[name], tensor.numel(), np.dtype(np.uint8)
+            else:
+                kind, dtype = stored_type(name, tensor, encoding), np.dtype(np.float32)
+                n_bytes = tensor.numel() * (4 if kind == "f32" else 2)
+            number = gguf.GGMLQuantizationType(GGML_TYPES[kind][0])
+            writer.add_tensor_info(name, tuple(tensor.shape), dtype, n_bytes, number)
             needed += n_bytes
-        _add_metadata(writer, model, identity, FILE_TYPES[encoding])
+        _add_metadata(writer, model, identity, FILE_TYPES[encoding] if file_type is None else file_type)
         vocab.write(writer)
         writer.add_string(CONFIG_KEY, record)
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, tensor in gguf_tensors(model, weights):
-            writer.write_tensor_data(encode(tensor, stored_type(name, tensor, encoding)))
+            blocks = tensor.contiguous().numpy() if name in kinds else None
+            writer.write_tensor_data(encode(tensor, stored_type(name, tensor, encoding)) if blocks is None else blocks)
         writer.close()
     except OSError as error:
         raise UserError(

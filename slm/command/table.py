@@ -65,6 +65,16 @@ COMMANDS: dict[str, Command] = {
             ("base=path/to/model data=chat 'data.files=[chats.jsonl]'", "a downloaded Hugging Face model"),
         ),
     ),
+    "qat": Command(
+        module="train.tune.qat",
+        config="qat",
+        summary="go on with a trained model for a quantized type (quantization-aware training)",
+        examples=(
+            ("base=runs/mine", "a tenth of the base's steps for q4_0; slm export run=runs/mine-q4_0 quant=q4_0 then"),
+            ("base=runs/mine train.qat=tq2_0 train.max_steps=500", "another type, another length"),
+            ("base=path/to/model data=local 'data.files=[mine.jsonl]'", "a downloaded Hugging Face model"),
+        ),
+    ),
     "sweep": Command(
         module="train.sweep",
         config="sweep",

@@ -22,6 +22,7 @@ from data.errors import UserError
 from data.storage import fsync
 from slm.model import lora
 from slm.model.config import ModelConfig
+from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
 from slm.model.snapshot import Snapshot
 from slm.model.transformer import LanguageModel
 from slm.report import atomic_write_json
@@ -133,14 +134,17 @@ def _write_config(directory: Path, config: ModelConfig) -> None:
 
 
 def take_snapshot(
-    weights: dict[str, Tensor], tensors: dict[str, Tensor], adapter: dict[str, Tensor] | None = None
+    weights: dict[str, Tensor],
+    tensors: dict[str, Tensor],
+    adapter: dict[str, Tensor] | None = None,
+    quantized: QuantizedWeights | None = None,
 ) -> Snapshot:
-    """The tensors of a checkpoint: the model's, the trainer's (optimizer moments, random states), and an adapter's
-    by PEFT's names.
+    """The tensors of a checkpoint: the model's, the trainer's (optimizer moments, random states), an adapter's by
+    PEFT's names, and the blocks of ``weights`` where they are a quantized type's values.
 
     They are shared with training until ``detach()`` is called on what is returned, which must be before they change.
     """
-    more = {ADAPTER: adapter} if adapter else {}
+    more = ({ADAPTER: adapter} if adapter else {}) | ({BLOCKS: quantized.blocks} if quantized else {})
     return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors} | more)
 
 
@@ -167,8 +171,8 @@ def write_checkpoint(
     """Write a whole checkpoint so that ``directory`` either appears complete or does not appear.
 
     ``save_tokenizer`` writes the tokenizer's files into a folder, and those that describe an adapter. ``state`` is the
-    trainer's JSON part. Raises UserError naming path and bytes where the disk has no room; what was there before stays
-    as it was.
+    trainer's JSON part; its ``qat``, where there is one, is the record of the blocks. Raises UserError naming path and
+    bytes where the disk has no room; what was there before stays as it was.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     needed = snapshot.nbytes + MARGIN_BYTES
@@ -188,6 +192,8 @@ def write_checkpoint(
             (temporary / name).parent.mkdir(exist_ok=True)
         hashes = {name: snapshot.write_file(name, temporary / name) for name in snapshot.files}
         atomic_write_json(temporary / TRAINER_STATE, state)
+        if BLOCKS in snapshot.files:
+            atomic_write_json(temporary / RECORD, state["qat"])
         for path in sorted(temporary.rglob("*")):
             if path.is_file() and (name := path.relative_to(temporary).as_posix()) not in hashes:
                 path.chmod(0o644)

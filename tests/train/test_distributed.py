@@ -192,6 +192,21 @@ def test_muon_is_the_same_in_two_processes_in_one_and_with_its_state_divided(wor
         same_state(runs / "shared" / name, runs / "pair" / name)
 
 
+def test_every_process_quantizes_alike_with_the_optimizer_state_divided_or_not(words, tmp_path):
+    qat = ("optim=muon", "train.qat=q4_k", "train.qat_share=0.5")
+    out, _ = run(two(words("pair", TWO, *qat)))
+    assert "a q4_k_m file" in out
+    assert "had drifted apart" not in out
+    run(two(words("shared", TWO, *qat, "train.shard_optimizer=true")))
+    runs = tmp_path / "runs"
+    assert losses(runs / "shared") == losses(runs / "pair")
+    last = "checkpoints/step-00000008"
+    same_state(runs / "shared" / last, runs / "pair" / last)
+    blocks = [load_file(runs / name / last / "qat.safetensors") for name in ("pair", "shared")]
+    assert blocks[0].keys() == blocks[1].keys()
+    assert all(torch.equal(blocks[0][name], blocks[1][name]) for name in blocks[0])
+
+
 def test_an_average_of_the_weights_is_what_a_run_validates_and_saves(words, tmp_path):
     """Training itself goes the same way; resumed without the average, too."""
     run(one(words("plain", ONE)))

@@ -43,6 +43,16 @@ def test_a_spike_is_measured_against_the_median_and_not_before_there_is_one():
     assert mine.spikes(3.01) == 2.0  # it did not become part of the median
 
 
+def test_after_a_change_of_the_model_a_jump_is_measured_anew():
+    mine = guards(spike_factor=1.5)
+    for _ in range(SPIKE_WARMUP):
+        mine.spikes(2.0)
+    mine.forget_losses()
+    for _ in range(SPIKE_WARMUP):
+        assert mine.spikes(4.0) is None
+    assert mine.spikes(6.1) == 4.0
+
+
 def test_the_state_survives_json_and_decides_alike():
     mine, other = guards(spike_factor=1.2, on_nonfinite="skip"), guards(spike_factor=1.2, on_nonfinite="skip")
     for number in range(150):

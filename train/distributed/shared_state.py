@@ -22,6 +22,7 @@ from train.optim.interface import Optimizer
 from train.optim.make import make_optimizer
 from train.optim.state import load_state_tensors, state_tensors
 from train.optim.trained import Trained
+from train.qat.fake_quant import FakeQuant, is_state
 from train.run.resume import ResumePoint
 
 RNG = "rng.torch"
@@ -67,19 +68,20 @@ def make_shared_optimizer(
 
 
 def gather_state(
-    ranks: Ranks, trained: Trained, optimizer: Optimizer, average: Average
+    ranks: Ranks, trained: Trained, optimizer: Optimizer, average: Average, fake_quant: FakeQuant
 ) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a checkpoint besides the weights (complete on rank 0 only), and whether a resync was needed.
 
     The same sums may differ in a bit on other processors. A checkpoint is one state: every rank takes rank 0's, and
     the run goes on as one that is resumed from the checkpoint would.
     """
+    weights = [*trained.parameters(), *average.tensors(), *fake_quant.tensors()]
     if isinstance(optimizer, Zero1Optimizer):
         own = state_tensors(optimizer.shard, optimizer)
-        resynced = ranks.resync([*trained.parameters(), *average.tensors()])
+        resynced = ranks.resync(weights)
     else:
         own = state_tensors(trained, optimizer)
-        resynced = ranks.resync([*trained.parameters(), *average.tensors(), *own.values()])
+        resynced = ranks.resync([*weights, *own.values()])
         own = own if ranks.main else {}
     if ranks.main:
         own |= average.trained()
@@ -87,8 +89,17 @@ def gather_state(
     return gather_tensors(ranks, own | {_rng_name(ranks.rank): rng}), resynced
 
 
-def restore(ranks: Ranks, point: ResumePoint, trained: Trained, optimizer: Optimizer, average: Average) -> None:
-    """Put weights, their average, optimizer state and random state of a checkpoint back on every rank."""
+def restore(
+    ranks: Ranks,
+    point: ResumePoint,
+    trained: Trained,
+    optimizer: Optimizer,
+    average: Average,
+    fake_quant: FakeQuant,
+) -> None:
+    """Put weights, their quantization and average, optimizer state and random state of a checkpoint back on every
+    rank."""
+    fake_quant.end()
     if ranks.main and point.checkpoint is not None:
         trained.load(point.checkpoint)
     ranks.broadcast(list(trained.parameters()))
@@ -96,9 +107,14 @@ def restore(ranks: Ranks, point: ResumePoint, trained: Trained, optimizer: Optim
     names = tuple(f"{name}." for name, _ in part.named_parameters())
     rng = _rng_name(ranks.rank)
     everywhere = (f".{TRAINED}", rng)
-    tensors = scatter_tensors(ranks, point.tensors, lambda name: name.endswith(everywhere) or name.startswith(names))
-    load_state_tensors(part, optimizer, tensors)
+    tensors = scatter_tensors(
+        ranks, point.tensors, lambda name: name.endswith(everywhere) or is_state(name) or name.startswith(names)
+    )
+    load_state_tensors(part, optimizer, {name: each for name, each in tensors.items() if not is_state(name)})
+    # model.safetensors holds the quantized values of the weights or, where there is one, of their average.
+    fake_quant.load(tensors)
     average.load(tensors)
+    fake_quant.resume()
     if rng in tensors:  # absent where there were fewer ranks
         torch.set_rng_state(tensors[rng])
 

@@ -59,6 +59,8 @@ def _guard_text(event: Event) -> str:
                 f"rolled back: the loss of step {facts['from']:,} was {facts['loss']:.4f}, {facts['times']:.1f} times "
                 f"the median; {facts['tokens']:,} tokens skipped"
             )
+        if event.kind == "quantized":
+            return f"from here on the model computes with the weights of a {facts['file_type']} file ({facts['types']})"
         if event.kind == "slept":
             return f"the machine slept for {duration(facts['seconds'])}"
     except (KeyError, TypeError, ValueError):

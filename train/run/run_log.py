@@ -23,6 +23,9 @@ GUARD_EVENTS = {
         "the loss of step {from:,} was {loss:.4f}, {times:.1f} times the median: back to this checkpoint, "
         "on with the data after it ({tokens:,} tokens passed over)"
     ),
+    "quantized": (
+        "from here on the model computes with the weights of a {file_type} file ({tensors} tensors: {types})"
+    ),
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""

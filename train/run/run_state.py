@@ -51,6 +51,11 @@ class RunState:
         improved = record["val_loss"] < self.best_loss
         self.best_loss, self.worse = (record["val_loss"], 0) if improved else (self.best_loss, self.worse + 1)
 
+    def forget_losses(self) -> None:
+        """Earlier losses are those of another model: patience and the guards begin anew."""
+        self.best_loss, self.worse = math.inf, 0
+        self.guards.forget_losses()
+
     @property
     def out_of_patience(self) -> bool:
         """Whether the last ``train.patience`` validations were all worse than an earlier one."""

@@ -51,7 +51,7 @@ def tuning(argv: list[str]) -> RunConfig:
     options = recipe.recipe(run, directory, own.tune, given=given)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
-    config = resolve([*_words(options), *typed], autobatch.choose_micro_batch)
+    config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
     found = ""
     if not given("train.max_steps"):
         steps, found = recipe.length(
@@ -60,7 +60,7 @@ def tuning(argv: list[str]) -> RunConfig:
         options["train.max_steps"] = round(steps / (1 - own.tune.replay))
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
     options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
-    config = resolve([*_words(options), *typed], autobatch.choose_micro_batch)
+    config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
     if own.tune.replay:
         config = replace(config, data=recipe.with_replay(config.data, run, own.tune.replay))
     if found:
@@ -69,11 +69,6 @@ def tuning(argv: list[str]) -> RunConfig:
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     print(f"tuning {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
     return config
-
-
-def _words(options: dict[str, object]) -> list[str]:
-    plain = {True: "true", False: "false", None: "null"}
-    return [f"{name}={plain[v] if v is None or isinstance(v, bool) else v}" for name, v in options.items()]
 
 
 if __name__ == "__main__":

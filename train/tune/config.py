@@ -1,4 +1,4 @@
-"""The options of ``make tune``: a run's, and those of tuning.
+"""The options of ``make tune`` and ``make qat``: a run's, and those of going on from a trained model.
 
 Tested in tests/train/tune/test_tune.py.
 """
@@ -34,6 +34,31 @@ class TuneOptions:
             raise UserError(f"tune.replay={self.replay} must be a share from 0 to below 1, for example 0.2")
         if not 0 < self.lr_scale <= 10:
             raise UserError(f"tune.lr_scale={self.lr_scale} must be above 0, for example 0.8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QatOptions:
+    """How long, and how fast, a trained model goes on for a quantized type."""
+
+    lr_scale: float = 0.2
+    """The peak learning rate as a share of the base run's own; it falls to 0 over the run."""
+    steps_share: float = 0.1
+    """Optimizer steps as a share of those that the base has done, where ``train.max_steps`` is not given."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_scale <= 10:
+            raise UserError(f"qat.lr_scale={self.lr_scale} must be above 0, for example 0.2")
+        if not 0 < self.steps_share <= 1:
+            raise UserError(f"qat.steps_share={self.steps_share} must be above 0 and at most 1, for example 0.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QatConfig(RunConfig):
+    """A run that goes on from a trained model for a quantized type."""
+
+    base: str = ""
+    """The run, checkpoint or Hugging Face model directory that is continued."""
+    qat: QatOptions = field(default_factory=QatOptions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,22 +50,30 @@ def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str
 
     ``given`` says whether a person has set an option.
     """
-    shape = checkpoint.load_config(directory)
-    options: dict[str, Any] = {f"model.{name}": getattr(shape, name) for name in SHAPE}
-    options |= {"model.tie_embeddings": str(shape.tie_embeddings).lower(), "init_from": str(directory)}
+    options = start_from(run, directory, lr_scale=tune.lr_scale, given=given)
     options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
     options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
     options |= {"train.keep_last": 1, "train.eval_blocks": 32, "train.sample_prompts": "['Hello!','Tell me a story.']"}
     if tune.lora:
+        options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}
         alpha = "null" if tune.lora_alpha is None else tune.lora_alpha
         options |= {"lora.rank": tune.lora, "lora.alpha": alpha, "lora.targets": f"[{','.join(tune.lora_targets)}]"}
-        lr = lora_lr(shape)
-        options |= {"optim.weight_decay": 0.0} | ({} if given("optim") else {"optim": "adamw"})
-    elif (optim := _own_optimizer(run)) and not given("optim"):
+        options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "optim.weight_decay": 0.0}
+        options |= {} if given("optim") else {"optim": "adamw"}
+        options["optim.lr"] = float(f"{lora_lr(checkpoint.load_config(directory)):.3g}")
+    return options
+
+
+def start_from(run: Run, directory: Path, *, lr_scale: float, given: Callable[[str], bool]) -> dict[str, Any]:
+    """The options by which a run starts from the weights in ``directory``: shape, optimizer and learning rates."""
+    shape = checkpoint.load_config(directory)
+    options: dict[str, Any] = {f"model.{name}": getattr(shape, name) for name in SHAPE}
+    options |= {"model.tie_embeddings": str(shape.tie_embeddings).lower(), "init_from": str(directory)}
+    if (optim := _own_optimizer(run)) and not given("optim"):
         options["optim"] = optim["name"]
-        lr = float(optim["lr"]) * tune.lr_scale
+        lr = float(optim["lr"]) * lr_scale
         kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
-        kept |= {name: float(f"{optim[name] * tune.lr_scale:.3g}") for name in OTHER_RATES if name in optim}
+        kept |= {name: float(f"{optim[name] * lr_scale:.3g}") for name in OTHER_RATES if name in optim}
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:
         lr = size_lr(shape)
@@ -140,3 +148,9 @@ def length(data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int
     tokens = sum(lengths) / max(1, len(lengths)) * count
     steps = max(FEWEST_STEPS, math.ceil(data.max_epochs * tokens / tokens_per_step))
     return steps, findings.line()
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    """Options as words of a command line."""
+    plain = {True: "true", False: "false", None: "null"}
+    return [f"{name}={plain[v] if v is None or isinstance(v, bool) else v}" for name, v in options.items()]

@@ -7,12 +7,12 @@ from data.errors import UserError
 from export.gguf.tensors import (
     check_weights,
     encode,
-    gguf_name,
     gguf_tensors,
     interleave_heads,
     rope_factors,
     stored_type,
 )
+from slm.llama.blocks.names import gguf_name
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel, rope_frequencies
 

@@ -1,0 +1,176 @@
+"""Training on quantized values: what the model computes with, what the masters get, what a checkpoint holds."""
+
+import pytest
+import torch
+
+from slm.kernels.fused import Fused
+from slm.llama.blocks import codec
+from slm.model.transformer import LanguageModel
+from tests.helpers import tiny_checkpoint as tiny
+from tests.helpers.kernels import kernels_for_test
+from train.optim.average import Average
+from train.qat.fake_quant import FakeQuant
+
+KINDS = ("q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0")
+IDS = torch.arange(64).view(2, 32) * 5 % 400
+
+
+def started(kind: str, **changes) -> tuple[LanguageModel, FakeQuant, dict[str, torch.Tensor]]:
+    """A model in training, its quantization, which is on, and its weights before."""
+    model = LanguageModel(tiny.config(n_layers=1, **changes))
+    tiny.randomize(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fake_quant = FakeQuant(model, kind, 0.25, 2)
+    assert not fake_quant.due(0.74)
+    assert fake_quant.due(0.75)
+    fake_quant.begin()
+    assert fake_quant.on
+    assert not fake_quant.due(0.9)
+    return model, fake_quant, before
+
+
+def update(model, fake_quant, step: int, size: float = 1e-3) -> dict[str, torch.Tensor]:
+    """One step down the gradient, as the trainer does it. Returns the gradients."""
+    model.zero_grad()
+    model.loss(IDS, IDS.roll(-1, 1)).backward()
+    fake_quant.show_masters()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= size * parameter.grad
+    fake_quant.after_update(step)
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_computes_with_the_blocks_of_its_masters(kind):
+    model, fake_quant, before = started(kind, tie_embeddings=kind == "q8_0")
+    for step in (1, 2):
+        update(model, fake_quant, step)
+    with fake_quant.masters():
+        masters = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        saved, more, quantized = fake_quant.checkpoint(model.state_dict())
+        assert quantized is not None
+    assert quantized.file_type == {"q4_k": "q4_k_m", "q3_k": "q3_k_m"}.get(kind, kind)
+    assert set(quantized.types) == {name for name, tensor in before.items() if tensor.ndim == 2}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(saved[name], tensor)  # what the next forward pass sees
+        if name not in quantized.types:
+            assert torch.equal(masters[name], tensor)
+            continue
+        assert torch.equal(more[f"{name}.unquantized"], masters[name])
+        values = codec.dequantize(quantized.types[name], quantized.blocks[name].numpy(), tensor.shape[1])
+        assert torch.equal(torch.from_numpy(values), tensor)
+        assert not torch.equal(masters[name], tensor)
+
+
+def test_gradients_go_straight_through_to_the_masters():
+    model, fake_quant, before = started("q4_0")
+    values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plain = LanguageModel(model.config)
+    plain.load_state_dict(values)  # a model that has these weights and knows nothing of quantization
+    plain.loss(IDS, IDS.roll(-1, 1)).backward()
+    gradients = update(model, fake_quant, 1)
+    with fake_quant.masters():
+        for name, parameter in plain.named_parameters():
+            assert torch.equal(gradients[name], parameter.grad)
+            assert torch.equal(model.state_dict()[name], before[name] - 1e-3 * parameter.grad)
+
+
+def test_the_kernels_compute_with_them_too():
+    """Packed weights are made of the quantized values, after every update anew."""
+    model, fake_quant, _ = started("q4_0", head_dim=64)
+    fused = Fused(model, kernels_for_test("avx2"))
+    for step in (1, 2):
+        model.zero_grad()
+        loss = fused.loss_and_gradients(IDS, IDS.roll(-1, 1))
+        found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        assert loss == pytest.approx(model.loss(IDS, IDS.roll(-1, 1)).item(), rel=1e-5)
+        for name, gradient in update(model, fake_quant, step, size=0.1).items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4 * gradient.abs().max().item())
+        fused.forget_weights()
+
+
+def test_types_that_search_long_take_turns():
+    """Each row gets its turn; the others keep their blocks, so that a step stays short."""
+    model, fake_quant, _ = started("q4_k")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    assert fake_quant.types[name] == "q4_k"
+    seen = torch.zeros(512, dtype=torch.bool)
+    for step in range(16):
+        old = model.state_dict()[name].clone()
+        update(model, fake_quant, step, size=1.0)
+        changed = (model.state_dict()[name] != old).any(dim=1)
+        assert changed.sum() <= 32
+        seen |= changed
+    assert seen.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k"])
+def test_a_checkpoint_brings_back_masters_blocks_and_average(kind, averaged):
+    model, fake_quant, _ = started(kind)
+    average = Average(model, 0.5 if averaged else 0.0)
+    for step in (1, 2, 3):
+        update(model, fake_quant, step, size=0.3)
+        with fake_quant.masters():
+            average.update()
+    with fake_quant.masters():
+        weights = model.state_dict() | average.weights()
+        saved, more, _ = fake_quant.checkpoint(weights)
+        state = {key: value.clone() for key, value in (more | average.trained()).items()}
+        masters = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if averaged:
+        with fake_quant.masters(), average.in_place(), fake_quant.rounded():
+            scored = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert all(torch.equal(saved[name], tensor) for name, tensor in scored.items())
+    again = LanguageModel(model.config)
+    again.load_state_dict(saved)
+    other = FakeQuant(again, kind, 0.25, 1)
+    other.load(state)
+    kept = Average(again, 0.5 if averaged else 0.0)
+    kept.load(state)
+    other.resume()
+    assert other.on
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    with other.masters():
+        assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in masters.items())
+    assert kept.on == averaged
+    for name, tensor in average.weights().items():
+        assert torch.equal(kept.weights()[name], tensor)
+    other.end()
+    assert not other.on
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in masters.items())
+
+
+def test_it_mends_what_ternary_weights_cost():
+    """A model that knows its text by heart forgets it as ternary weights, and learns it again with them."""
+    model = LanguageModel(tiny.config(n_layers=1))
+    tiny.randomize(model)
+    fake_quant = FakeQuant(model, "tq2_0", 0.5, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer.register_step_pre_hook(lambda *_: fake_quant.show_masters())
+
+    def train(steps: int) -> float:
+        for step in range(steps):
+            optimizer.zero_grad()
+            model.loss(IDS, IDS.roll(-1, 1)).backward()
+            optimizer.step()
+            fake_quant.after_update(step)
+        return model.loss(IDS, IDS.roll(-1, 1)).item()
+
+    learned = train(40)
+    fake_quant.begin()
+    plain = train(0)
+    trained = train(40)
+    assert learned < plain
+    assert trained < 0.7 * plain
+
+
+def test_without_a_type_it_never_begins():
+    model = LanguageModel(tiny.config(n_layers=1))
+    fake_quant = FakeQuant(model)
+    assert not fake_quant.due(1.0)
+    fake_quant.show_masters()
+    fake_quant.after_update(1)
+    assert not fake_quant.on

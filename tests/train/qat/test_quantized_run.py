@@ -1,0 +1,93 @@
+"""Whole runs that end in quantization-aware training: resumed, averaged, by several processes, and exported."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slm.model.quantized import load_quantized
+from slm.runs import list_checkpoints
+from tests.helpers.small_run import SmallRun, differences, losses, newest_step, records, write_corpus
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory) -> list[str]:
+    corpus = write_corpus(tmp_path_factory.mktemp("text") / "text.jsonl", 300)
+    return [f"data.files=[{corpus}]", "optim=muon", f"train.max_steps={STEPS}", "train.qat_share=0.5"]
+
+
+@pytest.mark.parametrize("more", [("train.qat=q4_k",), ("train.qat=q4_0", "optim.average=0.8")])
+def test_killed_and_resumed_it_is_the_same_to_the_bit(more, common, tmp_path):
+    whole = SmallRun(tmp_path, "name=whole", "train.checkpoint_every=1000", *common, *more).finish()
+    run = SmallRun(tmp_path, "name=parts", "train.checkpoint_every=3", *common, *more)
+    run.wait_for_checkpoint(21)
+    run.kill()
+    assert newest_step(run.root) < STEPS, "it was killed too late to prove anything"
+    parts = SmallRun(tmp_path, "name=parts", "train.checkpoint_every=3", *common, *more).finish()
+    last = f"checkpoints/step-{STEPS:08d}"
+    assert differences(whole.root / last, parts.root / last) == []
+    assert losses(whole.root) == losses(parts.root)
+    (began,) = (each for each in records(whole.root) if each.get("event") == "quantized")
+    assert began["step"] == STEPS // 2
+    stored, weights = load_quantized(whole.root / last), load_file(whole.root / last / "model.safetensors")
+    state = load_file(whole.root / last / "optimizer.safetensors")
+    for name, kind in stored.types.items():
+        assert len(weights[name].unique()) > 1
+        assert not torch.equal(weights[name], state[f"{name}.unquantized"])
+        assert f"{name}.blocks.{kind}" in state
+    assert (whole.root / last / "qat.json").is_file()
+    assert "qat.json" in json.loads((whole.root / last / "manifest.json").read_text())["sha256"]
+
+
+def test_what_is_exported_is_what_it_was_trained_with(common, tmp_path):
+    """Bit for bit; and what is validated is what the file computes."""
+    from export.config import ExportConfig
+    from export.pipeline import export
+
+    run = SmallRun(tmp_path, "name=mine", "train.qat=q4_k", *common, "train.eval_every=1000").finish()
+    (*_, last) = list_checkpoints(run.root)
+    lines: list[str] = []
+    record = export(ExportConfig(threads=1, run=run.root, quant=["q4_k_m", "q8_0"]), lines.append)
+    assert record["published"]
+    assert record["trained_for"] == "q4_k_m"
+    assert "writing q4_k_m as it was trained" in lines
+    (note,) = (line for line in lines if line.startswith("note:"))
+    assert "trained for q4_k_m; q8_0 is quantized from its weights" in note
+    small, _ = record["files"]
+    assert small["kl"] < 2e-3  # what llama.cpp rounds in activations
+    reader = gguf.GGUFReader(run.root / "gguf" / small["file"])
+    stored, weights = load_quantized(last), load_file(last / "model.safetensors")
+    config = json.loads(bytes(reader.fields["slm.config"].parts[-1]))
+    assert config["trained_for"] == "q4_k_m"
+    from slm.llama.blocks.names import gguf_name
+
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    kinds = set()
+    for name, weight in weights.items():
+        tensor = found[gguf_name(name)]
+        if name not in stored.types:
+            assert np.array_equal(tensor.data.reshape(weight.shape), weight.numpy())
+            continue
+        kinds.add(tensor.tensor_type.name)
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        rows = lambda array: sorted(map(bytes, np.ascontiguousarray(array)))  # noqa: E731 - llama orders rows of heads
+        assert rows(tensor.data) == rows(stored.blocks[name].numpy())
+        np.testing.assert_allclose(np.sort(values, axis=None), np.sort(weight.numpy(), axis=None), rtol=1e-6)
+    assert kinds == {"Q4_K", "Q6_K"}
+    # Weights that something else has changed are not exported as if they were trained so.
+    from safetensors.torch import save_file
+
+    from data.errors import UserError
+    from export.source import open_source
+    from slm.runs import Run
+
+    name = next(iter(stored.types))
+    save_file(weights | {name: weights[name] + 1e-3}, last / "model.safetensors", metadata={"format": "pt"})
+    (last / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"they were changed after the training for q4_k_m: remove qat.json"):
+        open_source(Run(root=run.root), ("q4_k_m",))

@@ -1,0 +1,1 @@
+"""Quantization-aware training: forward and backward see the weights that a quantized file will hold."""

@@ -1,0 +1,107 @@
+"""``python -m train.tune.qat base=runs/mine train.qat=q4_0``: a trained model, continued for a quantized type.
+
+It is a training run that starts from the base (``init_from``), reads the base's own text in another order, and computes
+with quantized weights from its first step (``train.qat_share=1``). Its export of that type holds these very weights.
+
+Tested in tests/train/tune/test_qat.py.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.config import DataConfig
+from data.errors import UserError
+from slm import cli
+from slm.configuration import build, load_config
+from slm.machine.hardware import share_cores
+from slm.model.checkpoint import TRAINER_STATE
+from slm.runs import Run
+from train import autobatch
+from train.config import RunConfig
+from train.resolve import resolve
+from train.tune import recipe
+from train.tune.config import QatConfig
+
+DEFAULT_TYPE = "q4_0"
+FEWEST_STEPS = 20
+STEPS = 200
+"""Optimizer steps on a model from elsewhere, whose own number is not known."""
+KEPT = ("seq_len", "micro_batch", "grad_accum", "eval_blocks", "mask_documents", "gradient_checkpointing")
+"""Options of the base's training that its continuation keeps."""
+SHOWN = ("train.qat", "train.max_steps", "optim.lr", "train.seq_len", "train.micro_batch", "train.grad_accum")
+
+
+def main(argv: list[str]) -> int:
+    """Choose the options, then train. Returns the exit code."""
+    share_cores()
+    from train.distributed.join import join
+    from train.distributed.rank_process import run_rank
+
+    config = continuing(argv)
+    ranks = join(pin=config.train.pin)
+    from train.start import start
+
+    return run_rank(ranks, config.root, partial(start, config, ranks))
+
+
+def continuing(argv: list[str]) -> RunConfig:
+    """The run's configuration: what ``argv`` says, and for the rest what the base calls for."""
+    given = {word.partition("=")[0] for word in argv}
+    own = build(QatConfig, load_config("qat", argv, literal=("base",)))
+    if not own.base:
+        raise UserError(
+            f"no model to continue is named: `{cli.spelled('qat', base='runs/NAME')}`, or a Hugging Face model "
+            "directory"
+        )
+    run, directory = recipe.base_of(own.base)
+    kind = own.train.qat or DEFAULT_TYPE
+    saved = _saved(run)
+    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=lambda name: name in given)
+    options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
+    options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
+    if train := saved.get("train"):
+        options |= {f"train.{name}": train[name] for name in KEPT if name in train}
+        options["train.seed"] = train["seed"] + 1  # the text in another order
+    done = _steps_done(directory)
+    steps = STEPS if done is None else max(FEWEST_STEPS, round(own.qat.steps_share * done))
+    options["train.max_steps"] = own.train.max_steps if "train.max_steps" in given else steps
+    options["train.eval_every"] = options["train.checkpoint_every"] = max(10, options["train.max_steps"] // 4)
+    options = {name: value for name, value in options.items() if name not in given}
+    typed = [word for word in argv if not word.startswith(("base=", "qat."))]
+    config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
+    if not any(name == "data" or name.startswith("data.") for name in given):
+        config = replace(config, data=_own_text(run, saved))
+    shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
+    print(f"continuing {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
+    return config
+
+
+def _saved(run: Run) -> dict[str, Any]:
+    """The base's own configuration; empty for a model from elsewhere."""
+    import yaml
+
+    return yaml.safe_load(run.config_file.read_text(encoding="utf-8")) if run.config_file else {}
+
+
+def _own_text(run: Run, saved: dict[str, Any]) -> DataConfig:
+    if "data" not in saved:
+        raise UserError(
+            f"{run.root} is not a run of slm, so its text is not known: name some, for example data=local "
+            "'data.files=[text.jsonl]'"
+        )
+    return build(DataConfig, saved["data"])
+
+
+def _steps_done(directory: Path) -> int | None:
+    """The optimizer steps of the base; None for a model from elsewhere."""
+    try:
+        return int(json.loads((directory / TRAINER_STATE).read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+if __name__ == "__main__":
+    cli.run(main)
