@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+from export.auto.show import show_choice
 from export.config import ExportConfig
 from export.staging import exit_on_sigterm
 from slm import cli, report
@@ -32,7 +33,15 @@ def main(argv: list[str]) -> int:
 def show(record: dict[str, Any]) -> None:
     """The table a person reads."""
     rows = [
-        ["checkpoint", "", "", f"{record['checkpoint_perplexity']:.4f} ± {record['checkpoint_stderr']:.4f}", "", "", ""]
+        [
+            "checkpoint",
+            "",
+            "",
+            f"{report.perplexity_text(record['checkpoint_perplexity'])} ± {record['checkpoint_stderr']:.4f}",
+            "",
+            "",
+            "",
+        ]
     ]
     for each in record["files"]:
         rows.append(
@@ -40,7 +49,7 @@ def show(record: dict[str, Any]) -> None:
                 each["file"],
                 f"{each['size_mb']:.2f}",
                 f"{each['bits_per_weight']:.2f}",
-                f"{each['perplexity']:.4f} ± {each['stderr']:.4f}",
+                f"{report.perplexity_text(each['perplexity'])} ± {each['stderr']:.4f}",
                 f"{each['perplexity_change']:+.2%}",
                 f"{each['kl']:.2g}",
                 f"{each['same_top']:.1%}",
@@ -56,6 +65,9 @@ def show(record: dict[str, Any]) -> None:
             f"{record['text']}; KL: mean divergence of the file's predictions from the checkpoint's"
         ),
     )
+    for each in record["files"]:
+        if each["file"] in record["choices"]:
+            show_choice(each["file"], record["choices"][each["file"]], each["kl"])
     for each in record["files"]:
         for failure in each["failures"]:
             print(f"FAILED {each['file']}: {failure}", file=sys.stderr)

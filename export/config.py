@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from data.errors import UserError, nearest
+from export.target import is_target, parse_target
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 """Types that are written straight from the checkpoint."""
@@ -17,8 +18,13 @@ class CalibrationConfig:
 
     text: Path | None = None
     """A UTF-8 file; None takes the run's calibration.txt, else slm's general text."""
+    more_texts: list[Path] = field(default_factory=list)
+    """Further UTF-8 files, each measured as ``text`` is; the importance matrix is that of all."""
+    files: list[Path] = field(default_factory=list)
+    """Importance matrices (GGUF or .dat, of this program or of llama-imatrix) to use; without ``text`` in place of a
+    measurement, with it merged with one."""
     chunks: int = 64
-    """Most chunks to run."""
+    """Most chunks to run of each text."""
     n_ctx: int = 512
     """Tokens per chunk."""
     output: bool = False
@@ -68,7 +74,8 @@ class ExportConfig:
     run: Path
     """A run, one of its checkpoints, or a Hugging Face model directory."""
     quant: list[str] = field(default_factory=lambda: ["q4_k_m"])
-    """Types to write, any case; aliases and repetitions are resolved by ``resolve_types``."""
+    """Types to write, any case; aliases and repetitions are resolved by ``resolve_types``. ``auto...``: a goal, for
+    which each tensor's type is chosen (export/target.py)."""
     base: Literal["f32", "f16", "bf16"] = "f32"
     """What quantized types are made from."""
     out: Path | None = None
@@ -110,6 +117,9 @@ def check_quant_and_threads(quant: Sequence[str], threads: int | None) -> None:
     """``UserError`` where no type is named or the threads are less than one."""
     if not quant:
         raise UserError("quant names no type; give one or more, for example quant=q4_k_m,q8_0")
+    for word in quant:
+        if is_target(word):
+            parse_target(word)
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads} must be at least 1")
 
@@ -117,12 +127,16 @@ def check_quant_and_threads(quant: Sequence[str], threads: int | None) -> None:
 def resolve_types(quant: Sequence[str], known: Mapping[str, int]) -> list[str]:
     """The types asked for, lower case, in order, each once, given what llama.cpp offers (name -> ftype).
 
-    An alias counts as what it stands for: ``q4_k,q4_k_m`` is one file, under the more exact name. ``UserError`` for
-    a type that llama.cpp does not write.
+    An alias counts as what it stands for: ``q4_k,q4_k_m`` is one file, under the more exact name. A goal (``auto:4.5``)
+    comes back as ``Target.spelled``. ``UserError`` for a type that llama.cpp does not write.
     """
     found: dict[int | str, str] = {}
     for typed in quant:
         name = typed.strip().lower()
+        if is_target(name):
+            goal = parse_target(typed).spelled
+            found.setdefault(goal, goal)
+            continue
         if name not in known and name not in UNQUANTIZED:
             hint = nearest(name, [*UNQUANTIZED, *known])
             raise UserError(

@@ -41,12 +41,28 @@ class ImportanceMatrix:
     chunk_size: int
     """Tokens per window."""
     n_chunks: int
-    dataset: str
-    """Where the text came from."""
+    datasets: list[str]
+    """Where the texts came from."""
+    counts: dict[str, int] | None = None
+    """Rows summed per matrix; None: ``n_rows`` for all."""
+
+    @property
+    def dataset(self) -> str:
+        """Where the texts came from, in one line."""
+        return ", ".join(self.datasets)
+
+    def count(self, name: str) -> int:
+        """Rows summed for a matrix."""
+        return self.n_rows if self.counts is None else self.counts[name]
 
     def means(self) -> dict[str, np.ndarray]:
         """f32 [D] per tensor: what quantization is given, rounded as a reader of the written file would round it."""
-        return {name: sums.astype(np.float32) / np.float32(self.n_rows) for name, sums in self.sums.items()}
+        return {
+            name: sums.astype(np.float32) / np.float32(self.count(name))
+            if self.count(name)
+            else np.ones(sums.shape, np.float32)
+            for name, sums in self.sums.items()
+        }
 
     def write(self, path: Path) -> None:
         """Write llama.cpp's imatrix GGUF to ``path`` (not atomic)."""
@@ -54,12 +70,12 @@ class ImportanceMatrix:
 
         writer = gguf.GGUFWriter(path, arch="")  # an empty name leaves general.architecture out
         writer.add_type("imatrix")
-        writer.add_array("imatrix.datasets", [self.dataset])
+        writer.add_array("imatrix.datasets", self.datasets)
         writer.add_uint32("imatrix.chunk_count", self.n_chunks)
         writer.add_uint32("imatrix.chunk_size", self.chunk_size)
         for name, sums in sorted(self.sums.items()):
             writer.add_tensor(f"{name}.in_sum2", sums.astype(np.float32))
-            writer.add_tensor(f"{name}.counts", np.array([self.n_rows], dtype=np.float32))
+            writer.add_tensor(f"{name}.counts", np.array([self.count(name)], dtype=np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -127,5 +143,5 @@ def collect(
         n_rows=n_rows,
         chunk_size=windows.shape[1],
         n_chunks=len(windows),
-        dataset=dataset,
+        datasets=[dataset],
     )

@@ -9,16 +9,20 @@ from typing import Any
 import torch
 
 from export.adapter import open_adapter, write_proven
+from export.auto.make import make_chosen
+from export.auto.planner import Planner
 from export.chat_proof import chat_failures
 from export.config import UNQUANTIZED, ExportConfig, resolve_types
 from export.imatrix import ImportanceMatrix
 from export.proof import ADAPTER_TYPE, Comparison, Proof
 from export.quantize import size_bound
-from export.source import Source, imatrix_record, make_quantized, measure_importance, open_source
+from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
 from export.staging import Staging, check_room
+from export.target import is_target, parse_target
 from export.texts import Text, calibration_text, validation_text
 from slm import runs
 from slm.exported import RECORD_FILE, recorded_sums, sha256
+from slm.llama.gguf_check import read_header
 from slm.llama.quantize import quant_types
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
@@ -70,20 +74,31 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
             path, compared[ADAPTER_TYPE] = write_proven(source, adapter, staging, proof, log)
             finished.append(path)
         imatrix = None
+        choices: dict[str, Any] = {}
         if quantized and all_passed(compared.values()):
             if config.calibration.imatrix and quantized != [source.trained_for]:
-                imatrix = measure_importance(source, calibration, config.calibration, log)
+                header = read_header(written[base])
+                imatrix = importance_matrix(source, calibration, config.calibration, header.tensors, log)
                 imatrix.write(staging.path(IMATRIX_FILE))
                 finished.append(staging.path(IMATRIX_FILE))
+            planner = None
             for kind in quantized:
                 path = staging.path(source.identity.file_name(kind))
-                make_quantized(source, written[base], path, kind, imatrix, threads, log)
-                compared[kind] = proof.compare(path, kind)
+                if is_target(kind):
+                    planner = planner or Planner(
+                        source, read_header(written[base]), calibration, imatrix, threads=threads, log=log
+                    )
+                    target = parse_target(kind)
+                    compared[kind], choice = make_chosen(planner, written[base], path, target, proof.compare, log)
+                    choices[path.name] = choice.record() | {"groups": planner.options.checks}
+                else:
+                    make_quantized(source, written[base], path, kind, imatrix, threads, log)
+                    compared[kind] = proof.compare(path, kind)
                 finished.append(path)
         published = all_passed(compared.values())
         sums = {path.name: sha256(path) for path in finished} if published else {}
         shown = [each for kind, each in compared.items() if kind in (*types, ADAPTER_TYPE) or each.failures]
-        record = make_record(config, source, proof, shown, imatrix, proof_text, out, published)
+        record = make_record(config, source, proof, shown, imatrix, proof_text, out, published) | {"choices": choices}
         record["sha256"] = forget_sums(out, sums) | sums
         if published:
             staging.publish(finished)
@@ -108,7 +123,8 @@ def choose_texts(config: ExportConfig, run: runs.Run, quantizes: bool, log: Call
     """The texts of the proof and of the importance matrix. Each stands in for the other where it is not there or not
     needed."""
     proof_text = validation_text(config.proof.text, run)
-    if proof_text is None or (quantizes and config.calibration.imatrix):
+    chooses = any(map(is_target, config.quant))
+    if proof_text is None or chooses or (quantizes and config.calibration.imatrix):
         calibration = calibration_text(config.calibration.text, run, log)
         return proof_text or calibration, calibration
     return proof_text, proof_text

@@ -109,13 +109,26 @@ def quantize_file(
     file_type: str,
     imatrix: Mapping[str, np.ndarray] | None,
     n_threads: int | None = None,
+    *,
+    tensor_types: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str | float] | None = None,
 ) -> list[str]:
     """Quantize ``source`` into ``target`` (a staged file); the names of matrices that llama.cpp says fell back.
+
+    ``tensor_types``, ``metadata``: those of ``slm.llama.quantize.quantize``.
 
     UserError with llama.cpp's own reason where it refuses: equal paths, a full disk, a broken source.
     """
     try:
-        log = quantize(source, target, file_type, imatrix=imatrix, n_threads=n_threads)
+        log = quantize(
+            source,
+            target,
+            file_type,
+            imatrix=imatrix,
+            n_threads=n_threads,
+            tensor_types=tensor_types,
+            metadata=metadata,
+        )
     except LlamaError as error:
         raise UserError(f"{file_type} could not be made: {error}") from error
     return [line.split()[1] for line in log if line.startswith("warning:") and "not divisible by" in line]

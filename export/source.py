@@ -19,13 +19,14 @@ from export.gguf.tensors import check_weights
 from export.gguf.vocab import Vocab, build_vocab
 from export.gguf.writer import Identity, identify_model, run_record, write_gguf
 from export.imatrix import ImportanceMatrix, collect
+from export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
 from export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
-from export.texts import Text
+from export.texts import Text, read_text
 from slm import runs
 from slm.evaluate.perplexity import chunked_plan
 from slm.evaluate.scorers import TorchScorer
 from slm.llama.blocks.codec import dequantize
-from slm.llama.gguf_check import read_header
+from slm.llama.gguf_check import GgufTensor, read_header
 from slm.llama.quantize import quant_types
 from slm.model.checkpoint import MANIFEST, load_model, verify
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights, load_quantized
@@ -133,6 +134,26 @@ def _open_quantized(checkpoint: Path, model: LanguageModel) -> QuantizedWeights 
     return found
 
 
+def importance_matrix(
+    source: Source, text: Text, options: CalibrationConfig, tensors: list[GgufTensor], log: Callable[[str], None]
+) -> ImportanceMatrix:
+    """The importance matrix that the options ask for: measured on the texts, read from files, or both merged.
+
+    ``tensors``: of the unquantized file. Logs its statistics. UserError for a file of another model.
+    """
+    matrices = [read_imatrix(path) for path in options.files]
+    for matrix in matrices:
+        check_names(matrix, tensors)
+    if not matrices or options.text:
+        matrices.append(measure_importance(source, text, options, log))
+    for path in options.more_texts:
+        more = read_text(path, "calibration.more_texts")
+        matrices.append(measure_importance(source, more, options, log))
+    merged = merge(matrices)
+    log(statistics_line(merged))
+    return merged
+
+
 def measure_importance(
     source: Source, text: Text, options: CalibrationConfig, log: Callable[[str], None]
 ) -> ImportanceMatrix:
@@ -158,7 +179,12 @@ def imatrix_record(imatrix: ImportanceMatrix | None) -> dict[str, Any] | None:
     """What the records of both commands hold about the importance matrix."""
     if imatrix is None:
         return None
-    return {"dataset": imatrix.dataset, "chunks": imatrix.n_chunks, "n_ctx": imatrix.chunk_size}
+    return {
+        "dataset": imatrix.dataset,
+        "chunks": imatrix.n_chunks,
+        "n_ctx": imatrix.chunk_size,
+        "statistics": statistics(imatrix),
+    }
 
 
 def make_quantized(

@@ -12,10 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.storage import cache_home
 from slm import cli
 from slm.configuration import load
 from slm.llama import verdict
+from slm.llama.speed.kept import STANDARD, STANDARD_TYPES, decode_speeds
 from slm.machine import hardware, memory, probes, topology
 from slm.machine.record import VERSIONED, cpu_name
 from slm.report import final_json, table
@@ -38,13 +40,15 @@ class DoctorOptions:
 
     runs_dir: Path = Path("runs")
     compile: bool = True
+    decode: bool = True
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print the tables and the JSON line. ``runs_dir=DIR``; ``compile=false`` leaves that trial out."""
+    """Measure, print the tables and the JSON line. ``runs_dir=DIR``; ``compile=false``, ``decode=false`` leave those
+    trials out."""
     options = load(DoctorOptions, "doctor", argv)
     hardware.share_cores()
-    record = examine(options.runs_dir, try_compile=options.compile)
+    record = examine(options.runs_dir, try_compile=options.compile, time_decoding=options.decode)
     table("This machine", ["what", "found"], machine_rows(record))
     table("What will be used", ["stage", "choice"], choice_rows(record))
     hints = advice(record)
@@ -53,7 +57,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
+def examine(runs_dir: Path, *, try_compile: bool = True, time_decoding: bool = False) -> dict[str, Any]:
     """Everything the doctor finds out, as plain values. Takes about ten seconds, most of it importing and compiling."""
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     with probes.InductorTrial() if try_compile else contextlib.nullcontext() as trial:
@@ -61,6 +65,7 @@ def examine(runs_dir: Path, *, try_compile: bool = True) -> dict[str, Any]:
         # Both trials would disturb each other: the compiler's comes first.
         record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
     record |= _rates() | _llama()
+    record["decode_tok_s"] = _decode_speeds() if time_decoding and record["llama_cpp_check"]["works"] else None
     return record | _kernels(record["precision"])
 
 
@@ -157,6 +162,16 @@ def _llama() -> dict[str, Any]:
     }
 
 
+def _decode_speeds() -> dict[str, float] | None:
+    """Type -> tokens per second of a model of 50M weights, one sequence; None where it could not be measured. Kept in
+    the cache folder: the first time takes some seconds."""
+    try:
+        rates = decode_speeds(STANDARD, STANDARD_TYPES, hardware.compute_threads()).tok_s
+    except UserError:
+        return None
+    return {kind: round(rate, 1) for kind, rate in rates.items()}
+
+
 # What is printed.
 
 
@@ -190,10 +205,19 @@ def machine_rows(record: dict[str, Any]) -> list[list[str]]:
         ["torch.compile", _inductor(record)],
         ["llama.cpp built with", " ".join(record["llama_cpp"]) if record["llama_cpp"] else "cannot be loaded"],
         ["llama.cpp self-check", _llama_check(record["llama_cpp_check"])],
+        ["decoding by type", _decoding(record.get("decode_tok_s"))],
         ["Python, system", f"{record['python']}, {record['system']}"],
         ["packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version)],
     ]
     return rows
+
+
+def _decoding(rates: dict[str, float] | None) -> str:
+    if not rates:
+        return "not measured"
+    fastest_first = sorted(rates, key=lambda kind: -rates[kind])
+    listed = ", ".join(f"{kind} {rates[kind]:,.0f}" for kind in fastest_first)
+    return f"{listed} (tokens/s of 50M weights, one sequence)"
 
 
 def _llama_check(check: dict[str, Any]) -> str:
@@ -226,9 +250,18 @@ def choice_rows(record: dict[str, Any]) -> list[list[str]]:
         rows.append(["", f"faster kernels are left out: {record['kernel_faults']}"])
     return [
         *rows,
-        ["export", f"{threads['export']} threads"],
+        ["export", f"{threads['export']} threads" + _fastest_type(record.get("decode_tok_s"))],
         ["serve", f"{threads['serve']} threads"],
     ]
+
+
+def _fastest_type(rates: dict[str, float] | None) -> str:
+    """What this machine likes; speeds within 5 % are about equal, and then the type of more bits is the better one."""
+    if not rates:
+        return ""
+    equal = [kind for kind in rates if rates[kind] >= 0.95 * max(rates.values())]
+    best = max(equal, key=STANDARD_TYPES.index)
+    return f"; {best} decodes fastest here (quant=auto chooses by this machine's speeds)"
 
 
 def uses_kernels(record: dict[str, Any]) -> bool:

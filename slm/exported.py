@@ -21,6 +21,8 @@ CONFIG_KEY = "slm.config"
 RECORD_FILE = "export.json"
 """Stands next to the exported files. ``sha256`` in it maps file names to hexadecimal digests."""
 _QUANT = re.compile(r"-((?:bf|f|i?q|tq|mxfp)\d+(?:_[a-z0-9]+)*)$", re.IGNORECASE)
+_AUTO = re.compile(r"-(auto)(?:-(\d+(?:\.\d+)?)(bpw|[KMG]i?B|pct|nats))?$")
+_GOAL_UNITS = {"bpw": "", "pct": "%"}
 _READ = 1 << 20
 
 
@@ -67,8 +69,17 @@ def _stale_line(root: Path, step: int, newest: int, files: list[Path]) -> str:
 
 def export_command(root: Path, files: Iterable[Path]) -> str:
     """The command that makes these files of a run again."""
-    quants = [match.group(1).lower() for path in files if (match := _QUANT.search(path.stem))]
+    quants = [quant for path in files if (quant := quant_of(path))]
     return spelled("export", run=shown(root), **({"quant": ",".join(dict.fromkeys(quants))} if quants else {}))
+
+
+def quant_of(path: Path) -> str | None:
+    """What ``quant=`` made an exported file, by its name: ``q4_k_m``, ``auto:4.5``. None where the name is another."""
+    if match := _AUTO.search(path.stem):
+        goal, number, unit = match.groups()
+        return f"{goal}:{number}{_GOAL_UNITS.get(unit, unit)}" if number else str(goal)
+    match = _QUANT.search(path.stem)
+    return match.group(1).lower() if match else None
 
 
 def renewal(folder: Path, files: Iterable[Path]) -> str:

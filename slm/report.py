@@ -40,6 +40,14 @@ def plain(text: str) -> str:
     return "".join(keep.get(c, "\N{REPLACEMENT CHARACTER}") if ord(c) < 32 or 127 <= ord(c) < 160 else c for c in text)
 
 
+def perplexity_text(value: float) -> str:
+    """A perplexity for a table: ``12.3456``, and of large ones three figures: ``1,230``, ``4.57e+08``."""
+    if not value >= 1_000:
+        return f"{value:.4f}" if value < 100 else f"{value:.1f}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded < 10_000_000 else f"{rounded:.3g}"
+
+
 def duration(seconds: float) -> str:
     """Time as people write it: ``12 days 3 h``, ``2:03:04``, ``3:04``."""
     minutes, seconds = divmod(round(max(0, seconds)), 60)

@@ -28,7 +28,7 @@ ORDER = {
         *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "step", "validation"),
         *("trainer", "start", "autobatch", "budget", "tune", "sweep", "bench_recipe", "tools", "__main__"),
     ),
-    "export": ("config", "gguf", "pipeline", "bench"),
+    "export": ("target", "config", "gguf", "auto", "pipeline", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),
     "serve.api": ("errors", "openai", "anthropic", "routes", "app", "server"),
 }

@@ -91,7 +91,7 @@ def test_help_and_plan_work_in_an_empty_folder(installed, tmp_path):
 
 @pytest.mark.slow
 def test_doctor_works_and_kernels_are_built_in_the_cache(installed, tmp_path):
-    out = slm(installed, tmp_path, "doctor", "compile=false")
+    out = slm(installed, tmp_path, "doctor", "compile=false", "decode=false")
     assert json.loads(out.splitlines()[-1])["llama_cpp_check"]["fault"] is None
     code = "from slm.kernels import choice; v, why = choice.choose('f32'); print(v.build() if v else why)"
     done = subprocess.run(

@@ -2,13 +2,16 @@
 
 Every type is made from one checkpoint, with an importance matrix and, where few bits are left, without; each file is
 compared with the unquantized one in the same engine, on the same text, and timed. The files lie in a temporary folder
-inside the run's directory that goes away with the command: nothing exported before is touched, nothing is kept.
+inside the run's directory that goes away with the command; nothing exported before is touched. The rows and a page with
+plots stay in the run's ``quantization`` folder, and a stopped sweep goes on from them.
 The last line printed is a JSON object.
 """
 
+from pathlib import Path
 from typing import Any
 
 from export.bench.config import SweepConfig
+from export.bench.page import PAGE, write_page
 from export.config import UNQUANTIZED
 from export.staging import exit_on_sigterm
 from slm import cli, report
@@ -33,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def show(record: dict[str, Any]) -> None:
-    """The table a person reads."""
+    """The table that a person reads, the recommendation, and the page with both and the plots."""
     speed, text = record["speed"], record["text"]
     rows = []
     for number, each in enumerate(record["files"]):
@@ -44,31 +47,41 @@ def show(record: dict[str, Any]) -> None:
                 f"{each['size_mib']:.2f}",
                 f"{each['bits_per_weight']:.2f}",
                 f"{each['bits_per_byte']:.4f}",
-                f"{each['perplexity']:.4f}",
+                report.perplexity_text(each["perplexity"]),
                 f"{each['perplexity_change']:+.2%}" if number else "",
                 f"{each['kl']:.2g}" if number else "",
                 f"{each['same_top']:.1%}" if number else "",
-                *([f"{each['prefill_tok_s']:,.0f}", f"{each['decode_tok_s']:,.0f}"] if speed else []),
+                *(
+                    [f"{each[key]:,.0f}" for key in ("prefill_tok_s", "decode_tok_s", "decode_bound_tok_s")]
+                    if speed
+                    else []
+                ),
+                each["front"],
             ]
         )
     columns = ["type", "imatrix", "MiB", "bits/weight", "bits/byte", "perplexity", "change", "KL (nats)", "same top"]
-    report.table(
-        f"Quantization of {record['run']} / {record['checkpoint']}",
-        columns + (["prefill tok/s", "decode tok/s"] if speed else []),
-        rows,
-        caption=(
-            f"perplexity per token and bits per byte: {text['definition']} (stride half of it, every token scored "
-            f"once), {text['tokens']:,} tokens of {text['name']}\n"
-            f"change, KL, same top (first choices that agree): against {record['reference']} in llama.cpp, "
-            f"KL and same top on {record['kl_positions']:,} positions"
-            + (
-                f"\nspeed: one sequence, a prompt of {speed['prefill']} tokens in one batch, then {speed['decode']} "
-                f"tokens one at a time; {record['threads']} threads; medians of {speed['rounds']}"
-                if speed
-                else ""
-            )
-        ),
+    columns += ["prefill tok/s", "decode tok/s", "bound tok/s"] if speed else []
+    columns.append("best by")
+    caption = (
+        f"perplexity per token and bits per byte: {text['definition']} (stride half of it, every token scored "
+        f"once), {text['tokens']:,} tokens of {text['name']}\n"
+        f"change, KL, same top (first choices that agree): against {record['reference']} in llama.cpp, "
+        f"KL and same top on {record['kl_positions']:,} positions\n"
+        "best by: no other row has a smaller KL and is smaller (size) or faster (decode, prefill)"
+        + (
+            f"\nspeed: one sequence, a prompt of {speed['prefill']} tokens in one batch, then {speed['decode']} "
+            f"tokens one at a time; {record['threads']} threads; medians of {speed['rounds']}; bound: the measured "
+            "copy bandwidth of the memory over the bytes that a token reads"
+            if speed
+            else ""
+        )
     )
+    title = f"Quantization of {record['run']} / {record['checkpoint']}"
+    report.table(title, columns, rows, caption=caption)
+    print(record["recommendation"])
+    page = Path(record["report"]) / PAGE
+    write_page(page, title, columns, rows, caption, record)
+    print(f"written: {page}")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,15 @@ from typing import Literal
 from data.errors import UserError
 from export.config import UNQUANTIZED, CalibrationConfig, check_quant_and_threads, resolve_types
 from export.quantize import base_type
+from export.target import is_target, parse_target
 from slm.evaluate.config import TextOptions
 from slm.llama.gguf_check import GGML_TYPES
 from slm.llama.quantize import quant_types
 
-QUANT = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_nl", "q3_k_m", "q2_k")
+QUANT = (
+    *("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_nl", "iq4_xs", "q3_k_m", "iq3_m", "iq3_xxs", "q2_k"),
+    *("tq2_0", "auto", "auto:1%", "auto:4.5", "auto:3.5"),
+)
 NEEDS_IMATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 """ggml types that llama.cpp does not write without an importance matrix (tensor_requires_imatrix, llama-quant.cpp)."""
 NEEDS_IMATRIX_FILES = ("q2_k_s", "iq3_xs")
@@ -60,13 +64,13 @@ class SweepConfig:
     run: Path
     """A run, one of its checkpoints, or a Hugging Face model directory."""
     quant: list[str] = field(default_factory=lambda: list(QUANT))
-    """Types to measure, any case."""
+    """Types to measure, any case; ``auto...``: a type per tensor, chosen for a goal."""
     base: Literal["f32", "f16", "bf16"] = "f32"
     """The reference: quantized types are made from it and compared with it."""
     plain_below: float = 5.0
     """Types of fewer bits per weight are made without the importance matrix too."""
     out: Path | None = None
-    """Where the temporary folder is made; None: the run's directory."""
+    """Where the temporary folder and ``quantization/`` (rows and page) are made; None: the run's directory."""
     threads: int | None = None
     """CPU threads; None for the physical cores that this process may use."""
     eval: SweepEvalConfig = field(default_factory=SweepEvalConfig)
@@ -85,7 +89,13 @@ class Variant:
     imatrix: bool
 
     @property
+    def file(self) -> str:
+        """Of the temporary file's name."""
+        return parse_target(self.kind).encoding if is_target(self.kind) else self.kind
+
+    @property
     def label(self) -> str:
+        """In the table, and of the kept row."""
         return f"{self.kind}{'' if self.imatrix or self.kind in UNQUANTIZED else ' without imatrix'}"
 
 
@@ -95,6 +105,9 @@ def variants(config: SweepConfig) -> list[Variant]:
     for kind in resolve_types(config.quant, quant_types()):
         if kind in UNQUANTIZED:
             found += [] if kind == config.base else [Variant(kind=kind, imatrix=False)]
+            continue
+        if is_target(kind):
+            found.append(Variant(kind=kind, imatrix=config.calibration.imatrix))
             continue
         if config.calibration.imatrix:
             found.append(Variant(kind=kind, imatrix=True))

@@ -20,6 +20,7 @@ from slm.evaluate.perplexity import bits_per_byte, nll_of, reduce, sliding_plan
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer
 from slm.evaluate.text import Text, shorten
+from slm.report import perplexity_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +44,13 @@ class FileResult:
     """Part of positions where the likeliest token is the reference's."""
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
+    decode_bound_tok_s: float | None = None
+    """What the memory allows: its measured bandwidth over the bytes that a token reads. A model that fits the
+    processor's caches may be faster."""
 
     def summary(self, *, is_reference: bool) -> str:
         """The figures of quality in a few words."""
-        size = f"{self.bits_per_weight:.2f} bits per weight, perplexity {self.perplexity:.4f}"
+        size = f"{self.bits_per_weight:.2f} bits per weight, perplexity {perplexity_text(self.perplexity)}"
         return size + (
             " (the reference)" if is_reference else f" ({self.perplexity_change:+.2%}), KL {self.kl:.2g} nats"
         )

@@ -2,27 +2,42 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from export.bench.config import SweepConfig, variants
-from export.bench.reference import FileResult, ReferenceComparison
-from export.bench.speed import SpeedPlan, measure_speed, time_left
+from export.auto.make import quantize_choice
+from export.auto.planner import Planner
+from export.bench.config import SweepConfig, Variant, variants
+from export.bench.front import fronts, recommendation
+from export.bench.kept import FOLDER, KeptRows, fingerprint
+from export.bench.reference import ReferenceComparison
+from export.bench.speed import SpeedPlan, measure_speed, read_bytes, time_left
 from export.config import UNQUANTIZED
+from export.imatrix import ImportanceMatrix
 from export.quantize import size_bound
-from export.source import imatrix_record, make_quantized, measure_importance, open_source
+from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
 from export.staging import Staging, check_room
-from export.texts import calibration_text
+from export.target import is_target, parse_target
+from export.texts import Text, calibration_text
 from slm import runs
 from slm.evaluate.text import read_text
+from slm.llama.gguf_check import read_header
 from slm.machine.hardware import compute_threads
+from slm.machine.probes import memory_gb_per_s
 from slm.machine.record import machine_record
 
+Log = Callable[[str], None]
 
-def sweep(config: SweepConfig, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Make, compare and time every file; the record that is printed last. ``UserError`` for what a person can mend."""
+
+def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
+    """Make, compare and time every file; the record that is printed last. ``UserError`` for what a person can mend.
+
+    Rows that an earlier sweep measured for the same question are taken from the run's ``quantization/rows.json``.
+    """
     wanted = variants(config)
     run = runs.resolve(config.run)
     threads = config.threads or compute_threads()
@@ -31,34 +46,49 @@ def sweep(config: SweepConfig, log: Callable[[str], None] = lambda line: None) -
     source = open_source(run, [each.kind for each in wanted])
     out = config.out or run.root
     began = perf_counter()
+    needs_text = any(each.imatrix or is_target(each.kind) for each in wanted)
+    calibration = calibration_text(config.calibration.text, run, log) if needs_text else None
+    question = {
+        "checkpoint": [str(source.checkpoint), fingerprint(source.checkpoint)],
+        "text": [text.name, text.content],
+        "calibration": [calibration.content if calibration else None, asdict(config.calibration)],
+        "eval": asdict(config.eval),
+        "speed": asdict(config.speed),
+        "base": config.base,
+        "threads": threads,
+    }
+    kept = KeptRows(out / FOLDER, question)
+    known = [each for each in wanted if each.label in kept.rows]
+    timed = not config.speed.rounds or all(
+        each.label in kept.rows and kept.rows[each.label].decode_tok_s for each in wanted
+    )
+    if known:
+        log(f"{len(known)} of {len(wanted)} rows were measured before ({kept.path})")
     with Staging(out) as staging:
         logits_bytes = 4 * config.eval.kl_tokens * source.model.config.vocab_size
         check_room(out, logits_bytes + sum(size_bound(source.n_params, each.kind) for each in wanted))
         log(f"checkpoint {source.checkpoint}: {source.n_params:,} parameters, {len(wanted)} files")
-        imatrix = None
-        if any(each.imatrix for each in wanted):
-            calibration = calibration_text(config.calibration.text, run, log)
-            imatrix = measure_importance(source, calibration, config.calibration, log)
-        paths = [staging.path(f"{number:02d}-{each.kind}.gguf") for number, each in enumerate(wanted)]
+        paths = [staging.path(f"{number:02d}-{each.file}.gguf") for number, each in enumerate(wanted)]
         source.write(paths[0], wanted[0].kind)
+        makers = _Makers(source, paths[0], calibration, config, threads, log)
         reference = ReferenceComparison(config, paths[0], text, staging.folder, threads)
-        files: list[FileResult] = []
-        began_files = perf_counter()
-        for path, variant in zip(paths, wanted, strict=True):
-            if variant.kind not in UNQUANTIZED:
-                matrix = imatrix if variant.imatrix else None
-                make_quantized(source, paths[0], path, variant.kind, matrix, threads, _only_warnings(log))
-            elif files:
-                source.write(path, variant.kind)
-            files.append(reference.compare(path, variant))
-            remaining_s = (perf_counter() - began_files) / len(files) * (len(wanted) - len(files))
-            summary = files[-1].summary(is_reference=len(files) == 1)
-            log(f"[{len(files)} of {len(wanted)}] {variant.label}: {summary}; {time_left(remaining_s)}")
-        plan = None
-        if config.speed.rounds:
-            plan = SpeedPlan.of(config.speed, reference.n_ctx_train)
+        if len(known) < len(wanted):
+            _compare_all(wanted, paths, makers, reference, kept, log, remake=not timed)
+        plan = SpeedPlan.of(config.speed, reference.n_ctx_train) if config.speed.rounds else None
+        if plan and not timed:
+            for path, variant in zip(paths, wanted, strict=True):
+                if not path.is_file():
+                    makers.make(variant, path)
             speeds = measure_speed(plan, paths, reference.stream, threads, log)
-            files = [replace(each, **asdict(speed)) for each, speed in zip(files, speeds, strict=True)]
+            bandwidth = memory_gb_per_s(threads)
+            for path, variant, speed in zip(paths, wanted, speeds, strict=True):
+                bound = bandwidth * 1e9 / read_bytes(read_header(path))
+                row = kept.rows[variant.label]
+                kept.add(variant.label, replace(row, **asdict(speed), decode_bound_tok_s=bound))
+        imatrix = makers.used
+    files = [asdict(kept.rows[each.label]) | {"label": each.label} for each in wanted]
+    for shown, names in zip(files, fronts(files), strict=True):
+        shown["front"] = names
     return {
         "run": run.name,
         "checkpoint": source.checkpoint.name,
@@ -70,11 +100,78 @@ def sweep(config: SweepConfig, log: Callable[[str], None] = lambda line: None) -
         "speed": plan.record() if plan else None,
         "threads": threads,
         "seconds": perf_counter() - began,
-        "files": [asdict(each) for each in files],
+        "files": files,
+        "choices": {each.label: kept.choices[each.label] for each in wanted if each.label in kept.choices},
+        "recommendation": recommendation(files),
+        "report": str(out / FOLDER),
         "machine": machine_record(),
     }
 
 
-def _only_warnings(log: Callable[[str], None]) -> Callable[[str], None]:
+class _Makers:
+    """What files are made with, each measured when it is first needed."""
+
+    def __init__(
+        self, source: Source, base: Path, calibration: Text | None, config: SweepConfig, threads: int, log: Log
+    ) -> None:
+        self.source, self.base, self.calibration = source, base, calibration
+        self.config, self.threads, self.log = config, threads, log
+        self.used: ImportanceMatrix | None = None
+        self.choices: dict[str, dict[str, Any]] = {}
+
+    def make(self, variant: Variant, path: Path) -> None:
+        """Make the file of a variant that is not the reference."""
+        if variant.kind in UNQUANTIZED:
+            self.source.write(path, variant.kind)
+        elif is_target(variant.kind):
+            choice = self.planner.choose(parse_target(variant.kind))
+            quantize_choice(self.planner, self.base, path, choice, _only_warnings(self.log))
+            self.choices[variant.label] = choice.record()
+        else:
+            matrix = self.imatrix if variant.imatrix else None
+            make_quantized(self.source, self.base, path, variant.kind, matrix, self.threads, _only_warnings(self.log))
+
+    @cached_property
+    def imatrix(self) -> ImportanceMatrix:
+        assert self.calibration is not None
+        tensors = read_header(self.base).tensors
+        self.used = importance_matrix(self.source, self.calibration, self.config.calibration, tensors, self.log)
+        return self.used
+
+    @cached_property
+    def planner(self) -> Planner:
+        assert self.calibration is not None
+        header = read_header(self.base)
+        imatrix = self.imatrix if self.config.calibration.imatrix else None
+        return Planner(self.source, header, self.calibration, imatrix, threads=self.threads, log=self.log)
+
+
+def _compare_all(
+    wanted: list[Variant],
+    paths: list[Path],
+    makers: _Makers,
+    reference: ReferenceComparison,
+    kept: KeptRows,
+    log: Log,
+    *,
+    remake: bool,
+) -> None:
+    """Make and compare the files whose rows are not known. The reference always runs: the others need its
+    predictions."""
+    todo = [0] + [i for i, each in enumerate(wanted) if i and each.label not in kept.rows]
+    began = perf_counter()
+    for done, i in enumerate(todo, start=1):
+        if i:
+            makers.make(wanted[i], paths[i])
+        row = reference.compare(paths[i], wanted[i])
+        kept.add(wanted[i].label, row, makers.choices.get(wanted[i].label))
+        remaining_s = (perf_counter() - began) / done * (len(todo) - done)
+        summary = row.summary(is_reference=i == 0)
+        log(f"[{done} of {len(todo)}] {wanted[i].label}: {summary}; {time_left(remaining_s)}")
+        if i and not remake:
+            paths[i].unlink()
+
+
+def _only_warnings(log: Log) -> Log:
     """Logs only warnings: every file gets a line of its own when it is measured."""
     return lambda line: log(line) if line.startswith("warning") else None

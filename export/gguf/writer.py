@@ -12,6 +12,7 @@ from data.errors import UserError
 from export.config import Naming
 from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
+from export.target import is_target, parse_target
 from slm.exported import CONFIG_KEY
 from slm.llama.blocks.names import gguf_name
 from slm.llama.gguf_check import GGML_TYPES
@@ -31,10 +32,14 @@ class Identity:
     """gguf.Metadata with name, basename, version and size_label set."""
 
     def file_name(self, encoding: str) -> str:
-        """``BaseName-SizeLabel-Version-ENCODING.gguf``, after GGUF's naming convention."""
+        """``BaseName-SizeLabel-Version-ENCODING.gguf``, after GGUF's naming convention. A goal's encoding is its own
+        (``auto:4.5``: ``auto-4.5bpw``)."""
         import gguf
 
         m = self.metadata
+        if is_target(encoding):  # gguf would write it in capitals
+            stem = gguf.naming_convention(m.name, m.basename, m.finetune, m.version, m.size_label, None)
+            return f"{stem}-{parse_target(encoding).encoding}.gguf"
         stem = gguf.naming_convention(m.name, m.basename, m.finetune, m.version, m.size_label, encoding)
         return f"{stem}.gguf"
 

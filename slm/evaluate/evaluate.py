@@ -165,9 +165,9 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
                 each["file"],
                 each["engine"],
                 each["definition"],
-                number(each["perplexity"], 4),
+                report.perplexity_text(each["perplexity"]),
                 number(each["stderr"], 4),
-                number(each["word_perplexity"], 2),
+                "" if each["word_perplexity"] is None else report.perplexity_text(each["word_perplexity"]),
                 number(each["bits_per_byte"], 4),
                 f"{each['tokens']:,}",
             ]

@@ -42,6 +42,7 @@ def quantize(
     *,
     imatrix: Mapping[str, np.ndarray] | None = None,
     tensor_types: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str | float] | None = None,
     output_type: str | None = None,
     token_embedding_type: str | None = None,
     pure: bool = False,
@@ -51,7 +52,8 @@ def quantize(
     """Quantizes a GGUF file into another with ``llama_model_quantize``; returns llama.cpp's log lines.
 
     ``imatrix``: tensor name -> float32 [row length], the importance of each input column. ``tensor_types``:
-    regular expression over tensor names -> ggml type. ``pure``: every matrix gets the same type, no mixture.
+    regular expression over tensor names -> ggml type. ``metadata``: added to the file's (texts of at most 127 bytes,
+    and f32). ``pure``: every matrix gets the same type, no mixture.
     Raises ``UserError`` for an unknown type or equal paths, ``LlamaError`` with llama.cpp's reason when it
     fails; a partial ``dst`` is then removed. Not atomic: callers write to a temporary name and rename.
     """
@@ -76,13 +78,16 @@ def quantize(
     entries, rows = _imatrix_entries(imatrix or {})
     if imatrix:
         params.imatrix = ctypes.cast(entries, ctypes.POINTER(C.llama_model_imatrix_data))
+    values = _metadata_values(metadata or {})
+    if metadata:
+        params.kv_overrides = ctypes.cast(values, ctypes.POINTER(C.llama_model_kv_override))
     overrides = _type_overrides(tensor_types or {})
     if tensor_types:
         params.tt_overrides = ctypes.cast(overrides, ctypes.POINTER(C.llama_model_tensor_override))
     clear_log()
     doing(f"quantizing {src.name} to {name}")
     status = C.llama_model_quantize(os.fsencode(src), os.fsencode(dst), ctypes.byref(params))
-    del entries, rows, overrides
+    del entries, rows, values, overrides
     if status != 0:
         with contextlib.suppress(FileNotFoundError):
             dst.unlink()
@@ -103,6 +108,18 @@ def _imatrix_entries(imatrix: Mapping[str, np.ndarray]) -> tuple[ctypes.Array[An
         entry.data = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         entry.size = row.size
     return entries, rows
+
+
+def _metadata_values(metadata: Mapping[str, str | float]) -> ctypes.Array[Any]:
+    """llama.cpp's array, which ends in an entry with an empty key."""
+    entries = (C.llama_model_kv_override * (len(metadata) + 1))()
+    for entry, (key, value) in zip(entries, metadata.items(), strict=False):
+        entry.key = key.encode()
+        if isinstance(value, str):
+            entry.tag, entry.value.val_str = C.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+        else:
+            entry.tag, entry.value.val_f64 = C.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+    return entries
 
 
 def _type_overrides(tensor_types: Mapping[str, str]) -> ctypes.Array[Any]:

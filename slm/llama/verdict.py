@@ -115,13 +115,18 @@ def libraries() -> list[Path]:
     return sorted(path for path in Path(folder).glob("lib*") if path.is_file())
 
 
-def _cache_file() -> Path:
+def build_stamp() -> list[Any]:
+    """What an answer about this build on this machine depends on: version, libraries, processor."""
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         version = "none"
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in libraries()]
-    key = [_FORMAT, version, stamps, cpu_name(), sorted(cpu_flags())]
+    return [version, stamps, cpu_name(), sorted(cpu_flags())]
+
+
+def _cache_file() -> Path:
+    key = [_FORMAT, *build_stamp()]
     return cache_home() / "llama" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
 
 

@@ -57,11 +57,20 @@ def test_it_examines_this_machine(repository, tmp_path):
     assert record["llama_cpp"]
     assert record["llama_cpp_check"]["fault"] is None
     assert {"f16", "q8_0", "q4_0"} <= set(record["llama_cpp_check"]["works"])
+    assert set(record["decode_tok_s"]) >= {"q4_0", "q4_k", "q8_0"}
+    assert "decodes fastest here" in done.stdout
     assert record["versions"]["torch"]
     assert record["inductor"] is None or record["inductor"]["works"] in (True, False, None)
     for word in ("memory bandwidth", "matrix products, bf16", "threads, " + record["precision"], record["cpu"]):
         assert word in done.stdout
     assert not list(tmp_path.iterdir())  # nothing is left behind
+
+
+def test_it_names_the_type_that_decodes_fastest_and_of_equals_the_better():
+    rates = {"q4_0": 100.0, "iq4_nl": 60.0, "q4_k": 97.0, "q5_k": 80.0, "q6_k": 70.0, "q8_0": 50.0}
+    row = dict(map(tuple, doctor.choice_rows(GOOD | {"decode_tok_s": rates})))["export"]
+    assert row == "8 threads; q4_k decodes fastest here (quant=auto chooses by this machine's speeds)"
+    assert dict(map(tuple, doctor.choice_rows(GOOD)))["export"] == "8 threads"
 
 
 def test_a_good_machine_needs_nothing():

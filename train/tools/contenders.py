@@ -13,7 +13,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from slm.machine.hardware import n_threads, peak_rss_bytes, share_cores
+from slm.machine.hardware import compute_threads, peak_rss_bytes, share_cores
 from slm.model.config import ModelConfig
 from train.config import LoraConfig, RunConfig
 
@@ -69,7 +69,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     if compile:
         environment = prepare(config.train)
     else:
-        threads = config.train.threads or n_threads()
+        threads = config.train.threads or compute_threads()
         torch.set_num_threads(threads)
         precision, _ = number_format(config.train)
         environment = Environment(threads=threads, precision=precision, compile=False, notes=())
@@ -122,7 +122,7 @@ def hf_trainer(task: Task) -> dict[str, Any]:
     from train.environment import number_format
 
     config = task.config
-    torch.set_num_threads(config.train.threads or n_threads())
+    torch.set_num_threads(config.train.threads or compute_threads())
     _, shape = _model(config, meta=True)
     kind = {"llama": "Llama", "qwen3": "Qwen3"}[shape.arch]
     values = {k: v for k, v in shape.to_hf().items() if k not in ("architectures", "torch_dtype", "rope_theta")}

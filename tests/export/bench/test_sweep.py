@@ -47,14 +47,25 @@ def test_which_files_are_made():
 def test_the_figures_are_those_of_the_exported_files(run, capsys):
     """Perplexity and divergence, computed again from what ``python -m export`` wrote."""
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    words = [f"run={run}", "quant=q4_0,q8_0", "threads=1", "eval.max_tokens=1500", "eval.kl_tokens=700"]
-    assert main([*words, "speed.rounds=2", "speed.decode=8"]) == 0
+    words = [
+        f"run={run}",
+        "threads=1",
+        "eval.max_tokens=1500",
+        "eval.kl_tokens=700",
+        "speed.rounds=2",
+        "speed.decode=8",
+    ]
+    assert main([*words, "quant=q4_0,q8_0"]) == 0
     out = capsys.readouterr().out
     record = json.loads(out.splitlines()[-1])
     reference, small, plain, large = record["files"]
     assert [each["type"] for each in record["files"]] == ["f32", "q4_0", "q4_0", "q8_0"]
     assert [each["imatrix"] for each in record["files"]] == [False, True, False, True]
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before, "something was left or changed"
+    after = {
+        path: path.stat().st_mtime_ns for path in run.rglob("*") if run / "quantization" not in (path, path.parent)
+    }
+    assert after == before, "something was left or changed"
+    assert sorted(path.name for path in (run / "quantization").iterdir()) == ["report.html", "rows.json"]
 
     paths = {kind: next((run / "gguf").glob(f"*-{kind}.gguf")) for kind in ("F32", "Q4_0")}
     logits = {}
@@ -78,7 +89,30 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
     assert large["bits_per_weight"] > 8 > small["bits_per_weight"]
     assert record["speed"] == {"prefill": 120, "decode": 8, "rounds": 2, "sequences": 1}
     assert all(each["prefill_tok_s"] > 0 and each["decode_tok_s"] > 0 for each in record["files"])
+    assert all(each["decode_bound_tok_s"] > each["decode_tok_s"] * 1e-3 for each in record["files"])
+    assert large["decode_bound_tok_s"] < small["decode_bound_tok_s"]
     assert "[4 of 4] q8_0" in out
+    assert record["recommendation"] in out
+
+    # The same again, with a chosen mix: known rows are not measured again, new ones are, all are timed in turn.
+    assert main([*words, "quant=q4_0,q8_0,auto:5", "calibration.chunks=64"]) == 0
+    out = capsys.readouterr().out
+    again = json.loads(out.splitlines()[-1])
+    assert "4 of 5 rows were measured before" in out
+    assert "[2 of 2] auto:5" in out
+    assert [each["kl"] for each in again["files"][:4]] == [each["kl"] for each in record["files"]]
+    chosen = again["files"][4]
+    assert (chosen["type"], chosen["label"]) == ("auto:5", "auto:5")
+    assert large["kl"] < chosen["kl"] < small["kl"] * 1.1
+    assert 4.7 < chosen["bits_per_weight"] <= 5
+    assert again["choices"]["auto:5"]["goal"] == "auto:5"
+    assert main([*words, "quant=q4_0,q8_0,auto:5"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["files"] == again["files"], "a row was measured again"
+    page = (run / "quantization" / "report.html").read_text()
+    assert last["recommendation"] in page.replace("&#x27;", "'")
+    assert page.count("<svg") == 1
+    assert "auto:5" in page
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,315 @@
+"""From a goal to a type for every matrix.
+
+Tested in tests/export/auto/test_planner.py.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from data.errors import UserError
+from export.auto.candidates import bits
+from export.auto.choose import frontier, least
+from export.auto.options import WINDOW, Matrix, Options, measure_options, n_windows, round_matrix
+from export.imatrix import ImportanceMatrix
+from export.source import Source
+from export.target import Target
+from export.texts import Text
+from slm.evaluate.perplexity import chunked_plan
+from slm.llama.gguf_check import GgufHeader
+from slm.llama.speed import DecodeSpeeds, Shape, decode_speeds
+
+TIME_PER_LOSS = 10.0
+"""``auto``: nats per token that a share of a token's time is worth: 1 % of loss for 10 % of time."""
+_ROUNDS = 4
+"""Measurements of a whole file's loss until the goal is met."""
+_CLOSE = 0.9
+"""A file whose loss is this share of what it may be is close enough."""
+_HEADER_BYTES = 1_024
+"""What the record of the choice may add to a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A type for every matrix, and what it is expected to cost."""
+
+    target: Target
+    types: dict[str, str]
+    """GGUF's name -> ggml type."""
+    predicted_kl: float
+    """Nats per token: the sum of the matrices' own."""
+    measured_kl: float | None
+    """Of the whole model on the calibration text, rounded in torch; None where it was not measured."""
+    n_bytes: int
+    """Of the file, about."""
+    bits_per_weight: float
+    decode_tok_s: float | None = None
+    """Expected on this machine; None where speed was not asked for."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """One per role of matrices: what a person reads."""
+
+    @property
+    def file_type(self) -> str:
+        """llama.cpp's file type of the most common type: what programs show that know file types only."""
+        shares: dict[str, int] = defaultdict(int)
+        for row in self.rows:
+            for kind, entry in row["types"].items():
+                shares[kind] += entry["weights"]
+        most = max(shares, key=lambda kind: shares[kind])
+        return most + "_m" if most in ("q3_k", "q4_k", "q5_k") else most
+
+    def overrides(self) -> dict[str, str]:
+        """Regular expression -> type, one per matrix, as llama.cpp's quantizer takes them."""
+        return {"^" + name.replace(".", r"\.") + "$": kind for name, kind in self.types.items()}
+
+    def metadata(self) -> dict[str, str | float]:
+        """What the file says about the choice, under ``slm.auto.*``."""
+        counts: dict[str, int] = defaultdict(int)
+        for kind in self.types.values():
+            counts[kind] += 1
+        listed = " ".join(f"{kind}:{counts[kind]}" for kind in sorted(counts, key=lambda each: -counts[each]))
+        found: dict[str, str | float] = {
+            "slm.auto.goal": self.target.spelled,
+            "slm.auto.kl_predicted": self.predicted_kl,
+            "slm.auto.types": listed[:127],
+        }
+        return found if self.measured_kl is None else found | {"slm.auto.kl_measured": self.measured_kl}
+
+    def record(self) -> dict[str, Any]:
+        """For the export's record."""
+        return {
+            "goal": self.target.spelled,
+            "predicted_kl": self.predicted_kl,
+            "measured_kl": self.measured_kl,
+            "predicted_bytes": self.n_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "predicted_decode_tok_s": self.decode_tok_s,
+            "types": self.types,
+            "roles": self.rows,
+        }
+
+
+class Planner:
+    """Measures once what every goal needs, and chooses."""
+
+    def __init__(
+        self,
+        source: Source,
+        header: GgufHeader,
+        text: Text,
+        imatrix: ImportanceMatrix | None,
+        *,
+        threads: int,
+        log: Callable[[str], None],
+        speeds: DecodeSpeeds | None = None,
+    ) -> None:
+        """``header``: of the unquantized file. ``text``: the calibration text. ``speeds``: measured already."""
+        self.source, self.header, self.text, self.threads, self.log = source, header, text, threads, log
+        self.importance = imatrix.means() if imatrix else {}
+        self._after = imatrix.n_rows if imatrix else 0
+        self._speeds = speeds
+
+    @cached_property
+    def options(self) -> Options:
+        """Every matrix with its options; measured when it is first asked for."""
+        model = self.source.model
+        ids = self.source.scorer.tokenize(self.text.content)
+        window = max(4, min(WINDOW, model.config.seq_len, len(ids) // 2))
+        stream, windows = chunked_plan(self.source.scorer, ids, window, None)
+        wanted = n_windows(model, window)
+        # Text that the importance matrix has not seen, where there is enough of it.
+        unseen = [each for each in windows if each.start >= self._after]
+        windows = unseen if len(unseen) >= wanted else windows
+        picked = [windows[i] for i in np.linspace(0, len(windows) - 1, min(wanted, len(windows))).astype(int)]
+        counts_V = np.bincount(ids, minlength=model.config.vocab_size).astype(np.float64)
+        self.log(f"choosing types: sensitivity of every matrix on {len(picked)} windows of {window} tokens")
+        options = measure_options(
+            model, np.stack([each.inputs(stream) for each in picked]), counts_V, self.importance, self.threads
+        )
+        ratios = np.array([each["measured"] / each["estimated"] for each in options.checks])
+        if len(ratios):
+            spread = math.exp(float(np.abs(np.log(np.maximum(ratios, 1e-9))).mean()))
+            self.log(
+                f"choosing types: {len(ratios)} groups measured; the estimates before were off by a factor of "
+                f"{spread:.2f} (geometric mean), and are corrected"
+            )
+        return options
+
+    @cached_property
+    def speeds(self) -> DecodeSpeeds:
+        """Tokens per second of this model's shape in every type on this machine."""
+        if self._speeds is not None:
+            return self._speeds
+        config = self.source.model.config
+        kinds = sorted({kind for matrix in self.options.matrices for kind in matrix.kinds}, key=bits)
+        return decode_speeds(Shape.of(config), kinds, self.threads, self.log)
+
+    def choose(self, target: Target, stricter: float = 1.0) -> Choice:
+        """The choice for a goal. ``stricter``: a part of the loss that may be added, where an earlier choice turned out
+        to add more. UserError where nothing meets the goal."""
+        value = target.value * stricter
+        if target.goal in ("bits", "size"):
+            return self._within_bytes(target, value)
+        return self._within_loss(target, value)
+
+    def _within_bytes(self, target: Target, value: float) -> Choice:
+        fixed, padded = self._other_bytes()
+        matrices = self.options.matrices
+        if target.goal == "bits":
+            n_weights = sum(math.prod(each.shape) for each in self.header.tensors)
+            budget = value * n_weights / 8 - fixed
+            cost = [np.array([each.n_bytes(kind) for kind in each.kinds], np.float64) for each in matrices]
+        else:
+            budget = value - padded
+            cost = [np.array([_padded(each.n_bytes(kind)) for kind in each.kinds], np.float64) for each in matrices]
+        chosen = least([each.loss for each in matrices], cost, budget)
+        if chosen is None:
+            smallest = self._choice(target, [int(np.argmin(each)) for each in cost])
+            raise UserError(
+                f"quant={target.spelled} cannot be met: this model's smallest choice has "
+                f"{smallest.bits_per_weight:.2f} bits per weight, {smallest.n_bytes / 1e6:.2f} MB; give more"
+            )
+        return self._choice(target, chosen)
+
+    def _within_loss(self, target: Target, limit: float) -> Choice:
+        """The cheapest choice whose measured loss stays within the limit: the sum of the matrices' losses is only a
+        first guess at the loss of all together."""
+        matrices = self.options.matrices
+        rounding = partial(round_matrix, self._weights, self.importance, self.threads)
+        allowed, best = limit, None
+        for _ in range(_ROUNDS):
+            chosen = self._fastest(allowed) if target.goal == "speed" else self._smallest(allowed)
+            if chosen is None:
+                break
+            types = {each.name: each.kinds[k] for each, k in zip(matrices, chosen, strict=True)}
+            measured = self.options.round(types, rounding)
+            choice = self._choice(target, chosen, measured)
+            self.log(
+                f"{target.spelled}: {choice.bits_per_weight:.2f} bits per weight, added loss {measured:.3g} nats "
+                f"(predicted {choice.predicted_kl:.3g}, at most {limit:.3g})"
+            )
+            if measured <= limit and (best is None or choice.n_bytes < best.n_bytes or target.goal == "speed"):
+                best = choice
+            if _CLOSE * limit <= measured <= limit or (target.goal == "speed" and measured <= limit):
+                break
+            allowed = choice.predicted_kl * limit / max(measured, 1e-12) * (0.97 if measured > limit else 0.99)
+        if best is None:
+            lowest = float(sum(each.loss.min() for each in matrices))
+            raise UserError(
+                f"quant={target.spelled} cannot be met: the best types for every matrix add about {lowest:.2g} nats "
+                "per token; give a larger limit, or quant=f16"
+            )
+        return best
+
+    def _smallest(self, allowed: float) -> list[int] | None:
+        matrices = self.options.matrices
+        cost = [np.array([each.n_bytes(kind) for kind in each.kinds], np.float64) for each in matrices]
+        return least(cost, [each.loss for each in matrices], allowed)
+
+    def _fastest(self, allowed: float) -> list[int] | None:
+        """Along the best trades of time for loss, the choice with the least log(time) + 10 * loss."""
+        matrices = self.options.matrices
+        loss, seconds = [each.loss for each in matrices], [self._seconds(each) for each in matrices]
+        best, least_score = None, math.inf
+        for chosen in frontier(loss, seconds):
+            total = sum(float(v[k]) for v, k in zip(loss, chosen, strict=True))
+            time_s = sum(float(s[k]) for s, k in zip(seconds, chosen, strict=True))
+            score = math.log(time_s) + TIME_PER_LOSS * total
+            if total <= allowed and score < least_score:
+                best, least_score = chosen, score
+        return best
+
+    def _seconds(self, matrix: Matrix) -> np.ndarray:
+        """Of one token, per kind. A matrix that is only looked up costs next to nothing: its bytes decide a little."""
+        per_weight = np.array([self.speeds.seconds_per_weight(kind) for kind in matrix.kinds])
+        looked_up = matrix.name == "token_embd.weight" and not self.source.model.config.tie_embeddings
+        if looked_up:
+            smallest = self.speeds.seconds_per_weight(self.speeds.fastest)
+            per_weight = 0.01 * smallest * np.array([bits(kind) for kind in matrix.kinds]) / 8
+        return np.asarray(per_weight * matrix.n_weights, np.float64)
+
+    @cached_property
+    def _weights(self) -> Mapping[str, np.ndarray]:
+        return {name: tensor.detach().float().numpy() for name, tensor in self.source.model.state_dict().items()}
+
+    def _other_bytes(self) -> tuple[int, int]:
+        """Bytes of all that no choice changes: the tensors alone, and the whole rest of the file with its padding."""
+        chosen = {each.name for each in self.options.matrices}
+        others = [each for each in self.header.tensors if each.name not in chosen]
+        fixed = sum(each.n_bytes for each in others)
+        padded = self.header.data_offset + _HEADER_BYTES + sum(_padded(each.n_bytes) for each in others)
+        return fixed, padded
+
+    def _choice(self, target: Target, chosen: list[int], measured: float | None = None) -> Choice:
+        matrices = self.options.matrices
+        fixed, padded = self._other_bytes()
+        types = {each.name: each.kinds[k] for each, k in zip(matrices, chosen, strict=True)}
+        own = [each.n_bytes(each.kinds[k]) for each, k in zip(matrices, chosen, strict=True)]
+        n_weights = sum(math.prod(each.shape) for each in self.header.tensors)
+        speed = None
+        if target.goal == "speed":
+            pure = [each.n_weights * self.speeds.seconds_per_weight(types[each.name]) for each in matrices
+                    if each.name != "token_embd.weight" or self.source.model.config.tie_embeddings]  # fmt: skip
+            speed = 1 / sum(pure)
+        return Choice(
+            target=target,
+            types=types,
+            predicted_kl=float(sum(each.loss[k] for each, k in zip(matrices, chosen, strict=True))),
+            measured_kl=measured,
+            n_bytes=padded + sum(map(_padded, own)),
+            bits_per_weight=8 * (fixed + sum(own)) / n_weights,
+            decode_tok_s=speed,
+            rows=role_rows(matrices, chosen),
+        )
+
+
+def role_rows(matrices: list[Matrix], chosen: list[int]) -> list[dict[str, Any]]:
+    """One row per role: its types with their layers, and what the next smaller and larger types would change."""
+    roles: dict[str, list[tuple[Matrix, int]]] = defaultdict(list)
+    for matrix, k in zip(matrices, chosen, strict=True):
+        roles[matrix.name.split(".")[2] if matrix.name.startswith("blk.") else matrix.name.split(".")[0]].append(
+            (matrix, k)
+        )
+    rows = []
+    for role, members in roles.items():
+        types: dict[str, dict[str, Any]] = {}
+        for matrix, k in sorted(members, key=lambda member: -bits(member[0].kinds[member[1]])):
+            entry = types.setdefault(matrix.kinds[k], {"layers": [], "weights": 0})
+            entry["weights"] += matrix.n_weights
+            if matrix.name.startswith("blk."):
+                entry["layers"] = sorted([*entry["layers"], int(matrix.name.split(".")[1])])
+        smaller = [_change(matrix, k, -1) for matrix, k in members]
+        larger = [_change(matrix, k, +1) for matrix, k in members]
+        rows.append(
+            {
+                "role": role,
+                "types": types,
+                "weights": sum(matrix.n_weights for matrix, _ in members),
+                "bytes": sum(matrix.n_bytes(matrix.kinds[k]) for matrix, k in members),
+                "kl": float(sum(matrix.loss[k] for matrix, k in members)),
+                "smaller": {"bytes": sum(b for b, _ in smaller), "kl": sum(kl for _, kl in smaller)},
+                "larger": {"bytes": sum(b for b, _ in larger), "kl": sum(kl for _, kl in larger)},
+            }
+        )
+    return rows
+
+
+def _change(matrix: Matrix, k: int, step: int) -> tuple[int, float]:
+    """Bytes and nats that one type smaller or larger would change; of types of equal size the better counts."""
+    now = matrix.n_bytes(matrix.kinds[k])
+    sizes = [matrix.n_bytes(kind) for kind in matrix.kinds]
+    others = [size for size in sizes if (size - now) * step > 0]
+    if not others:
+        return 0, 0.0
+    nearest = min(others) if step > 0 else max(others)
+    loss = min(float(matrix.loss[i]) for i, size in enumerate(sizes) if size == nearest)
+    return nearest - now, loss - float(matrix.loss[k])
+
+
+def _padded(n_bytes: int) -> int:
+    return -(-n_bytes // 32) * 32

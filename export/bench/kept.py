@@ -1,0 +1,56 @@
+"""The rows of a sweep that were measured before: a stopped sweep goes on where it was.
+
+Rows are kept for one question only: the same checkpoint, texts, options and build. Another question starts anew.
+
+Tested in tests/export/bench/test_sweep.py.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from export.bench.reference import FileResult
+from slm.llama.verdict import build_stamp
+from slm.report import atomic_write_json
+
+FOLDER = "quantization"
+"""In the run's directory: the rows, and the page that shows them."""
+_FILE = "rows.json"
+
+
+class KeptRows:
+    """Rows by label, in a file that is written after each new one."""
+
+    def __init__(self, folder: Path, question: dict[str, Any]) -> None:
+        """``question``: all that a row depends on."""
+        self.path = folder / _FILE
+        text = json.dumps([question, build_stamp()], sort_keys=True, default=str)
+        self.key = hashlib.sha256(text.encode()).hexdigest()
+        self.rows: dict[str, FileResult] = {}
+        self.choices: dict[str, dict[str, Any]] = {}
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            if kept["key"] == self.key:
+                self.rows = {label: FileResult(**row) for label, row in kept["rows"].items()}
+                self.choices = dict(kept["choices"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return  # there are none, or of another version
+
+    def add(self, label: str, row: FileResult, choice: dict[str, Any] | None = None) -> None:
+        """Keep a row, on the disk at once."""
+        self.rows[label] = row
+        if choice is not None:
+            self.choices[label] = choice
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = {name: asdict(each) for name, each in self.rows.items()}
+        atomic_write_json(self.path, {"key": self.key, "rows": rows, "choices": self.choices})
+
+
+def fingerprint(path: Path) -> list[Any]:
+    """What changes when a checkpoint's weights do: its manifest's content, else the weights' size and time."""
+    manifest = path / "manifest.json"
+    if manifest.is_file():
+        return [hashlib.sha256(manifest.read_bytes()).hexdigest()]
+    return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in sorted(path.glob("*.safetensors"))]
