@@ -52,7 +52,7 @@ endif
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  ARGS=\"key=value ...\" passes Hydra overrides to any stage, e.g. make train ARGS=\"name=mine train.max_steps=2000\""
 
 setup: $(VENV)/.ready ## create .venv and install everything (4 to 10 minutes on two cores); CHECK=only: look what is missing

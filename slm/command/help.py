@@ -17,13 +17,13 @@ Prints a script that completes commands, options, presets and file names:
 
 def overview(version: str) -> str:
     """The list of commands."""
-    listed = "\n".join(f"  {name:<12} {command.summary}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<13} {command.summary}" for name, command in COMMANDS.items())
     return f"""slm {version}: from raw text to a served language model on a CPU
 
 usage: slm COMMAND [key=value ...]
 
 {listed}
-  completion   print completion for bash, zsh or fish
+  completion    print completion for bash, zsh or fish
 
 Options are key=value words. slm COMMAND --help lists a command's options with examples. Runs are in runs/ of the
 current folder, and runs/latest is the newest of them.
