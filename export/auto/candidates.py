@@ -3,8 +3,8 @@
 Tested in tests/export/auto/test_planner.py.
 """
 
+from slm.llama.blocks.rounding import NEED_IMPORTANCE, fits
 from slm.llama.gguf_check import GGML_TYPES
-from slm.llama.rounding import NEED_IMPORTANCE, fits
 
 TYPES = (
     *("q2_k", "iq3_xxs", "q3_k", "iq3_s", "iq4_xs", "q4_k", "q4_0", "iq4_nl", "q4_1"),

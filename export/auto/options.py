@@ -16,7 +16,8 @@ from export.auto.divergence import Divergence
 from export.auto.sensitivity import Weighting, estimate, sensitivities
 from export.gguf.tensors import gguf_name
 from slm.evaluate.progress import progress_bar
-from slm.llama.rounding import rounded, row_bytes
+from slm.llama.blocks.codec import row_bytes
+from slm.llama.blocks.rounding import rounded
 from slm.model.transformer import LanguageModel
 
 ROWS, SLOW_ROWS = 128, 16

@@ -37,12 +37,21 @@ class _Traits(ctypes.Structure):
     )
 
 
-_quantize = C._lib.ggml_quantize_chunk
-_quantize.restype = ctypes.c_size_t
-_quantize.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p)
+quantize_chunk = C._lib.ggml_quantize_chunk
+"""(type, float32 rows, blocks, first weight, rows, weights in a row, importance or None) -> bytes written."""
+quantize_chunk.restype = ctypes.c_size_t
+quantize_chunk.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3, ctypes.c_void_p)
 _traits = C._lib.ggml_get_type_traits
 _traits.restype = ctypes.POINTER(_Traits)
 _traits.argtypes = (ctypes.c_int,)
+
+
+def can_hold_weights(kind: str) -> bool:
+    """Whether ggml rounds weights to the type ``kind`` and unpacks it again: a quantized type or f16."""
+    if kind not in GGML_TYPES:
+        return False
+    traits = _traits(GGML_TYPES[kind][0]).contents
+    return bool(traits.to_float) and (traits.is_quantized or kind == "f16")
 
 
 def row_bytes(kind: str, width: int) -> int:
@@ -83,7 +92,7 @@ def dequantize(kind: str, blocks_OC: np.ndarray, width: int) -> np.ndarray:
     rounded_OD = np.empty((len(blocks_OC), width), np.float32)
     blocks_OC = np.ascontiguousarray(blocks_OC)
     assert blocks_OC.shape[1] == row_bytes(kind, width), f"{blocks_OC.shape} are no blocks of {width} weights"
-    _dequantize_rows(kind, blocks_OC, rounded_OD)
+    dequantize_into(kind, blocks_OC, rounded_OD)
     return rounded_OD
 
 
@@ -106,11 +115,12 @@ def _quantize_rows(matrix: Matrix, first: int, last: int) -> None:
     if matrix.kind in TERNARY:
         weights_OD = ternary(weights_OD)
     number = GGML_TYPES[matrix.kind][0]
-    _quantize(number, weights_OD.ctypes.data, blocks_OC.ctypes.data, 0, *weights_OD.shape, None)
-    _dequantize_rows(matrix.kind, blocks_OC, matrix.rounded[first:last])
+    quantize_chunk(number, weights_OD.ctypes.data, blocks_OC.ctypes.data, 0, *weights_OD.shape, None)
+    dequantize_into(matrix.kind, blocks_OC, matrix.rounded[first:last])
 
 
-def _dequantize_rows(kind: str, blocks_OC: np.ndarray, out_OD: np.ndarray) -> None:
+def dequantize_into(kind: str, blocks_OC: np.ndarray, out_OD: np.ndarray) -> None:
+    """Write the values of the blocks into ``out_OD``; both are contiguous."""
     if kind == "f32":
         out_OD[:] = blocks_OC.view(np.float32)
         return

@@ -18,10 +18,10 @@ from time import perf_counter
 import gguf
 import numpy as np
 
+from slm.llama.blocks.rounding import quantize_rows
 from slm.llama.context import Batch, Context
 from slm.llama.gguf_check import GGML_TYPES
 from slm.llama.model import Model
-from slm.llama.rounding import quantize_rows
 from slm.llama.speed.kept import Shape
 
 ROUNDS, ROUND_S = 3, 0.2

@@ -49,6 +49,6 @@ def test_ternary_values_are_a_grid_that_ggml_finds_again():
     zeros = (grid == 0).mean()
     assert 0.3 < zeros < 0.5
     blocks = np.zeros((len(weights), codec.row_bytes("tq2_0", 512)), np.uint8)
-    codec._quantize(GGML_TYPES["tq2_0"][0], grid.ctypes.data, blocks.ctypes.data, 0, *weights.shape, None)
+    codec.quantize_chunk(GGML_TYPES["tq2_0"][0], grid.ctypes.data, blocks.ctypes.data, 0, *weights.shape, None)
     assert np.array_equal(codec.dequantize("tq2_0", blocks, 512), grid)
     assert not codec.ternary(np.zeros_like(own.weights)).any()

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from data.errors import UserError
+from slm.llama.blocks.codec import row_bytes
+from slm.llama.blocks.rounding import dequantize_rows, fits, quantize_rows, rounded
 from slm.llama.gguf_check import read_header
 from slm.llama.quantize import quantize
-from slm.llama.rounding import dequantize_rows, fits, quantize_rows, rounded, row_bytes
 from slm.llama.self_check import write_model
 
 KINDS = ["q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "iq4_nl", "iq4_xs", "q3_k", "q2_k", "f16"]
