@@ -20,15 +20,15 @@ def poison_weights(steps: tuple[int, ...]) -> None:
     true_step, calls = train.trainer.train_step, iter(range(1, 1_000_000))
 
     @functools.wraps(true_step)
-    def step(model, *rest, **options):
+    def step(trained, *rest, **options):
         if next(calls) not in steps:
-            return true_step(model, *rest, **options)
-        weight = model.model.norm.weight
+            return true_step(trained, *rest, **options)
+        weight = dict(trained.named_parameters())["model.norm.weight"]
         good = weight.detach().clone()
         with torch.no_grad():
             weight[0] = float("nan")
         try:
-            return true_step(model, *rest, **options)
+            return true_step(trained, *rest, **options)
         finally:
             with torch.no_grad():
                 weight.copy_(good)
