@@ -28,6 +28,8 @@ class SourceConfig:
     """What messages call this source; empty: made from the kind and the first path."""
     weight: float = 1.0
     """Share of the mixture's tokens, relative to the other sources' weights."""
+    validated: bool = True
+    """Whether the text that it holds out is scored in validations."""
     max_epochs: int | None = None
     """How often the source may be read; then it leaves the mixture, or the training text ends. None: no limit. (The
     embedded stories never end.)"""
@@ -166,6 +168,8 @@ class DataConfig(SourceConfig):
                 raise UserError("data kind=mixture needs data.sources: a list of sources with weights")
             if any(source.kind == "mixture" for source in self.sources):
                 raise UserError("a mixture's sources cannot be mixtures themselves: list their sources directly")
+            if not any(source.validated for source in self.sources):
+                raise UserError("data.sources: at least one source must be scored in validations (validated: true)")
         elif self.sources:
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
 

@@ -113,7 +113,8 @@ def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
 
     Raises UserError for what cannot be read: missing files, no network, no text.
     """
-    plans = [_plan_source(source, split, config.val_fraction) for source in config.all_sources()]
+    sources = [each for each in config.all_sources() if split == "train" or each.validated]
+    plans = [_plan_source(source, split, config.val_fraction) for source in sources]
     return _without_held_out(plans) if split == "train" else plans
 
 

@@ -49,6 +49,7 @@ def tuning(argv: list[str]) -> RunConfig:
         )
     run, directory = recipe.base_of(own.base)
     options = recipe.recipe(run, directory, own.tune, given=given)
+    replay = recipe.replay_share(run, own.tune)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
     config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
@@ -57,17 +58,18 @@ def tuning(argv: list[str]) -> RunConfig:
         steps, found = recipe.length(
             config.data, directory, tokens_per_step=config.train.tokens_per_step, seed=config.train.seed
         )
-        options["train.max_steps"] = round(steps / (1 - own.tune.replay))
+        options["train.max_steps"] = round(steps / (1 - replay))
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
     options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
     config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
-    if own.tune.replay:
-        config = replace(config, data=recipe.with_replay(config.data, run, own.tune.replay))
+    if replay:
+        config = replace(config, data=recipe.with_replay(config.data, run, replay))
     if found:
         print(found)
     names = ("lora.rank", *SHOWN) if config.lora.rank else SHOWN
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
-    print(f"tuning {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
+    print(f"tuning {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()), end="")
+    print(f" tune.replay={replay:g}")
     return config
 
 

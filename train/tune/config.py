@@ -17,8 +17,12 @@ class TuneOptions:
     lr_scale: float = 0.8
     """The peak learning rate as a share of the base run's own; unused for a model from elsewhere and for LoRA."""
 
-    replay: float = 0.0
-    """Share of the tokens that come from the base run's own text, so that it is not forgotten; 0: none."""
+    other_lr_scale: float = 0.2
+    """The same for Muon's other rates: embeddings, head and gains. Words that no conversation has keep their place."""
+
+    replay: float | None = None
+    """Share of the tokens that come from the base run's own text, so that it is not forgotten; 0: none. None:
+    ``recipe.REPLAY`` where all weights of a run are trained and its text is at hand, else 0."""
 
     lora: int = 0
     """Rank of a low-rank adapter that is trained in place of the weights; 0: all weights are trained."""
@@ -30,10 +34,11 @@ class TuneOptions:
     def __post_init__(self) -> None:
         if self.lora < 0:
             raise UserError(f"tune.lora={self.lora} must be a rank, for example 16, or 0 for all weights")
-        if not 0 <= self.replay < 1:
+        if self.replay is not None and not 0 <= self.replay < 1:
             raise UserError(f"tune.replay={self.replay} must be a share from 0 to below 1, for example 0.2")
-        if not 0 < self.lr_scale <= 10:
-            raise UserError(f"tune.lr_scale={self.lr_scale} must be above 0, for example 0.8")
+        for name in ("lr_scale", "other_lr_scale"):
+            if not 0 < (value := getattr(self, name)) <= 10:
+                raise UserError(f"tune.{name}={value} must be above 0 and at most 10, for example 0.8")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,9 @@ from train.tune.config import TuneOptions
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
 OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
 """Muon's learning rates next to ``lr``."""
+REPLAY = 0.15
+"""Share of the base's own text. Without it, and with the head's full rate, a model unlearns to say what no
+conversation says (docs/results/chat.md)."""
 SEQ_LEN, TOKENS_PER_STEP = 1024, 4096
 """Several conversations share a sequence, so it may be longer than the base's context."""
 ENDLESS_STEPS = 1000
@@ -50,7 +53,7 @@ def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str
 
     ``given`` says whether a person has set an option.
     """
-    options = start_from(run, directory, lr_scale=tune.lr_scale, given=given)
+    options = start_from(run, directory, lr_scale=tune.lr_scale, other_lr_scale=tune.other_lr_scale, given=given)
     options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
     options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
     options |= {"train.keep_last": 1, "train.eval_blocks": 32, "train.sample_prompts": "['Hello!','Tell me a story.']"}
@@ -64,8 +67,14 @@ def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str
     return options
 
 
-def start_from(run: Run, directory: Path, *, lr_scale: float, given: Callable[[str], bool]) -> dict[str, Any]:
-    """The options by which a run starts from the weights in ``directory``: shape, optimizer and learning rates."""
+def start_from(
+    run: Run, directory: Path, *, lr_scale: float, other_lr_scale: float | None = None, given: Callable[[str], bool]
+) -> dict[str, Any]:
+    """The options by which a run starts from the weights in ``directory``: shape, optimizer and learning rates.
+
+    The rates are shares of the base's own: ``other_lr_scale`` (None: ``lr_scale``, too) for ``OTHER_RATES``.
+    """
+    other = lr_scale if other_lr_scale is None else other_lr_scale
     shape = checkpoint.load_config(directory)
     options: dict[str, Any] = {f"model.{name}": getattr(shape, name) for name in SHAPE}
     options |= {"model.tie_embeddings": str(shape.tie_embeddings).lower(), "init_from": str(directory)}
@@ -73,7 +82,7 @@ def start_from(run: Run, directory: Path, *, lr_scale: float, given: Callable[[s
         options["optim"] = optim["name"]
         lr = float(optim["lr"]) * lr_scale
         kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
-        kept |= {name: float(f"{optim[name] * lr_scale:.3g}") for name in OTHER_RATES if name in optim}
+        kept |= {name: float(f"{optim[name] * other:.3g}") for name in OTHER_RATES if name in optim}
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:
         lr = size_lr(shape)
@@ -105,8 +114,33 @@ def lora_lr(shape: ModelConfig) -> float:
     return LORA_LR_RATIO * size_lr(shape)
 
 
+def replay_share(run: Run, tune: TuneOptions) -> float:
+    """The share of the base's own text: what a person says, else ``REPLAY`` where that text is on this machine.
+
+    An adapter leaves the weights alone, and needs none.
+    """
+    import yaml
+
+    if tune.replay is not None or tune.lora or run.config_file is None:
+        return tune.replay or 0.0
+    base = build(DataConfig, yaml.safe_load(run.config_file.read_text(encoding="utf-8"))["data"])
+    texts = [each for each in base.all_sources() if not each.is_chat]
+    here = all(each.kind == "tales" or (each.kind == "files" and _found(each.files)) for each in texts)
+    return REPLAY if texts and here else 0.0
+
+
+def _found(patterns: list[str]) -> bool:
+    try:
+        return bool(files.expand(patterns))
+    except UserError:
+        return False
+
+
 def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
-    """The conversations mixed with the text that the base run learned, which gets ``share`` of the tokens."""
+    """The conversations mixed with the text that the base run learned, which gets ``share`` of the tokens.
+
+    Validations score conversations only: whether they get worse decides when a run ends.
+    """
     import yaml
 
     if run.config_file is None:
@@ -116,7 +150,7 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
     if not texts:
         raise UserError(f"tune.replay: {run.root} was trained on conversations only: name the base of that run")
     sources = [
-        replace(each, weight=each.weight * part / sum(other.weight for other in group))
+        replace(each, weight=each.weight * part / sum(other.weight for other in group), validated=each.is_chat)
         for group, part in ((talks, 1 - share), (texts, share))
         for each in group
     ]

@@ -12,13 +12,15 @@ from safetensors.torch import load_file
 from data.chat.story_chat import conversation
 from data.chat.tokens import own_template
 from data.errors import UserError
+from data.sources.plan import plan_sources
 from data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_config
-from slm.runs import Run, list_checkpoints
+from slm.runs import Run, list_checkpoints, resolve
 from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, write_corpus
 from train.tune import recipe
 from train.tune.__main__ import tuning
+from train.tune.config import TuneOptions
 
 QUICK = ("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=4")
 SHORT = ("train.seq_len=128", "train.micro_batch=4", "train.eval_blocks=4", "train.log_every=1")
@@ -137,12 +139,14 @@ def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
 
 def test_the_bases_text_can_be_mixed_in(base, chats, tmp_path):
     words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]"]
-    plain, mixed = tuning(words), tuning([*words, "tune.replay=0.25"])
+    plain, mixed = tuning([*words, "tune.replay=0"]), tuning([*words, "tune.replay=0.25"])
     assert mixed.train.max_steps == pytest.approx(plain.train.max_steps / 0.75, rel=0.05)
     talks, text = mixed.data.all_sources()
     assert (talks.kind, talks.weight, talks.max_epochs) == ("chat", 0.75, 3)
     assert (text.kind, text.weight, text.max_epochs) == ("files", 0.25, None)
     assert mixed.data.has_chat
+    assert [plan.source.kind for plan in plan_sources(mixed.data, "validation")] == ["chat"]
+    assert plain.data.kind == "chat"
     code, _, err = tune(
         tmp_path, base, "data=chat", f"data.files=[{chats}]", "tune.replay=0.5", "train.max_steps=3", "name=mixed"
     )
@@ -153,8 +157,32 @@ def test_the_bases_text_can_be_mixed_in(base, chats, tmp_path):
 
 def test_without_conversations_the_embedded_ones_are_taken(base, tmp_path):
     config = tuning([f"base={base}", f"runs_dir={tmp_path}/runs"])
-    assert config.data.kind == "story_chat"
-    assert config.train.max_steps == recipe.ENDLESS_STEPS
+    talks, text = config.data.all_sources()
+    assert (talks.kind, text.kind, text.weight) == ("story_chat", "files", recipe.REPLAY)
+    assert config.train.max_steps == round(recipe.ENDLESS_STEPS / (1 - recipe.REPLAY))
+
+
+def test_the_bases_text_is_mixed_in_where_it_is_at_hand(base, tmp_path):
+    run = resolve(str(base))
+    assert recipe.replay_share(run, TuneOptions()) == recipe.REPLAY
+    assert recipe.replay_share(run, TuneOptions(lora=4)) == 0  # the weights are left alone
+    assert recipe.replay_share(run, TuneOptions(replay=0.0)) == 0
+    elsewhere = tmp_path / "moved"
+    elsewhere.mkdir()
+    config = yaml.safe_load((base / "config.yaml").read_text())
+    config["data"]["files"] = [str(tmp_path / "gone.jsonl")]
+    (elsewhere / "config.yaml").write_text(yaml.safe_dump(config))
+    assert recipe.replay_share(Run(root=elsewhere), TuneOptions()) == 0
+
+
+def test_muons_other_rates_are_scaled_more(base, tmp_path):
+    """Tables and gains learn slowly in tuning, matrices nearly as fast as before."""
+    muon = {"name": "muon", "lr": 0.03, "embed_lr": 0.1, "head_lr": 0.007, "tied_lr": 0.01, "gain_lr": 0.02}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"optim": muon}))
+    found = recipe.recipe(Run(root=tmp_path), list_checkpoints(base)[-1], TuneOptions(), given=lambda name: False)
+    assert found["optim.lr"] == 0.024
+    rates = {name: found[f"optim.{name}"] for name in recipe.OTHER_RATES}
+    assert rates == pytest.approx({name: muon[name] * 0.2 for name in recipe.OTHER_RATES})
 
 
 def test_a_model_from_elsewhere_gets_a_rate_by_its_size(base):
