@@ -6,6 +6,7 @@ Tested in tests/train/test_step.py, tests/slm/kernels/test_fused.py.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor
 from data.stream.packing import document_starts
 from slm.kernels.fused import Fused, unsupported
 from slm.model.cross_entropy import IGNORED
+from slm.model.head_loss import HeadLoss, head_gradients
 from slm.model.transformer import LanguageModel
 from train.config import TrainConfig
 from train.environment import Environment
@@ -38,6 +40,16 @@ class Backend(ABC):
     @abstractmethod
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Cross-entropy of every target [B, T], f32 nats, 0 where not scored; without gradients."""
+
+    @abstractmethod
+    def head_gradients(
+        self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None = None
+    ) -> None:
+        """Add the gradient of another loss of the logits to the ``.grad``s."""
+
+    @abstractmethod
+    def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        """The final normed hidden states [B T, D], without gradients; valid until the next call of this backend."""
 
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update."""
@@ -78,6 +90,21 @@ class AutogradBackend(Backend):
             logits_BTV = self._model(ids_BT, starts_BT=self._starts(ids_BT, starts_BT))
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").view_as(targets_BT)
 
+    def head_gradients(
+        self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None = None
+    ) -> None:
+        with self._environment.autocast():
+            x_ND = self._model.hidden_states(ids_BT, starts_BT=self._starts(ids_BT, starts_BT)).flatten(0, 1)
+        weight_VD = self._model.head_weight_VD
+        dx_ND, dweight_VD = head_gradients(x_ND, weight_VD, targets_BT.flatten(), head)
+        pairs = [(x_ND, dx_ND), *([(weight_VD, dweight_VD)] if weight_VD.requires_grad else [])]
+        torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+
+    @torch.no_grad()
+    def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        with self._environment.autocast():
+            return self._model.hidden_states(ids_BT, starts_BT=self._starts(ids_BT, starts_BT)).flatten(0, 1)
+
 
 class KernelBackend(Backend):
     """The kernels of ``slm/kernels``."""
@@ -95,6 +122,14 @@ class KernelBackend(Backend):
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         return self.fused.losses(ids_BT, targets_BT, starts_BT=self._starts(ids_BT, starts_BT))
+
+    def head_gradients(
+        self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None = None
+    ) -> None:
+        self.fused.head_gradients(ids_BT, targets_BT, head, starts_BT=self._starts(ids_BT, starts_BT))
+
+    def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        return self.fused.hidden_states(ids_BT, starts_BT=self._starts(ids_BT, starts_BT))
 
     def weights_changed(self) -> None:
         self.fused.forget_weights()
@@ -119,3 +154,10 @@ def make_backend(
         return KernelBackend(fused, eot_id)
     model.gradient_checkpointing = config.recompute != "none"
     return AutogradBackend(model, environment, eot_id)
+
+
+def make_frozen_backend(model: LanguageModel, environment: Environment, eot_id: int | None = None) -> Backend:
+    """A backend for a model that is not trained. It keeps no activations, and nothing is compiled for it."""
+    if environment.kernels is not None and unsupported(model, environment.kernels) is None:
+        return KernelBackend(Fused(model, environment.kernels, recompute="layer"), eot_id)
+    return AutogradBackend(model, replace(environment, compile=False), eot_id)

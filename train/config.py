@@ -269,6 +269,69 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreferenceConfig:
+    """Learning from both answers of preference pairs (``data=chat`` with the fields chosen and rejected)."""
+
+    loss: Literal["dpo", "orpo"] | None = None
+    """``dpo``: against the model that the run starts from; ``orpo``: without a reference; None: only the chosen answers
+    are learned, as any conversation."""
+    beta: float = 0.1
+    """``dpo``: what a nat of log-probability over the reference's counts as reward (larger: closer to the reference);
+    ``orpo``: the weight of the odds ratio's loss next to the cross-entropy."""
+    label_smoothing: float = 0.0
+    """``dpo``: the share of pairs that are taken to be the wrong way round."""
+    sft: float = 0.0
+    """``dpo``: times the chosen answer's cross-entropy per token that is added."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise UserError(f"preference.beta={self.beta} must be above 0, for example 0.1")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise UserError(
+                f"preference.label_smoothing={self.label_smoothing} must be from 0 to below 0.5, for example 0.1"
+            )
+        if not 0 <= self.sft < math.inf:
+            raise UserError(f"preference.sft={self.sft} must be 0 or above, for example 0.2")
+        if self.loss != "dpo" and (self.label_smoothing or self.sft):
+            raise UserError("preference.label_smoothing and preference.sft are for preference.loss=dpo: leave them 0")
+
+    @property
+    def on(self) -> bool:
+        """Whether the run learns from pairs."""
+        return self.loss is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """Learning from a teacher's predictions next to the text's own tokens."""
+
+    teacher: str | None = None
+    """A run, a checkpoint, a Hugging Face model directory, a GGUF file, or ``self``: the model that the run starts
+    from, as it is then; None: no teacher."""
+    alpha: float = 0.9
+    """A token's loss is (1 - alpha) * cross-entropy + alpha * temperature^2 * KL(teacher || student)."""
+    temperature: float = 1.0
+    """What both models' logits are divided by in the second term."""
+    cache: str | None = None
+    """A folder that keeps the teacher's predictions: of every text it is asked once. None: it computes along."""
+    cache_top: int = 16
+    """The likeliest tokens of a prediction that are kept with their probabilities."""
+    cache_samples: int = 16
+    """Tokens drawn from all others, which share those's probability: so nothing is left out on average."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise UserError(f"distill.alpha={self.alpha} must be above 0 and at most 1, for example 0.9")
+        if not 0.1 <= self.temperature <= 100:
+            raise UserError(f"distill.temperature={self.temperature} must be from 0.1 to 100, for example 1 or 2")
+        for name in ("cache_top", "cache_samples"):
+            if not 1 <= getattr(self, name) <= 1024:
+                raise UserError(f"distill.{name}={getattr(self, name)} must be from 1 to 1024, for example 16")
+        if self.cache and not self.teacher:
+            raise UserError("distill.cache keeps a teacher's predictions: name the teacher with distill.teacher=DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     """Where metrics go in addition to ``metrics.jsonl``."""
 
@@ -299,6 +362,8 @@ class RunConfig:
     train: TrainConfig
     logger: LoggerConfig
     lora: LoraConfig = field(default_factory=LoraConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     facts: dict[str, Any] = field(default_factory=dict)
     """What the preset states about itself: parameters, FLOPs, memory (a test compares them with the formulas), and the
     learning rate and warm-up of the classic recipe."""
@@ -311,6 +376,8 @@ class RunConfig:
             raise UserError(f"name={name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
         if self.lora.rank:
             self._check_lora()
+        if self.preference.on:
+            self._check_preference()
 
     def _check_lora(self) -> None:
         if not self.init_from:
@@ -322,6 +389,15 @@ class RunConfig:
         if self.train.qat:
             raise UserError(
                 "train.qat trains all weights, an adapter (lora.rank) leaves them: continue the merged model"
+            )
+
+    def _check_preference(self) -> None:
+        if self.distill.teacher:
+            raise UserError("preference.loss and distill.teacher are two losses: give one of them")
+        if any(source.kind != "chat" for source in self.data.all_sources()):
+            raise UserError(
+                f"preference.loss={self.preference.loss} learns from pairs of answers: give data=chat "
+                "data.files=[pairs.jsonl] with the fields prompt, chosen and rejected, and nothing else"
             )
 
     @property

@@ -17,15 +17,17 @@ QAT_BYTES = 5
 """A parameter's quantized value and its part of a block, at most of Q8_0."""
 
 
-def check_memory(shape: ModelConfig, config: TrainConfig, *, adapter: bool = False) -> str | None:
+def check_memory(shape: ModelConfig, config: TrainConfig, *, adapter: bool = False, frozen: bool = False) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
-    The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights and their blocks, too.
+    The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights and their blocks, too,
+    and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are
     recomputed) and 3 of the feed-forward's (0 where that is recomputed), in bf16.
     """
     state, free = 8 * shape.n_params if adapter else shape.training_state_bytes, available_bytes()
     state += QAT_BYTES * shape.n_params if config.qat else 0
+    state += 4 * shape.n_params if frozen else 0
     if state > free:
         parts = "two copies of the weights" if adapter else "weights, gradients and moments"
         raise UserError(

@@ -104,5 +104,9 @@ def _check(config: RunConfig) -> None:
     """The preset's name and the widths, before anything is downloaded or trained."""
     if not config.init_from:
         config.model.model_config(vocab_size=256, seq_len=config.train.seq_len, eos_id=None)
+    if config.preference.loss == "dpo" and not config.init_from:
+        raise UserError("preference.loss=dpo compares with the model that it starts from: name it with init_from=DIR")
+    if config.distill.teacher == "self" and not config.init_from:
+        raise UserError("distill.teacher=self is the model that the run starts from: name it with init_from=DIR")
     if config.preset not in choices("preset"):
         raise UserError(f"there is no preset {config.preset!r}; {nearest(config.preset, choices('preset'))}")

@@ -49,6 +49,8 @@ from train.lora.base import (
     with_adapter,
 )
 from train.memory import check_memory, resource_errors
+from train.objective.make import make_objective, objective_line
+from train.objective.objective import Objective
 from train.optim.average import Average
 from train.optim.trained import Trained
 from train.qat.fake_quant import FakeQuant
@@ -97,10 +99,12 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
         model, warning = _new_model(config, tokenizer, ranks, root)
+        objective = make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
         trained = make_trained(model, config, root, ranks)
-        notes = (warning, adapter_line(trained, config.lora))
+        notes = (warning, adapter_line(trained, config.lora), objective_line(config))
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
-        trainer = _make_trainer(config, root, ranks, environment, tokenizer, loader, blocks_NT1, trained, point)
+        parts = (tokenizer, loader, blocks_NT1, trained, objective)
+        trainer = _make_trainer(config, root, ranks, environment, *parts, point)
         directory.accept()
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
@@ -200,7 +204,9 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     """The training batches, from where the run resumes, and the validation blocks [N, seq_len + 1]."""
     train = config.train
     blocks_NT1 = ranks.broadcast_from_main(
-        lambda: validation_blocks(config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed)
+        lambda: validation_blocks(
+            config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed, pairs=config.preference.on
+        )
     )
     if len(blocks_NT1) == 0:
         raise UserError(
@@ -217,6 +223,7 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
         workers=train.workers,
         rank=ranks.rank,
         world_size=ranks.size,
+        pairs=config.preference.on,
     )
     position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
     if position is not None:
@@ -234,7 +241,8 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
-    warning = check_memory(shape, train, adapter=config.lora.rank > 0)
+    frozen = config.preference.loss == "dpo" or config.distill.teacher == "self"
+    warning = check_memory(shape, train, adapter=config.lora.rank > 0, frozen=frozen)
     torch.manual_seed(train.seed)
     if directory and ranks.main:
         added = new_ids(directory, tokenizer) if config.lora.rank else range(0)
@@ -307,6 +315,7 @@ def _make_trainer(
     loader: Loader,
     blocks_NT1: np.ndarray,
     trained: Trained,
+    objective: Objective,
     point: ResumePoint,
 ) -> Trainer:
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
@@ -362,7 +371,8 @@ def _make_trainer(
         fake_quant=fake_quant,
         loader=loader,
         backend=backend,
-        validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch),
+        objective=objective,
+        validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch, objective),
         state=state,
         log=log,
         interrupt=interrupt,

@@ -4,18 +4,17 @@ Shape suffixes: B sequences of a micro-batch, T positions.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from data.stream import marks
-from slm.model.cross_entropy import IGNORED
-from train.backend import Backend, count_scored
+from train.backend import Backend
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
+from train.objective.batch import split
+from train.objective.objective import CROSS_ENTROPY, Objective
 from train.optim.interface import Optimizer, Parameters
 
 
@@ -24,40 +23,20 @@ class StepResult:
     """What a step did."""
 
     loss: float
-    """Mean cross-entropy over all scored tokens of the step, nats per token."""
+    """Mean over what is counted: the cross-entropy of all scored tokens of the step, nats per token, or another
+    objective's loss."""
     grad_norm: float
     """Global L2 norm of the gradient before clipping."""
     tokens: int
     """Positions of the step's sequences."""
     scored: int
-    """Targets among them that the loss counts: all of a plain text's, the assistant's turns of conversations."""
+    """What the loss counts: all targets of a plain text, the assistant's turns of conversations, or pairs."""
     data_seconds: float
     """Time spent waiting for batches."""
     update_seconds: float
     """Time spent on the gradient's norm and the optimizer."""
-
-
-class Batch(NamedTuple):
-    """A micro-batch as the model takes it."""
-
-    ids: torch.Tensor
-    """int64 [B, T]."""
-    targets: torch.Tensor
-    """int64 [B, T]; -100 where a target is not scored."""
-    starts: torch.Tensor | None
-    """int32 [B, T]: where each position's conversation begins; None for plain text."""
-
-
-def split(block_BT1: np.ndarray) -> Batch:
-    """Inputs, targets and the beginnings of conversations of blocks [B, T + 1]."""
-    ids_BT1 = marks.ids_of(block_BT1).astype(np.int64)
-    targets_BT = np.where(marks.is_scored(block_BT1[:, 1:]), ids_BT1[:, 1:], IGNORED)
-    starts_BT = marks.conversation_starts(block_BT1[:, :-1])
-    return Batch(
-        torch.from_numpy(ids_BT1)[:, :-1],
-        torch.from_numpy(targets_BT),
-        None if starts_BT is None else torch.from_numpy(starts_BT),
-    )
+    sums: dict[str, float] = field(default_factory=dict)
+    """The objective's further figures, summed over what is counted."""
 
 
 def train_step(
@@ -69,28 +48,32 @@ def train_step(
     grad_clip: float,
     lr: float,
     backend: Backend,
+    objective: Objective = CROSS_ENTROPY,
     sync: GradientSync = NO_SYNC,
 ) -> StepResult:
     """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once: a model's
     parameters, or those of an adapter.
 
     With several ranks each takes its share of them from its own ``batches``. The loss is the mean over the scored
-    tokens of the whole step: each counts the same, in whichever micro-batch and rank it is. Raises UserError, before
-    any weight changes, where the loss or the gradient is not finite.
+    tokens (or whatever ``objective`` counts) of the whole step: each counts the same, in whichever micro-batch and rank
+    it is. Raises UserError, before any weight changes, where the loss or the gradient is not finite.
     """
     loss_sum, scored, tokens, waited = 0.0, 0, 0, 0.0
+    sums = dict.fromkeys(objective.figures, 0.0)
     micro_batches = grad_accum // sync.size
     for index in range(micro_batches):
         start = perf_counter()
-        ids_BT, targets_BT, starts_BT = split(next(batches))
+        batch = split(next(batches))
         waited += perf_counter() - start
         if index == micro_batches - 1:
             sync.begin_last_backward()
-        # How many tokens the whole step scores is known after its last micro-batch only: divide by all positions here.
-        loss_sum += backend.gradients(ids_BT, targets_BT, 1 / (ids_BT.numel() * grad_accum), starts_BT)
-        scored += count_scored(targets_BT)
-        tokens += ids_BT.numel()
-    loss_sum, scored = sync.finish(loss_sum, scored)
+        # How much the whole step counts is known after its last micro-batch only: divide by all positions here.
+        part = objective.gradients(backend, batch, 1 / (batch.ids.numel() * grad_accum))
+        loss_sum += part.loss
+        scored += part.count
+        sums = {name: total + part.sums[name] for name, total in sums.items()}
+        tokens += batch.ids.numel()
+    loss_sum, scored, *summed = sync.finish(loss_sum, scored, *sums.values())
     tokens *= sync.size
     start = perf_counter()
     parameters = list(model.parameters())
@@ -115,4 +98,5 @@ def train_step(
         scored=scored,
         data_seconds=waited,
         update_seconds=perf_counter() - start,
+        sums=dict(zip(sums, summed, strict=True)),
     )

@@ -34,6 +34,7 @@ from train.distributed.shared_state import (
 from train.environment import Environment
 from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
+from train.objective.objective import Objective
 from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
@@ -68,6 +69,7 @@ class Trainer:
     fake_quant: FakeQuant
     loader: Loader
     backend: Backend
+    objective: Objective
     validator: Validator
     state: RunState
     log: RunLog
@@ -149,6 +151,7 @@ class Trainer:
                     grad_clip=self.config.optim.grad_clip,
                     lr=learning_rate(self.config.optim, state.step, self._fraction_done()),
                     backend=self.backend,
+                    objective=self.objective,
                     sync=self.sync,
                 )
         except NonFiniteError as error:
@@ -172,6 +175,8 @@ class Trainer:
             tokens=result.tokens,
             seconds=state.clock() - began,
             data_seconds=result.data_seconds,
+            counted=result.scored,
+            sums=result.sums,
         )
         if slept := state.clock.slept():
             self.log.guard_event("slept", state.step, seconds=round(slept))
@@ -208,6 +213,7 @@ class Trainer:
             "data_wait": window.data_seconds / window.seconds,
             "rss_gb": rss_bytes() / 2**30,
             "elapsed_s": state.elapsed,
+            **window.figures,
         }
         if self.ranks.size > 1:
             record["exchange_wait"] = self.sync.wait_seconds / window.seconds
@@ -259,6 +265,7 @@ class Trainer:
             "tokens": self.state.tokens,
             "val_loss": result.loss,
             "val_bits_per_byte": result.bits_per_byte,
+            **{f"val_{name}": value for name, value in result.figures.items()},
         }
         stories = self.config.train.coherence_stories
         if stories and self.ranks.main and self.config.data.kind == "tales" and not self.interrupt:

@@ -8,7 +8,7 @@ Tested in tests/train/test_main.py, tests/train/test_reliability.py.
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from slm.model.generate import generate
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
 from train.distributed.ranks import SINGLE_PROCESS, Ranks
-from train.step import split
+from train.objective.batch import split
+from train.objective.objective import CROSS_ENTROPY, Objective
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,31 @@ class Validation:
     """Held-out loss."""
 
     loss: float
-    """Mean cross-entropy, nats per token, over every scored target (in a plain text that is every target)."""
+    """Mean cross-entropy, nats per token, over every scored target (in a plain text that is every target); or the mean
+    loss of pairs of answers."""
     bits_per_byte: float
     """Bits spent on ordinary tokens over the UTF-8 bytes they stand for (end-of-text tokens are in neither)."""
     tokens: int
-    """Targets scored."""
+    """Targets scored, or pairs."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """The objective's further figures: means over what is scored."""
 
 
 class Validator:
     """Scores the same blocks each time, in batches of training's own shape."""
 
-    def __init__(self, blocks_NT1: np.ndarray, tokenizer: Tokenizer, vocab_size: int, micro_batch: int) -> None:
+    def __init__(
+        self,
+        blocks_NT1: np.ndarray,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        micro_batch: int,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> None:
         whole = len(blocks_NT1) // micro_batch * micro_batch
         # The compiled step is made for one shape: a smaller remainder would be compiled separately.
         self.blocks = blocks_NT1[:whole] if whole else blocks_NT1
-        self.micro_batch = micro_batch
+        self.micro_batch, self._objective = micro_batch, objective
         lengths = np.zeros(vocab_size, dtype=np.int64)
         lengths[: tokenizer.vocab_size] = tokenizer.byte_lengths()
         self.byte_lengths_V = torch.from_numpy(lengths)
@@ -58,26 +69,33 @@ class Validator:
     ) -> Validation | None:
         """Score the model, each rank its share of the blocks; None where ``stopped`` became true on one of them."""
         nats, text_nats, n_bytes, n_tokens = 0.0, 0.0, 0, 0
+        sums = dict.fromkeys(self._objective.held_out_figures, 0.0)
         interrupted = False
         starts = range(0, len(self.blocks), self.micro_batch)
         for start in starts[ranks.rank :: ranks.size]:
             if interrupted := stopped():
                 break
-            ids_BT, targets_BT, starts_BT = split(self.blocks[start : start + self.micro_batch])
-            scored_BT = targets_BT != IGNORED
-            losses_N = backend.losses(ids_BT, targets_BT, starts_BT)[scored_BT]
-            lengths_N = self.byte_lengths_V[targets_BT[scored_BT]]
-            nats += losses_N.double().sum().item()
-            text_nats += losses_N[lengths_N > 0].double().sum().item()
+            batch = split(self.blocks[start : start + self.micro_batch])
+            losses_BT = backend.losses(*batch)
+            part = self._objective.held_out(batch, losses_BT)
+            text_BT = self._objective.text(batch)
+            scored_BT = text_BT != IGNORED
+            lengths_N = self.byte_lengths_V[text_BT[scored_BT]]
+            text_nats += losses_BT[scored_BT][lengths_N > 0].double().sum().item()
             n_bytes += int(lengths_N.sum())
-            n_tokens += len(losses_N)
-        own = [nats, text_nats, n_bytes, n_tokens, interrupted]
-        nats, text_nats, all_bytes, all_tokens, any_interrupted = ranks.all_reduce_sum(own)
+            nats += part.loss
+            n_tokens += part.count
+            sums = {name: total + part.sums[name] for name, total in sums.items()}
+        own = [nats, text_nats, n_bytes, n_tokens, interrupted, *sums.values()]
+        nats, text_nats, all_bytes, all_tokens, any_interrupted, *summed = ranks.all_reduce_sum(own)
         if any_interrupted:
             return None
         bits = text_nats / math.log(2)
         return Validation(
-            loss=nats / max(1, all_tokens), bits_per_byte=bits / max(1, all_bytes), tokens=int(all_tokens)
+            loss=nats / max(1, all_tokens),
+            bits_per_byte=bits / max(1, all_bytes),
+            tokens=int(all_tokens),
+            figures={name: total / max(1, all_tokens) for name, total in zip(sums, summed, strict=True)},
         )
 
 

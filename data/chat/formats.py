@@ -14,7 +14,7 @@ TITLES: dict[Format, str] = {
     "conversations": "ShareGPT conversations",
     "instruction": "Alpaca instructions",
     "prompt/completion": "prompts with completions",
-    "preference": "preference pairs (the chosen answers are learned)",
+    "preference": "preference pairs",
 }
 """What a format is called in messages."""
 
@@ -62,7 +62,10 @@ def format_of(record: Any) -> Format:
 
 
 def read_record(record: Any) -> tuple[Format, dict[str, Any]]:
-    """A record's format and its conversation, checked. Raises BadRecordError."""
+    """A record's format and its conversation, checked. Raises BadRecordError.
+
+    That of a preference pair is the one with the chosen answer. It has the one with the other as ``rejected``.
+    """
     kind = format_of(record)
     tools = _tools(record.get("tools"))
     if kind == "preference":
@@ -79,7 +82,11 @@ def read_record(record: Any) -> tuple[Format, dict[str, Any]]:
     else:
         messages = [*_prompt(record), *_answer(record.get("completion", record.get("response")), record)]
     _check(messages)
-    return kind, {"messages": messages} | ({"tools": tools} if tools else {})
+    more: dict[str, Any] = {"tools": tools} if tools else {}
+    if kind == "preference":
+        more["rejected"] = [*_prompt(record), *_answer(record["rejected"], record)]
+        _check(more["rejected"])
+    return kind, {"messages": messages} | more
 
 
 def to_document(conversation: dict[str, Any]) -> str:

@@ -81,6 +81,26 @@ class ChatEncoder:
         rendered = self.template.render(from_document(document))
         return (*self.tokens(rendered), rendered)
 
+    def pair(self, document: str) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:
+        """Ids and what is scored of the chosen and of the rejected conversation; None where it is no pair.
+
+        Only what follows their common beginning is scored. Raises TemplateRefusesError.
+        """
+        conversation = from_document(document)
+        both = [conversation["messages"], conversation.get("rejected")]
+        if not both[1] or both[0] == both[1]:
+            return None
+        common = next((at for at, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
+        found = []
+        for messages in both:
+            ids, scored = self.tokens(self.template.render(conversation | {"messages": messages}))
+            answers = sum(each["role"] == "assistant" for each in messages[common:])
+            begins = np.flatnonzero(scored & ~np.append(False, scored[:-1]))
+            if 0 < answers < len(begins):
+                scored[: begins[-answers]] = False
+            found.append((ids, scored & bool(answers)))
+        return tuple(found)
+
     @property
     def end_of_turn(self) -> int | None:
         """The token that ends the assistant's turn; None where a template ends it with none, or does not render."""

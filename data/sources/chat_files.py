@@ -179,13 +179,25 @@ class Findings:
         """Records that are conversations."""
         return self.formats.total()
 
-    def line(self) -> str:
-        """One line on what was found."""
-        kinds = ", ".join(f"{count:,} {TITLES[kind]}" for kind, count in self.formats.most_common())
+    def line(self, *, pairs: bool = False) -> str:
+        """One line on what was found. ``pairs``: both answers of preference pairs are used."""
+        more = {} if pairs else {"preference": " (the chosen answers are learned)"}
+        found = self.formats.most_common()
+        kinds = ", ".join(f"{count:,} {TITLES[kind]}{more.get(kind, '')}" for kind, count in found)
         text = f"conversations: {kinds or 'none'}" + ("" if self.complete else ", and more behind them")
         if self.bad:
             text += f"; left out {self.bad:,} bad record{'s' if self.bad > 1 else ''}, the first: {self.first_bad}"
         return text
+
+
+def check_pairs(paths: tuple[str, ...]) -> None:
+    """UserError where no record of the files is a preference pair."""
+    findings = inspect(paths)
+    if findings.formats and not findings.formats["preference"]:
+        raise UserError(
+            f"there is no preference pair in the files ({findings.line()}): preference.loss needs records with prompt, "
+            "chosen and rejected"
+        )
 
 
 def inspect(paths: tuple[str, ...], *, stop: bool = False) -> Findings:

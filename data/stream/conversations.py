@@ -13,11 +13,14 @@ import numpy as np
 
 from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder
+from data.errors import UserError
 from data.sources.document_stream import DocumentStream, State, TokenStream
 from data.stream import marks
 
 GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""
+MOST_WITHOUT_PAIRS = 10_000
+"""So many records in a row without a pair end the run."""
 
 
 class Conversations:
@@ -43,6 +46,45 @@ class Conversations:
             ids, scored = ids[: self._size], scored[: self._size]
             if scored[1:].any():
                 return marks.mark(ids, scored)
+
+    def state_dict(self) -> State:
+        return self._documents.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._documents.load_state_dict(state)
+
+
+class Pairs:
+    """A stream of preference pairs as marked tokens: the conversation with the chosen answer, then the rejected one's.
+
+    Only the answers are scored, not what the assistant said before them. A pair longer than a block keeps the
+    beginnings of both conversations, half a block of each. One without a scored token in both is left out, as are
+    records that are no pairs.
+    """
+
+    def __init__(self, documents: DocumentStream, encoder: ChatEncoder, *, seq_len: int) -> None:
+        self._documents = documents
+        self._encoder = encoder
+        self._size = seq_len + 1
+
+    def __next__(self) -> np.ndarray:
+        for _ in range(MOST_WITHOUT_PAIRS):
+            document = next(self._documents)
+            assert isinstance(document, str)  # conversations are not cached
+            try:
+                both = self._encoder.pair(document)
+            except TemplateRefusesError:
+                continue
+            if both is None:
+                continue
+            if sum(len(ids) for ids, _ in both) > self._size:
+                both = tuple((ids[: self._size // 2], scored[: self._size // 2]) for ids, scored in both)
+            if all(scored[1:].any() for _, scored in both):
+                return np.concatenate([marks.mark(ids, scored) for ids, scored in both])
+        raise UserError(
+            f"{MOST_WITHOUT_PAIRS:,} records in a row hold no pair of answers that fits train.seq_len="
+            f"{self._size - 1}: preference.loss needs the fields prompt, chosen and rejected"
+        )
 
     def state_dict(self) -> State:
         return self._documents.state_dict()

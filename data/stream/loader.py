@@ -12,9 +12,10 @@ import numpy as np
 
 from data.config import DataConfig
 from data.errors import UserError
+from data.sources import chat_files
 from data.sources.documents import make_plans
 from data.sources.mixture import latest_epoch
-from data.sources.plan import Split
+from data.sources.plan import Plan, Split
 from data.stream.pipeline import Pipeline, open_pipeline
 from data.stream.worker import main as worker_main
 from data.tokenizers.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ class Loader:
     taken in turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the
     ``world_size * workers`` shards reads its own documents.
 
+    ``pairs``: the blocks hold both answers of preference pairs, instead of the chosen ones only.
+
     ``state_dict()`` is the position after the last batch that was returned, JSON-serialisable. A loader with the same
     arguments (``micro_batch`` may differ) that loads it continues bit for bit.
 
@@ -57,13 +60,14 @@ class Loader:
         workers: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        pairs: bool = False,
     ) -> None:
         assert 0 <= rank < world_size
         assert seq_len >= 1
         assert micro_batch >= 1
         if workers < 0:
             raise UserError(f"workers={workers} must be 0 (no extra process) or more")
-        plans = make_plans(config, split)
+        plans = _plans(config, split, pairs)
         self._micro_batch = micro_batch
         self._shards = max(1, workers)
         self._processes = workers
@@ -78,6 +82,7 @@ class Loader:
             "num_shards": world_size * self._shards,
             "cache_option": config.cache,
             "cache_folder": config.cache_folder,
+            "pairs": pairs,
         }
         self._first_shard = rank * self._shards
         self._identity = {
@@ -92,6 +97,7 @@ class Loader:
             "tokenizer": f"{tokenizer.vocab_size} ids, {tokenizer.fingerprint}",
             "revision": ", ".join(each.source.revision for each in plans if each.source.kind == "hub"),
             "text": [each.fingerprint for each in plans],
+            **({"pairs": True} if pairs else {}),
         }
         self._states: list[dict[str, Any] | None] = [None] * self._shards
         self._turn = 0
@@ -285,18 +291,29 @@ def _without_interrupts() -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def validation_blocks(config: DataConfig, tokenizer: Tokenizer, seq_len: int, max_blocks: int, seed: int) -> np.ndarray:
+def _plans(config: DataConfig, split: Split, pairs: bool) -> list[Plan]:
+    plans = make_plans(config, split)
+    for plan in plans if pairs else ():
+        if plan.files:
+            chat_files.check_pairs(plan.files)
+    return plans
+
+
+def validation_blocks(
+    config: DataConfig, tokenizer: Tokenizer, seq_len: int, max_blocks: int, seed: int, *, pairs: bool = False
+) -> np.ndarray:
     """The first ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
 
     They do not depend on the number of workers and ranks. Raises UserError if there is less than one block of text.
     """
     pipeline = open_pipeline(
-        plans=make_plans(config, "validation"),
+        plans=_plans(config, "validation", pairs),
         tokenizer=tokenizer,
         seq_len=seq_len,
         seed=seed,
         shuffle_buffer=config.shuffle_buffer,
         endless=False,
+        pairs=pairs,
     )
     blocks = []
     for block in pipeline:

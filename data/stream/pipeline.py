@@ -15,7 +15,7 @@ from data.sources.documents import mix, open_stream
 from data.sources.plan import Plan
 from data.stream import token_cache
 from data.stream.blocks import EveryNth, ShuffledBlocks
-from data.stream.conversations import ConversationPacker, Conversations, Pieces
+from data.stream.conversations import ConversationPacker, Conversations, Pairs, Pieces
 from data.stream.packing import Packer, Tokenized
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.tokenizer import Tokenizer
@@ -58,13 +58,15 @@ def open_pipeline(
     num_shards: int = 1,
     cache_option: str | bool = False,
     cache_folder: str | os.PathLike[str] = "",
+    pairs: bool = False,
 ) -> Pipeline:
     """This shard's blocks. Each source is read once, or with ``endless`` as often as its ``max_epochs`` allows.
 
     Sources are mixed by tokens: their documents, or if some are long, their blocks. Blocks of long documents are also
     shuffled. Where those are few, every shard reads all of them, and the shards share out the blocks.
 
-    Blocks of conversations carry marks (``data.stream.marks``); text that is mixed with them comes in pieces.
+    Blocks of conversations carry marks (``data.stream.marks``); text that is mixed with them comes in pieces. With
+    ``pairs`` both answers of preference pairs are in them.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
@@ -88,6 +90,8 @@ def open_pipeline(
             repeat=endless,
             wrap=cached,
         )
+        if pairs:
+            return Pairs(documents, ChatEncoder(tokenizer), seq_len=seq_len)
         if plan.source.is_chat:
             return Conversations(documents, ChatEncoder(tokenizer), seq_len=seq_len)
         text = Tokenized(documents, encode, eot_id=tokenizer.eot_id)

@@ -10,6 +10,7 @@ Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-fo
 heads.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from slm.kernels.library import Kernels
 from slm.kernels.packed import PackedWeights
 from slm.model.cross_entropy import IGNORED
+from slm.model.head_loss import HeadLoss, HeadPass
 from slm.model.transformer import LanguageModel, RMSNorm, rope_tables
 
 HEAD_ROWS = 2048
@@ -103,7 +105,7 @@ class Fused:
     def _all_packed(self) -> tuple[PackedWeights, ...]:
         return (*self._qkv, *self._o, *self._gate_up, *self._down, self._head)
 
-    # The two entries.
+    # The entries.
 
     @torch.no_grad()
     def loss_and_gradients(
@@ -118,33 +120,33 @@ class Fused:
         """
         self._prepare(ids_BT, targets_BT, starts_BT)
         ids_N, targets_N = ids_BT.flatten().contiguous(), targets_BT.flatten().contiguous()
-        self._embed(ids_N, self._activations[0].x_ND)
-        top_ND = self._buffer("top", *self._activations[0].x_ND.shape)
-        outputs = [*(each.x_ND for each in self._activations[1:]), top_ND]
-        for index, out_ND in enumerate(outputs):
-            saved = self._activations[index]
-            self._layer(index, saved.x_ND, saved if saved.whole else self._again, out_ND)
-        loss, dx_ND = self._head_gradients(outputs[-1], targets_N, scale)
-        for index in reversed(range(len(self._layers))):
-            self._layer_backward(index, self._activations[index], dx_ND)
-        self._embed_backward(ids_N, dx_ND)
-        return loss
+        n_scored = max(1, int((targets_N != IGNORED).sum()))
+        top_ND = self._forward(ids_N)
+        nats, dx_ND = self._head_gradients(top_ND, targets_N, _Mean(scale / n_scored))
+        self._backward(ids_N, dx_ND)
+        return nats / n_scored
+
+    @torch.no_grad()
+    def head_gradients(
+        self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, *, starts_BT: Tensor | None = None
+    ) -> None:
+        """Add the gradient of another loss of the logits than the mean cross-entropy. The rest is as above."""
+        self._prepare(ids_BT, targets_BT, starts_BT)
+        ids_N, targets_N = ids_BT.flatten().contiguous(), targets_BT.flatten().contiguous()
+        _, dx_ND = self._head_gradients(self._forward(ids_N), targets_N, head)
+        self._backward(ids_N, dx_ND)
 
     @torch.no_grad()
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
         """Every position's cross-entropy [B, T], f32 nats, 0 where not scored. Nothing is kept for a backward pass."""
         self._prepare(ids_BT, targets_BT, starts_BT)
-        targets_N = targets_BT.flatten().contiguous()
-        saved = self._activations[0] if self._activations[0].whole else self._again
-        x_ND = saved.x_ND
-        self._embed(ids_BT.flatten().contiguous(), x_ND)
-        out_ND = self._buffer("top", *x_ND.shape)
-        for index in range(len(self._layers)):
-            self._layer(index, x_ND, saved, out_ND)
-            x_ND, out_ND = out_ND, x_ND
-        h_ND = self._norm(self.model.model.norm, x_ND, None)
-        logits = self._buffer("some_logits", self.kernels.slm_cross_entropy_rows(), self._head.rows)
-        return self._cross_entropy(h_ND, targets_N, logits, None).view(targets_BT.shape)
+        return self._losses(self._top(ids_BT), targets_BT.flatten().contiguous()).view(targets_BT.shape)
+
+    @torch.no_grad()
+    def hidden_states(self, ids_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
+        """The final normed hidden states [N, D], in the kernels' precision. The next call writes over them."""
+        self._prepare(ids_BT, ids_BT, starts_BT)
+        return self._top(ids_BT)
 
     def forget_weights(self) -> None:
         """Convert the weights anew at the next call. Changes that autograd counts are noticed without it."""
@@ -193,6 +195,27 @@ class Fused:
         return found
 
     # Forward.
+
+    def _forward(self, ids_N: Tensor) -> Tensor:
+        """The last layer's output [N, D]; what the backward pass needs is kept."""
+        self._embed(ids_N, self._activations[0].x_ND)
+        top_ND = self._buffer("top", *self._activations[0].x_ND.shape)
+        outputs = [*(each.x_ND for each in self._activations[1:]), top_ND]
+        for index, out_ND in enumerate(outputs):
+            saved = self._activations[index]
+            self._layer(index, saved.x_ND, saved if saved.whole else self._again, out_ND)
+        return outputs[-1]
+
+    def _top(self, ids_BT: Tensor) -> Tensor:
+        """The final normed hidden states [N, D]; nothing is kept for a backward pass."""
+        saved = self._activations[0] if self._activations[0].whole else self._again
+        x_ND = saved.x_ND
+        self._embed(ids_BT.flatten().contiguous(), x_ND)
+        out_ND = self._buffer("top", *x_ND.shape)
+        for index in range(len(self._layers)):
+            self._layer(index, x_ND, saved, out_ND)
+            x_ND, out_ND = out_ND, x_ND
+        return self._norm(self.model.model.norm, x_ND, None)
 
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         self.kernels.slm_embed(self.model.model.embed_tokens.weight, ids_N, *out_ND.shape, out_ND)
@@ -246,30 +269,60 @@ class Fused:
         self.kernels.slm_cross_entropy(h_ND, N, D, weights, V, targets_N, scale or 0.0, int(keep), logits, losses_N)
         return losses_N
 
-    def _head_gradients(self, x_ND: Tensor, targets_N: Tensor, scale: float) -> tuple[float, Tensor]:
-        """The mean loss and the gradient of the last layer's output."""
-        (N, D), V, norm = x_ND.shape, self._head.rows, self.model.model.norm
-        n_scored = max(1, int((targets_N != IGNORED).sum()))
+    def _losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Losses [N]; the logits are given up at once."""
+        logits = self._buffer("some_logits", self.kernels.slm_cross_entropy_rows(), self._head.rows)
+        return self._cross_entropy(h_ND, targets_N, logits, None)
+
+    def _head_gradients(self, x_ND: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[float, Tensor]:
+        """The summed cross-entropy, and the gradient of the loss in the last layer's output."""
+        N, D = x_ND.shape
+        norm = self.model.model.norm
         inverse_rms_N = self._buffer("inverse_rms", N, dtype=torch.float32)
         h_ND, dh_ND = self._norm(norm, x_ND, inverse_rms_N), self._buffer("dh", N, D)
-        logits = self._buffer("logits", min(N, HEAD_ROWS), V)
-        sums = self._buffer("head_sums", min(N, HEAD_ROWS), D, dtype=torch.float32)
-        weight_VD = self._head.weights[0]
         nats = 0.0
-        for start in range(0, N, HEAD_ROWS):
-            part = slice(start, min(N, start + HEAD_ROWS))
-            rows = part.stop - start
-            losses_N = self._cross_entropy(h_ND[part], targets_N[part], logits, scale / n_scored)
-            nats += losses_N.sum(dtype=torch.float64).item()
-            self.kernels.slm_head_backward(logits, rows, V, self._head.layout("backward"), D, dh_ND[part], sums)
-            self._weight_gradient("head", logits[:rows], h_ND[part], weight_VD)
+        for number, each in enumerate(head.passes(lambda: self._losses(h_ND, targets_N))):
+            own_ND = h_ND if each.temperature == 1 else h_ND / each.temperature
+            out_ND = dh_ND if number == 0 else self._buffer("dh_of_pass", N, D)
+            nats = self._head_pass(each, own_ND, targets_N, out_ND)
+            if each.temperature != 1:
+                out_ND /= each.temperature
+            if number:
+                dh_ND += out_ND
+        weight_VD = self._head.weights[0]
         if not self.model.config.tie_embeddings:
             run_hooks(weight_VD)
         dx_ND = self._buffer("dx", N, D)
         self._norm_backward(norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
-        return nats / n_scored, dx_ND
+        return nats, dx_ND
+
+    def _head_pass(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
+        """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
+        (N, D), V = h_ND.shape, self._head.rows
+        logits = self._buffer("logits", min(N, HEAD_ROWS), V)
+        sums = self._buffer("head_sums", min(N, HEAD_ROWS), D, dtype=torch.float32)
+        nats = 0.0
+        for start in range(0, N, HEAD_ROWS):
+            part = slice(start, min(N, start + HEAD_ROWS))
+            rows = part.stop - start
+            scale = 1.0 if isinstance(each.weights, Tensor) else each.weights
+            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale)
+            nats += losses_R.sum(dtype=torch.float64).item()
+            if isinstance(each.weights, Tensor):
+                logits[:rows] *= each.weights[part, None]
+            if each.soften:
+                each.soften(logits[:rows], losses_R, part)
+            self.kernels.slm_head_backward(logits, rows, V, self._head.layout("backward"), D, dh_ND[part], sums)
+            self._weight_gradient("head", logits[:rows], h_ND[part], self._head.weights[0])
+        return nats
 
     # Backward.
+
+    def _backward(self, ids_N: Tensor, dx_ND: Tensor) -> None:
+        """From the gradient of the last layer's output, which is used up, to all others."""
+        for index in reversed(range(len(self._layers))):
+            self._layer_backward(index, self._activations[index], dx_ND)
+        self._embed_backward(ids_N, dx_ND)
 
     def _layer_backward(self, index: int, s: Activations, dx_ND: Tensor) -> None:
         """Turn ``dx_ND`` from the gradient of layer ``index``'s output into that of its input, in place."""
@@ -368,6 +421,16 @@ class Fused:
             grad.zero_()
         self.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
         run_hooks(table_VD)
+
+
+class _Mean:
+    """The cross-entropy of all scored targets, times one factor."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+        return [HeadPass(self._scale)]
 
 
 def _grad(parameter: Tensor) -> tuple[Tensor, int]:

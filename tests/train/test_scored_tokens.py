@@ -15,7 +15,8 @@ from slm.model.transformer import LanguageModel
 from tests.helpers.kernels import kernels_for_test
 from train.backend import AutogradBackend, KernelBackend
 from train.environment import Environment
-from train.step import split, train_step
+from train.objective.batch import split
+from train.step import train_step
 
 SHAPE = ModelConfig(
     vocab_size=128, n_layers=2, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=96, seq_len=32

@@ -63,9 +63,9 @@ class GradientSync:
     def begin_last_backward(self) -> None:
         """Called before the backward pass of the step's last micro-batch."""
 
-    def finish(self, loss_sum: float, scored: int) -> tuple[float, int]:
-        """Called after that pass: gradients become their sums over the ranks. Returns the sums of the two numbers."""
-        return loss_sum, scored
+    def finish(self, loss_sum: float, scored: int, *more: float) -> tuple[float, int, *tuple[float, ...]]:
+        """Called after that pass: gradients become their sums over the ranks. Returns the sums of the numbers."""
+        return loss_sum, scored, *more
 
     def agreed_elapsed(self, own: float) -> float:
         """Seconds of training, the same on every rank (rank 0's as of the last step); ``own`` for a single process."""
@@ -120,7 +120,7 @@ class BucketedAllReduce(GradientSync):
             self._buckets[self._next].start(self._dtype)
         self._next += 1
 
-    def finish(self, loss_sum: float, scored: int) -> tuple[float, int]:
+    def finish(self, loss_sum: float, scored: int, *more: float) -> tuple[float, int, *tuple[float, ...]]:
         self._armed = False
         began = perf_counter()
         while self._next < len(self._buckets):
@@ -131,8 +131,10 @@ class BucketedAllReduce(GradientSync):
             float(scored),
             self._elapsed() if self._ranks.main else 0.0,
             *(float(received == number) for number in STOP_SIGNALS),
+            *more,
         ]
-        loss_sum, all_scored, self._agreed, *receivers = self._ranks.all_reduce_sum(own)
+        loss_sum, all_scored, self._agreed, *others = self._ranks.all_reduce_sum(own)
+        receivers, summed = others[: len(STOP_SIGNALS)], others[len(STOP_SIGNALS) :]
         with lost_peer_errors():
             for bucket in self._buckets:
                 bucket.wait()
@@ -140,7 +142,7 @@ class BucketedAllReduce(GradientSync):
         if stopped:
             self._shared.signal = stopped[0]
         self.wait_seconds += perf_counter() - began
-        return loss_sum, round(all_scored)
+        return loss_sum, round(all_scored), *summed
 
     def agreed_elapsed(self, own: float) -> float:
         return self._agreed

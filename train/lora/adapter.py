@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from data.errors import UserError
 from slm.kernels.fused import run_hooks
 from slm.model import checkpoint, lora
+from slm.model.head_loss import HeadLoss
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
 from train.config import LoraConfig
@@ -118,6 +119,14 @@ class AdapterBackend(Backend):
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         return self._inner.losses(ids_BT, targets_BT, starts_BT)
+
+    def head_gradients(
+        self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None = None
+    ) -> None:
+        self._inner.head_gradients(ids_BT, targets_BT, head, starts_BT)
+
+    def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        return self._inner.hidden_states(ids_BT, starts_BT)
 
     def weights_changed(self) -> None:
         self._parameters.merge()

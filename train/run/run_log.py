@@ -85,9 +85,16 @@ class RunLog:
         self._record(record)
         self._progress.validation = f"{record['val_loss']:.3f}"
         coherence = record.get("coherence")
+        bits = f"{record['val_bits_per_byte']:.4f} bits per byte"
+        if "val_reward_accuracy" in record:
+            text = (
+                f"{record['val_loss']:.4f} per pair, {record['val_reward_accuracy']:.1%} of pairs right, margin "
+                f"{record['val_reward_margin']:.3f} nats; the chosen answers have {bits}"
+            )
+        else:
+            text = f"{record['val_loss']:.4f} nats per token, {bits}"
         self.print(
-            f"step {record['step']:,}: validation {record['val_loss']:.4f} nats per token, "
-            f"{record['val_bits_per_byte']:.4f} bits per byte"
+            f"step {record['step']:,}: validation {text}"
             + ("" if coherence is None else f", coherence of stories {coherence:.3f} (0 to 1)")
         )
 
@@ -143,6 +150,10 @@ class ProgressLine:
             f"step {steps}  loss {record['loss']:.3f}  val {self.validation}  "
             f"{record['tokens_per_s']:,.0f} tok/s  {record['rss_gb']:.1f} GiB  ETA {eta}"
         )
+        if "reward_accuracy" in record:
+            text += f"  pairs right {record['reward_accuracy']:.0%}  margin {record['reward_margin']:.3f} nats"
+        if "teacher_kl" in record:
+            text += f"  teacher KL {record['teacher_kl']:.3f} nats"
         if outlook:
             text += f"  at the end {outlook.text()}"
         if self._live:

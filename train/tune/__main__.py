@@ -48,15 +48,19 @@ def tuning(argv: list[str]) -> RunConfig:
             f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
         )
     run, directory = recipe.base_of(own.base)
-    options = recipe.recipe(run, directory, own.tune, given=given)
-    replay = recipe.replay_share(run, own.tune)
+    options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss)
+    replay = recipe.replay_share(run, own.tune, pairs=own.preference.on)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
     config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
     found = ""
     if not given("train.max_steps"):
         steps, found = recipe.length(
-            config.data, directory, tokens_per_step=config.train.tokens_per_step, seed=config.train.seed
+            config.data,
+            directory,
+            tokens_per_step=config.train.tokens_per_step,
+            seed=config.train.seed,
+            pairs=config.preference.on,
         )
         options["train.max_steps"] = round(steps / (1 - replay))
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)

@@ -36,6 +36,9 @@ ENDLESS_STEPS = 1000
 FEWEST_STEPS = 20
 LORA_LR_RATIO = 5.0
 """The learning rate of an adapter over that of all weights."""
+PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
+"""Learning rates for pairs over those for conversations. DPO's loss has no term that keeps the model's language:
+published recipes take 1/40 to 1/1000 of their learning rate of before. ORPO has one, and takes about 1/5."""
 MEASURED = 1000
 """Conversations that are tokenized to estimate how many tokens there are."""
 
@@ -48,10 +51,12 @@ def base_of(path: str) -> tuple[Run, Path]:
     return run, chosen
 
 
-def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str], bool]) -> dict[str, Any]:
+def recipe(
+    run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str], bool], preference: str | None = None
+) -> dict[str, Any]:
     """Options for the base in ``directory``, by name, as far as they do not depend on the conversations.
 
-    ``given`` says whether a person has set an option.
+    ``given`` says whether a person has set an option. ``preference``: the loss of pairs, if both answers are learned.
     """
     options = start_from(run, directory, lr_scale=tune.lr_scale, other_lr_scale=tune.other_lr_scale, given=given)
     options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
@@ -64,6 +69,11 @@ def recipe(run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str
         options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "optim.weight_decay": 0.0}
         options |= {} if given("optim") else {"optim": "adamw"}
         options["optim.lr"] = float(f"{lora_lr(checkpoint.load_config(directory)):.3g}")
+    if preference:
+        options["name"] = f"{run.name}-{preference}"
+        for name in ("lr", *OTHER_RATES):
+            if (rate := options.get(f"optim.{name}")) is not None:
+                options[f"optim.{name}"] = float(f"{rate * PREFERENCE_LR_RATIO[preference]:.3g}")
     return options
 
 
@@ -114,14 +124,14 @@ def lora_lr(shape: ModelConfig) -> float:
     return LORA_LR_RATIO * size_lr(shape)
 
 
-def replay_share(run: Run, tune: TuneOptions) -> float:
+def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     """The share of the base's own text: what a person says, else ``REPLAY`` where that text is on this machine.
 
-    An adapter leaves the weights alone, and needs none.
+    An adapter leaves the weights alone, and needs none. ``pairs`` of answers do not mix with text.
     """
     import yaml
 
-    if tune.replay is not None or tune.lora or run.config_file is None:
+    if tune.replay is not None or tune.lora or pairs or run.config_file is None:
         return tune.replay or 0.0
     base = build(DataConfig, yaml.safe_load(run.config_file.read_text(encoding="utf-8"))["data"])
     texts = [each for each in base.all_sources() if not each.is_chat]
@@ -158,15 +168,20 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
     return DataConfig(kind="mixture", name=f"{chat.label} and {base.label}", sources=sources, **kept)
 
 
-def length(data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int) -> tuple[int, str]:
-    """Optimizer steps for ``data.max_epochs`` passes over the conversations, and one line on what was found."""
+def length(
+    data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int, pairs: bool = False
+) -> tuple[int, str]:
+    """Optimizer steps for ``data.max_epochs`` passes over the conversations, and one line on what was found.
+
+    ``pairs``: both answers of preference pairs are read, and nothing else.
+    """
     sources = data.all_sources()
     if any(source.kind != "chat" or source.path for source in sources) or data.max_epochs is None:
         return ENDLESS_STEPS, ""
     paths = tuple(files.expand(sources[0].files))
     findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop")
     if not findings.complete:
-        return ENDLESS_STEPS, findings.line()
+        return ENDLESS_STEPS, findings.line(pairs=pairs)
     encoder = ChatEncoder(chat_tokenizer(load_tokenizer(directory)))
     (plan,) = make_plans(data, "train")
     stream, lengths = open_stream(plan, seed=seed, wrap=lambda corpus: corpus), []
@@ -176,12 +191,15 @@ def length(data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int
             document = next(stream)
         except StopIteration:
             break
+        both = encoder.pair(document) if pairs and count < MEASURED else ()
+        if both is None:
+            continue
         count += 1
         if count <= MEASURED:
-            lengths.append(len(encoder.conversation(document)[0]))
+            lengths.append(sum(len(ids) for ids, _ in both or (encoder.conversation(document)[:2],)))
     tokens = sum(lengths) / max(1, len(lengths)) * count
     steps = max(FEWEST_STEPS, math.ceil(data.max_epochs * tokens / tokens_per_step))
-    return steps, findings.line()
+    return steps, findings.line(pairs=pairs)
 
 
 def words(options: dict[str, Any]) -> list[str]:

@@ -20,7 +20,8 @@ SAME = {
 def test_every_format_gives_the_same_conversation(kind):
     found, conversation = read_record(SAME[kind])
     assert found == kind
-    assert conversation == {"messages": [ASKED, ANSWERED]}
+    rejected = [ASKED, {"role": "assistant", "content": "Go away."}]
+    assert conversation == {"messages": [ASKED, ANSWERED]} | ({"rejected": rejected} if kind == "preference" else {})
 
 
 def test_variants_that_data_sets_have():

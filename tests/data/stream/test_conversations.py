@@ -1,10 +1,16 @@
 """Conversations are packed whole, apart from each other, and resume where they were."""
 
+import contextlib
+import itertools
+import json
+
 import numpy as np
+import pytest
 
 from data.chat.story_chat import conversation
 from data.chat.tokens import ChatEncoder, with_chatml
 from data.config import DataConfig
+from data.errors import UserError
 from data.stream import marks
 from data.stream.conversations import place
 from data.stream.loader import Loader, validation_blocks
@@ -99,3 +105,69 @@ def test_bins_are_never_too_full_and_hold_every_item_once():
     assert all(sum(map(len, each)) <= 10 for each in bins)
     assert sorted(len(item) for each in bins for item in each) == [1, 2, 3, 4, 5, 7, 9, 10]
     assert len(bins) == 5
+
+
+def pair_records() -> list[dict]:
+    asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A cat."}]
+    more = [*asked, {"role": "user", "content": "And?"}]
+    made = [{"prompt": f"Say {i}", "chosen": f"Yes {i}.", "rejected": "No. " * (i % 5 + 1)} for i in range(60)]
+    made += [{"prompt": more, "chosen": "A hill.", "rejected": f"No {i}."} for i in range(20)]
+    made += [
+        {"chosen": [*more, {"role": "assistant", "content": f"Hill {i}"}], "rejected": [*more, asked[1]]}
+        for i in range(20)
+    ]
+    same = {"prompt": "Same?", "chosen": "Same.", "rejected": "Same."}
+    return [*made, same, {"prompt": "Alone?", "completion": "Alone."}]
+
+
+def test_pairs_lie_next_to_each_other_and_only_what_differs_is_scored(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, pair_records())))
+    config = DataConfig(kind="chat", files=[str(path)], max_epochs=1, val_fraction=0.1)
+
+    def read(**changes) -> Loader:
+        return Loader(config, TOKENIZER, **({"seq_len": 128, "micro_batch": 1, "seed": 1, "workers": 0} | changes))
+
+    found = []
+    for batch in itertools.chain(take(read(pairs=True)), validation_blocks(config, TOKENIZER, 128, 99, 1, pairs=True)):
+        answers = parts(batch.reshape(-1))
+        assert len(answers) % 2 == 0
+        texts = [TOKENIZER.decode(marks.ids_of(each)[marks.is_scored(each)].tolist()) for each in answers]
+        prompts = [TOKENIZER.decode(marks.ids_of(each)[~marks.is_scored(each)].tolist()) for each in answers]
+        assert prompts[0::2] == prompts[1::2]
+        assert all(marks.ids_of(each)[marks.is_scored(each)][-1] == TOKENIZER.eot_id for each in answers)
+        found += zip(texts[0::2], texts[1::2], strict=True)
+    assert len(found) == 100  # neither the pair of equals nor what is no pair
+    assert {("Yes 7.", "No. No. No. "), ("A hill.", "No 3."), ("Hill 4", "A cat.")} <= set(found)
+    with pytest.raises(UserError, match="the saved data position is for pairs=None"):
+        read(pairs=True).load_state_dict(read().state_dict())
+    plain = take(read())
+    assert sum(len(parts(block.reshape(-1))) for block in plain) > 80  # the chosen answers, and what is no pair
+
+
+def test_a_pair_that_is_too_long_keeps_both_beginnings(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
+    path = tmp_path / "pairs.jsonl"
+    long = [{"prompt": f"Say {i}", "chosen": "A cat. " * 60, "rejected": "No. "} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, long)))
+    config = DataConfig(kind="chat", files=[str(path)], val_fraction=0.2)
+    (block,) = next(Loader(config, TOKENIZER, seq_len=64, micro_batch=1, seed=1, workers=0, pairs=True))
+    chosen, rejected = parts(block)
+    assert len(chosen) == 32
+    assert len(rejected) < 32
+    path.write_text(
+        "\n".join(json.dumps({"prompt": "Say it. " * 60, "chosen": "A", "rejected": f"{i}"}) for i in range(9))
+    )
+    config = DataConfig(kind="chat", files=[str(path)], val_files=[str(path.with_name("other.jsonl"))])
+    path.with_name("other.jsonl").write_text(json.dumps(long[0]))
+    with pytest.raises(UserError, match=r"hold no pair of answers that fits train.seq_len=64"):
+        next(Loader(config, TOKENIZER, seq_len=64, micro_batch=1, seed=1, workers=0, pairs=True))
+
+
+def take(batches) -> list[np.ndarray]:
+    """All of a finite stream."""
+    found = []
+    with contextlib.suppress(UserError):
+        for batch in batches:
+            found.append(batch)
+    return found

@@ -13,7 +13,8 @@ from tests.train.test_scored_tokens import PLAIN, SHAPE, conversations, new_mode
 from train.backend import AutogradBackend, Backend, KernelBackend
 from train.config import LoraConfig
 from train.lora.adapter import AdapterBackend, AdapterParameters
-from train.step import split, train_step
+from train.objective.batch import split
+from train.step import train_step
 
 CONFIG = LoraConfig(rank=3, alpha=5)
 

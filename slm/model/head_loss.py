@@ -1,0 +1,83 @@
+"""Losses at the output head other than the mean cross-entropy, as what they make of the gradient of the logits.
+
+A backward pass needs no more of a loss than its gradient in the logits. So a loss is given as passes over them: each
+target's cross-entropy times a weight of its own, and where the targets are soft, a correction of that. Autograd and the
+kernels of ``slm/kernels`` both compute such a pass some rows at a time.
+
+Shape suffixes: N positions, R of them at a time, D model width, V vocabulary.
+
+Tested in tests/train/objective/test_preference.py, tests/train/objective/test_distillation.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
+
+Soften = Callable[[Tensor, Tensor, slice], None]
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """One pass over the logits, divided by ``temperature``."""
+
+    weights: Tensor | float
+    """What the gradient of each target's cross-entropy counts: f32 [N], or one number for all scored targets."""
+    temperature: float = 1.0
+    soften: Soften | None = None
+    """``soften(dlogits_RV, losses_R, rows)`` changes the gradient of some rows in place. It gets weight * (softmax -
+    one-hot), zeros where not scored, and each target's cross-entropy, nats."""
+
+
+class HeadLoss(Protocol):
+    """A loss of the logits."""
+
+    def passes(self, losses: Callable[[], Tensor]) -> Sequence[HeadPass]:
+        """Their gradients add up to the loss's. ``losses`` computes each target's cross-entropy, f32 [N], nats, 0 where
+        not scored: a further product with the head, so it is called only where the weights depend on it."""
+        ...
+
+
+def head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[Tensor, Tensor]:
+    """The gradients of a loss in the final hidden states, like ``x_ND``, and in the head's weights, f32 [V, D].
+
+    Products are in the precision of ``x_ND``, what is between them in f32. Nothing of it is seen by autograd.
+    """
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return _head_gradients(x_ND.detach(), weight_VD.detach(), targets_N, head)
+
+
+def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[Tensor, Tensor]:
+    low_VD = weight_VD.to(x_ND.dtype)
+    dx_ND, dweight_VD = torch.zeros_like(x_ND), torch.zeros_like(weight_VD)
+    rows = max(1, CHUNK_LOGITS // len(weight_VD))
+    chunks = [slice(start, min(len(x_ND), start + rows)) for start in range(0, len(x_ND), rows)]
+
+    def logits_and_losses(h_ND: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        logits_RV = F.linear(h_ND[part], low_VD).float()
+        return logits_RV, F.cross_entropy(logits_RV, targets_N[part], ignore_index=IGNORED, reduction="none")
+
+    def losses() -> Tensor:
+        return torch.cat([logits_and_losses(x_ND, part)[1] for part in chunks])
+
+    for each in head.passes(losses):
+        h_ND = x_ND if each.temperature == 1 else x_ND / each.temperature
+        for part in chunks:
+            logits_RV, losses_R = logits_and_losses(h_ND, part)
+            targets_R = targets_N[part]
+            scored_R = targets_R != IGNORED
+            weights_R = scored_R * (each.weights[part] if isinstance(each.weights, Tensor) else each.weights)
+            dlogits_RV = logits_RV.softmax(-1)
+            dlogits_RV[torch.arange(len(targets_R)), targets_R.clamp(min=0)] -= 1
+            dlogits_RV *= weights_R[:, None]
+            if each.soften:
+                each.soften(dlogits_RV, losses_R, part)
+            low_RV = dlogits_RV.to(x_ND.dtype)
+            dx_ND[part] += (low_RV @ low_VD) / each.temperature
+            dweight_VD += low_RV.T @ h_ND[part]
+    return dx_ND, dweight_VD

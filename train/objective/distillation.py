@@ -1,0 +1,77 @@
+"""Learning from a teacher's predictions next to the text's own tokens (Hinton et al. 2015).
+
+The loss of a scored token is (1 - alpha) * cross-entropy + alpha * T^2 * KL(teacher || student), both distributions at
+temperature T in the second term.
+
+Tested in tests/train/objective/test_distillation.py, tests/train/objective/test_distilled_run.py.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from slm.model.head_loss import HeadPass, Soften
+from train.backend import Backend, count_scored
+from train.config import DistillConfig
+from train.objective.batch import Batch
+from train.objective.objective import Objective, Part
+from train.objective.soft_targets import SoftTargets
+
+TEACHER_KL = "teacher_kl"
+
+
+class Teacher(Protocol):
+    """What gives soft targets."""
+
+    def targets(self, batch: Batch) -> SoftTargets:
+        """Those of the batch's positions, valid until the next call."""
+        ...
+
+
+class DistillObjective(Objective):
+    """The mean over scored tokens of cross-entropy and divergence from a teacher."""
+
+    figures = (TEACHER_KL,)
+
+    def __init__(self, config: DistillConfig, teacher: Teacher) -> None:
+        self._config, self._teacher = config, teacher
+
+    def gradients(self, backend: Backend, batch: Batch, scale: float) -> Part:
+        count = count_scored(batch.targets)
+        if not count:
+            return Part(0.0, 0, {TEACHER_KL: 0.0})
+        head = _SoftHead(self._config, self._teacher.targets(batch), batch.targets.flatten(), scale)
+        backend.head_gradients(batch.ids, batch.targets, head, batch.starts)
+        alpha, temperature = self._config.alpha, self._config.temperature
+        loss = (1 - alpha) * head.nats + alpha * temperature**2 * head.kl
+        return Part(loss, count, {TEACHER_KL: head.kl})
+
+
+class _SoftHead:
+    """A micro-batch at the head. ``nats`` and ``kl`` are sums over its scored tokens."""
+
+    def __init__(self, config: DistillConfig, soft: SoftTargets, targets_N: Tensor, scale: float) -> None:
+        self._config, self._soft, self._targets_N, self._scale = config, soft, targets_N, scale
+        self.nats = self.kl = 0.0
+
+    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+        alpha, temperature = self._config.alpha, self._config.temperature
+        if temperature == 1:  # one softmax serves both terms
+            return [HeadPass(self._scale, soften=self._soften(self._scale, self._scale * alpha, both=True))]
+        weight = self._scale * alpha * temperature**2
+        soft = HeadPass(weight, temperature, self._soften(weight, weight, both=False))
+        hard = HeadPass(self._scale * (1 - alpha), soften=self._note)
+        return [soft] if alpha == 1 else [hard, soft]
+
+    def _note(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
+        self.nats += losses_R.double().sum().item()
+
+    def _soften(self, weight: float, share: float, *, both: bool) -> Soften:
+        def soften(dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
+            if both:
+                self._note(dlogits_RV, losses_R, rows)
+            targets_R = self._targets_N[rows]
+            self.kl += self._soft.correct(dlogits_RV, losses_R, targets_R, rows, weight=weight, share=share)
+
+        return soften

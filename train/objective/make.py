@@ -1,0 +1,112 @@
+"""The objective that a run's configuration asks for.
+
+Tested in tests/train/objective/test_preference_run.py, tests/train/objective/test_distilled_run.py.
+"""
+
+from pathlib import Path
+
+from data.tokenizers.tokenizer import Tokenizer
+from slm.model.transformer import LanguageModel
+from train.backend import make_frozen_backend
+from train.config import RunConfig
+from train.distributed.ranks import Ranks
+from train.environment import Environment
+from train.objective.distillation import DistillObjective, Teacher
+from train.objective.objective import CROSS_ENTROPY, Objective
+from train.objective.preference import PreferenceObjective
+from train.objective.reference import FILE, KeptReference, digest_of, frozen_copy
+from train.objective.teacher import Named, frozen_teacher
+from train.objective.teacher_cache import CachedTeacher
+
+SELF = "self"
+"""``distill.teacher``: the model that the run starts from."""
+
+
+def make_objective(
+    config: RunConfig,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    environment: Environment,
+    root: Path,
+    ranks: Ranks,
+    *,
+    new: bool,
+) -> Objective:
+    """The objective. ``model`` is what the run starts from, also where it is resumed later.
+
+    ``new``: the run has no checkpoint; what another start left is removed.
+    """
+    if config.distill.teacher:
+        return DistillObjective(config.distill, _make_teacher(config, model, tokenizer, environment))
+    preference = config.preference
+    if preference.loss is None:
+        return CROSS_ENTROPY
+    if preference.loss == "orpo":
+        return PreferenceObjective(preference)
+    if new:
+        (root / FILE).unlink(missing_ok=True)
+    frozen = frozen_copy(model)
+    # Other ranks than 0 have no directory that stays.
+    path = root / FILE if ranks.size == 1 else None
+    return PreferenceObjective(
+        preference, KeptReference(make_frozen_backend(frozen, environment), digest_of(frozen), path)
+    )
+
+
+def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer, environment: Environment) -> Teacher:
+    distill, train = config.distill, config.train
+    eot_id = tokenizer.eot_id if train.mask_documents else None
+    if distill.teacher == SELF:
+        frozen = frozen_copy(model)
+        digest = digest_of(frozen).hex()
+
+        def load():
+            return frozen_teacher(frozen, environment, tokenizer.vocab_size, distill.temperature, eot_id)
+    else:
+        named = Named(
+            distill.teacher or "",
+            tokenizer,
+            train,
+            environment,
+            temperature=distill.temperature,
+            eot_id=eot_id,
+            short=config.data.has_chat,
+        )
+        digest, load = named.digest(), named.load
+    if not distill.cache:
+        return load()
+    facts = {
+        "teacher": digest,
+        "tokenizer": tokenizer.vocab_size,
+        "temperature": distill.temperature,
+        "cache_top": distill.cache_top,
+        "cache_samples": distill.cache_samples,
+    }
+    return CachedTeacher(
+        Path(distill.cache),
+        facts,
+        load,
+        n_ids=tokenizer.vocab_size,
+        top=distill.cache_top,
+        samples=distill.cache_samples,
+        eot_id=eot_id,
+    )
+
+
+def objective_line(config: RunConfig) -> str | None:
+    """A line on what is minimized, where that is not the cross-entropy."""
+    distill, preference = config.distill, config.preference
+    if distill.teacher:
+        teacher = "the model that the run starts from" if distill.teacher == SELF else distill.teacher
+        kept = f"; its predictions are kept in {distill.cache}" if distill.cache else ""
+        return (
+            f"distillation: {1 - distill.alpha:g} times the cross-entropy, plus {distill.alpha:g} times KL at a "
+            f"temperature of {distill.temperature:g} from {teacher}{kept}"
+        )
+    if preference.loss == "dpo":
+        more = f", label smoothing {preference.label_smoothing:g}" if preference.label_smoothing else ""
+        more += f", plus {preference.sft:g} times the chosen answers' cross-entropy" if preference.sft else ""
+        return f"DPO on pairs: beta {preference.beta:g}{more}; the reference is the model that the run starts from"
+    if preference.loss == "orpo":
+        return f"ORPO on pairs: the chosen answers' cross-entropy, plus {preference.beta:g} times the odds ratio's loss"
+    return None

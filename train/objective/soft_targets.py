@@ -1,0 +1,147 @@
+"""A teacher's predictions as targets, and the correction that they make to the gradient of a cross-entropy.
+
+The gradient of a cross-entropy in the logits is softmax - one-hot. Where the target is a distribution q instead of one
+token, it is softmax - q. So soft targets cost no pass of their own: some of the one-hot is taken back, and q put in its
+place.
+
+Shape suffixes: N positions, R of them at a time, V vocabulary, K tokens of a sparse target.
+
+Tested in tests/train/objective/test_distillation.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
+
+LOWEST = -1e4
+"""Log-probabilities below it count as it."""
+SMALLEST = 1e-38
+"""Probabilities below it count as it, when they are shown."""
+
+
+class SoftTargets(Protocol):
+    """Distributions over the vocabulary, one for each scored position of a micro-batch."""
+
+    def correct(
+        self,
+        dlogits_RV: Tensor,
+        losses_R: Tensor,
+        targets_R: Tensor,
+        rows: slice,
+        *,
+        weight: float,
+        share: float,
+    ) -> float:
+        """Add ``share`` times (one-hot - q) to the gradient, which is ``weight`` times (softmax - one-hot) of the
+        positions in ``rows`` and zero where not scored. ``losses_R`` are the cross-entropies of the hard targets.
+        Returns their summed KL(q || softmax), nats."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseTargets:
+    """Whole distributions, made from the teacher's logits when they are needed."""
+
+    logits: Callable[[slice], Tensor]
+    """Of some of the N positions: [R, V] or more columns."""
+    n_ids: int
+    """V: what the tokenizer knows. A model may have more rows, which stand for nothing."""
+    temperature: float = 1.0
+
+    def probabilities(self, rows: slice) -> Tensor:
+        """log q [R, V], f32."""
+        return (self.logits(rows)[:, : self.n_ids].float() / self.temperature).log_softmax(-1)
+
+    def correct(
+        self,
+        dlogits_RV: Tensor,
+        losses_R: Tensor,
+        targets_R: Tensor,
+        rows: slice,
+        *,
+        weight: float,
+        share: float,
+    ) -> float:
+        kl = 0.0
+        step = max(1, CHUNK_LOGITS // dlogits_RV.shape[1])
+        for start in range(0, len(dlogits_RV), step):
+            part = slice(start, min(len(dlogits_RV), start + step))
+            scored_R1 = targets_R[part, None] != IGNORED
+            log_q_RV = self.probabilities(slice(rows.start + part.start, rows.start + part.stop))
+            q_RV = log_q_RV.exp() * scored_R1
+            log_p_RV = (dlogits_RV[part, : self.n_ids].float() / weight).clamp(min=SMALLEST).log_()
+            index_R1 = targets_R[part, None].clamp(min=0)
+            log_p_RV.scatter_(1, index_R1, -losses_R[part, None])
+            kl += (q_RV * (log_q_RV - log_p_RV)).sum().item()
+            dlogits_RV[part, : self.n_ids] -= q_RV.mul_(share)
+            dlogits_RV[part].scatter_add_(1, index_R1, (share * scored_R1).to(dlogits_RV.dtype))
+        return kl
+
+
+@dataclass(frozen=True)
+class SparseTargets:
+    """Some tokens of each distribution with their weights, whose expectation is the distribution."""
+
+    ids: Tensor
+    """int64 [N, K]. A token may occur several times: its weights add up."""
+    weights: Tensor
+    """f32 [N, K]: they add up to 1 where a position is scored, else to 0."""
+    entropy: Tensor
+    """Of the whole distribution, f32 [N], nats."""
+
+    def correct(
+        self,
+        dlogits_RV: Tensor,
+        losses_R: Tensor,
+        targets_R: Tensor,
+        rows: slice,
+        *,
+        weight: float,
+        share: float,
+    ) -> float:
+        ids_RK, q_RK = self.ids[rows], self.weights[rows]
+        scored_R1, index_R1 = targets_R[:, None] != IGNORED, targets_R[:, None].clamp(min=0)
+        log_p_RK = (dlogits_RV.gather(1, ids_RK).float() / weight).clamp(min=SMALLEST).log()
+        log_p_RK = torch.where(ids_RK == index_R1, -losses_R[:, None], log_p_RK)
+        kl = (-(q_RK * log_p_RK).sum(1) - self.entropy[rows] * scored_R1[:, 0]).sum().item()
+        dlogits_RV.scatter_add_(1, ids_RK, (-share * q_RK).to(dlogits_RV.dtype))
+        dlogits_RV.scatter_add_(1, index_R1, (share * scored_R1).to(dlogits_RV.dtype))
+        return kl
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Distributions in few numbers: the likeliest tokens, and a sample of the others."""
+
+    entropy: Tensor
+    """f32 [N], nats."""
+    top: Tensor
+    """The likeliest tokens, int64 [N, K]."""
+    p: Tensor
+    """Their probabilities, f32 [N, K]."""
+    tail: Tensor
+    """int64 [N, M]: tokens drawn from all others, with replacement, each as often as it is likely among them."""
+
+    def targets(self) -> tuple[Tensor, Tensor]:
+        """ids and weights [N, K + M]. The others' whole probability is shared by those that were drawn, so that the
+        expected weight of every token is its probability: plain top-k would give all others nothing (Anshumann et al.
+        2025, "Sparse Logit Sampling")."""
+        rest_N1 = (1 - self.p.sum(1, keepdim=True)).clamp(min=0)
+        share_NM = (rest_N1 / self.tail.shape[1]).expand(self.tail.shape)
+        return torch.cat([self.top, self.tail], 1), torch.cat([self.p, share_NM], 1)
+
+
+def sample(log_q_NV: Tensor, top: int, samples: int, generator: torch.Generator) -> Sampled:
+    """Distributions as their ``top`` likeliest tokens and ``samples`` of the others."""
+    q_NV = log_q_NV.exp()
+    entropy_N = -(q_NV * log_q_NV.clamp(min=LOWEST)).sum(1)
+    p_NK, top_NK = q_NV.topk(top, dim=1)
+    others_NV = q_NV.scatter(1, top_NK, 0.0)
+    nothing_N1 = others_NV.sum(1, keepdim=True) <= 0  # the top is all there is: what is drawn then weighs nothing
+    tail_NM = torch.multinomial(others_NV + nothing_N1, samples, replacement=True, generator=generator)
+    return Sampled(entropy_N, top_NK, p_NK, tail_NM)

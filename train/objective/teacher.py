@@ -1,0 +1,182 @@
+"""Teachers: a model in torch or with the training kernels, or a GGUF file in llama.cpp.
+
+Shape suffixes: N positions of a micro-batch, R some of them, D model width, V vocabulary.
+
+Tested in tests/train/objective/test_teacher.py.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.errors import UserError
+from data.tokenizers.make import load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
+from slm.model import checkpoint
+from slm.model.transformer import LanguageModel
+from slm.runs import resolve
+from train.backend import Backend, make_frozen_backend
+from train.config import TrainConfig
+from train.environment import Environment
+from train.objective.batch import Batch
+from train.objective.segments import segments
+from train.objective.soft_targets import DenseTargets
+
+SAMPLE = 1 << 20
+"""Bytes at each end of a file by which a teacher is recognised, with the file's length."""
+
+
+class ModelTeacher:
+    """A model that computes along."""
+
+    def __init__(self, model: LanguageModel, backend: Backend, *, n_ids: int, temperature: float) -> None:
+        self._backend, self._n_ids, self._temperature = backend, n_ids, temperature
+        self._head_VD = model.head_weight_VD.detach()[:n_ids]
+
+    def targets(self, batch: Batch) -> DenseTargets:
+        x_ND = self._backend.hidden_states(batch.ids, batch.starts)
+
+        def logits(rows: slice) -> Tensor:
+            return F.linear(x_ND[rows].float(), self._head_VD)
+
+        return DenseTargets(logits, self._n_ids, self._temperature)
+
+
+class GGUFTeacher:
+    """A GGUF file in llama.cpp. The logits of a micro-batch's scored positions are held at once, 4 bytes each."""
+
+    def __init__(
+        self, path: Path, *, seq_len: int, n_ids: int, temperature: float, n_threads: int, eot_id: int | None
+    ) -> None:
+        from slm.llama.context import Batch as LlamaBatch
+        from slm.llama.context import Context
+        from slm.llama.model import Model
+
+        self._n_ids, self._temperature, self._eot_id = n_ids, temperature, eot_id
+        self._model = Model(path)
+        self._context = Context(
+            self._model, n_ctx=seq_len, n_batch=seq_len, n_threads=n_threads, n_threads_batch=n_threads
+        )
+        self._batch = LlamaBatch(seq_len)
+
+    def targets(self, batch: Batch) -> DenseTargets:
+        place_N = torch.zeros(batch.ids.numel(), dtype=torch.int64)
+        found: list[np.ndarray] = []
+        for segment in segments(batch, self._eot_id):
+            self._context.clear()
+            self._batch.clear()
+            wanted = np.zeros(len(segment.ids), dtype=bool)
+            wanted[segment.scored] = True
+            for position, token in enumerate(segment.ids.tolist()):
+                self._batch.add(token, position, 0, bool(wanted[position]))
+            self._context.decode(self._batch)
+            place_N[segment.begin + segment.scored] = torch.arange(len(found), len(found) + len(segment.scored))
+            found += (self._context.row(int(position))[: self._n_ids].copy() for position in segment.scored)
+        logits_SV = torch.from_numpy(np.stack(found))
+        return DenseTargets(lambda rows: logits_SV[place_N[rows]], self._n_ids, self._temperature)
+
+
+Live = ModelTeacher | GGUFTeacher
+
+
+class Named:
+    """A teacher's files, found and compared with the student's tokenizer, and not yet loaded.
+
+    ``eot_id``: what ends documents that do not see each other. UserError where there is none, or where its tokens are
+    not the student's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        config: TrainConfig,
+        environment: Environment,
+        *,
+        temperature: float,
+        eot_id: int | None,
+        short: bool,
+    ) -> None:
+        self._config, self._environment = config, environment
+        self._n_ids, self._temperature, self._eot_id = tokenizer.vocab_size, temperature, eot_id
+        self.path = Path(name)
+        self.is_gguf = self.path.is_file() and self.path.suffix == ".gguf"
+        if not self.is_gguf:
+            run = resolve(name)
+            best = run.root / "best"
+            self.path = best.resolve() if run.pinned is None and not run.is_hf and best.is_dir() else run.checkpoint()
+        context = self._check_tokens(tokenizer)
+        if not short and config.seq_len > context:
+            raise UserError(
+                f"train.seq_len={config.seq_len} is longer than the context of the teacher {self.path}: use "
+                f"train.seq_len={context} or less"
+            )
+
+    def _check_tokens(self, tokenizer: Tokenizer) -> int:
+        """UserError where ids stand for other tokens. Returns the teacher's context, tokens."""
+        if self.is_gguf:
+            from slm.llama.model import Model
+
+            with Model(self.path, vocab_only=True) as model:
+                theirs, facts = model.spellings, model.header.metadata
+            context = int(facts.get(f"{facts.get('general.architecture')}.context_length", 0))
+        else:
+            theirs, context = spellings(load_tokenizer(str(self.path))), checkpoint.load_config(self.path).seq_len
+        for id, (mine, its) in enumerate(zip(spellings(tokenizer), theirs, strict=False)):
+            if mine != its:
+                raise UserError(
+                    f"the teacher {self.path} has another tokenizer: its token {id} is {its!r}, here it is {mine!r}; "
+                    "name a teacher with the tokenizer of the model that is trained"
+                )
+        if len(theirs) < tokenizer.vocab_size:
+            raise UserError(
+                f"the teacher {self.path} has another tokenizer: {len(theirs):,} tokens, here there are "
+                f"{tokenizer.vocab_size:,}; name a teacher with the tokenizer of the model that is trained"
+            )
+        return context
+
+    def digest(self) -> str:
+        """Identifies the teacher by its weights: the lengths of their files, and their ends."""
+        files = [self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors"))
+        found = hashlib.blake2b(digest_size=16)
+        for path in (each for each in files if each.name != checkpoint.OPTIMIZER):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                found.update(f"{size} ".encode() + file.read(SAMPLE))
+                file.seek(max(0, size - SAMPLE))
+                found.update(file.read())
+        return found.hexdigest()
+
+    def load(self) -> Live:
+        if self.is_gguf:
+            return GGUFTeacher(
+                self.path,
+                seq_len=self._config.seq_len,
+                n_ids=self._n_ids,
+                temperature=self._temperature,
+                n_threads=self._environment.threads,
+                eot_id=self._eot_id,
+            )
+        model = checkpoint.load_model(self.path).requires_grad_(False).eval()
+        return frozen_teacher(model, self._environment, self._n_ids, self._temperature, self._eot_id)
+
+
+def frozen_teacher(
+    model: LanguageModel, environment: Environment, n_ids: int, temperature: float, eot_id: int | None
+) -> ModelTeacher:
+    """A model that is not trained, as a teacher."""
+    backend = make_frozen_backend(model, environment, eot_id)
+    return ModelTeacher(model, backend, n_ids=n_ids, temperature=temperature)
+
+
+def spellings(tokenizer: Tokenizer) -> list[bytes]:
+    """What every id stands for: bytes of text, or a special token's name."""
+    found = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+    for token in tokenizer.spec.get("added_tokens") or []:
+        if token["id"] < len(found):
+            found[token["id"]] = token["content"].encode()
+    return found
