@@ -30,6 +30,10 @@ NPROC ?= 1
 NNODES ?= 1
 MAIN ?=
 ARGS ?=
+# Of make export: onnx or pt2 in place of GGUF files.
+FORMAT ?=
+# Of make eval: tasks of lm-evaluation-harness in place of perplexity, such as hellaswag,arc_easy,blimp,lambada_openai.
+TASKS ?=
 # Of make report: "runs/a runs/b", or with commas, "runs/a,my runs/b".
 RUNS ?=
 # Tests run in parallel. Half of the time they wait for processes of their own, so two workers suit two cores.
@@ -95,14 +99,14 @@ watch: setup ## follow a run from another terminal: RUN=runs/latest
 report: setup ## compare runs in one HTML file: RUNS="runs/a runs/b"
 	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),'$(RUN)')]) $(ARGS)
 
-export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0
-	@$(SLM) export $(call quote,run=$(RUN)) $(call quote,quant=$(QUANT)) $(ARGS)
+export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
+	@$(SLM) export $(call quote,run=$(RUN)) $(call quote,quant=$(QUANT)) $(if $(FORMAT),$(call quote,format=$(FORMAT))) $(ARGS)
 
 verify: setup ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
 	@$(SLM) verify $(call quote,run=$(RUN)) $(ARGS)
 
-eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"
-	@$(SLM) eval $(call quote,run=$(RUN)) $(ARGS)
+eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
+	@$(SLM) eval $(call quote,run=$(RUN)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)
 
 exam: setup ## ask a tuned model held-out questions about stories: RUN=runs/latest
 	@$(SLM) exam $(call quote,run=$(RUN)) $(ARGS)

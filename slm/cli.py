@@ -23,6 +23,7 @@ _OF_MAKE = {
     "quant": "QUANT",
     "port": "PORT",
     "nproc": "NPROC",
+    "tasks": "TASKS",
 }
 
 

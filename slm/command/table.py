@@ -107,6 +107,7 @@ COMMANDS: dict[str, Command] = {
         examples=(
             ("run=runs/mine", "one q4_k_m file in runs/mine/gguf"),
             ("run=path/to/model quant=q4_k_m,q8_0", "two types of a downloaded Hugging Face model"),
+            ("run=runs/mine format=onnx", "an ONNX model for onnxruntime (needs slm[onnx]); format=pt2: torch.export"),
         ),
     ),
     "verify": Command(
@@ -118,10 +119,11 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(
         module="slm.evaluate",
         config="evaluate",
-        summary="measure perplexity of the checkpoint and its GGUF files",
+        summary="measure perplexity of the checkpoint and its GGUF files, or run tasks",
         examples=(
             ("run=runs/mine eval.text=runs/mine/validation.txt", "on text that the run did not see"),
             ("run=runs/mine", "on WikiText-2's test set, from the Hub"),
+            ("run=runs/mine tasks=hellaswag,arc_easy,blimp", "tasks of lm-evaluation-harness (needs slm[tasks])"),
         ),
     ),
     "exam": Command(

@@ -55,9 +55,30 @@ class EvalConfig(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HarnessConfig:
+    """How tasks of lm-evaluation-harness are run."""
+
+    include_path: Path | None = None
+    """A folder with YAML files of further tasks."""
+    limit: int | None = None
+    """Most examples of each task; None takes all."""
+    num_fewshot: int | None = None
+    """Examples with their answers before each question; None: the task's own number, else 0."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"harness.limit={self.limit} must be at least 1 example")
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise UserError(f"harness.num_fewshot={self.num_fewshot} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """The command's configuration."""
 
     run: Path
     """A run, one of its checkpoints, or a Hugging Face model directory."""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks of lm-evaluation-harness (names, groups, patterns) to run in place of perplexity."""
     eval: EvalConfig = field(default_factory=EvalConfig)
+    harness: HarnessConfig = field(default_factory=HarnessConfig)

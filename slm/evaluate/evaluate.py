@@ -1,10 +1,12 @@
-"""``python -m slm.evaluate run=RUN``: perplexity of a checkpoint and of every GGUF made from it, in one table.
+"""``python -m slm.evaluate run=RUN``: perplexity of a checkpoint and of every GGUF made from it, in one table; with
+``tasks=...`` the tasks of lm-evaluation-harness (``slm.evaluate.tasks``).
 
 Each model is scored on one text, WikiText-2's raw test set unless another is given, in two definitions that must
 not be mixed up (see ``slm.evaluate.perplexity``). The last line printed is a JSON list of rows.
 """
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,12 @@ from slm.machine.hardware import compute_threads, share_cores
 
 def main(argv: list[str]) -> int:
     """Score everything, print the table and the JSON line."""
-    config = load(EvaluateConfig, "evaluate", argv, literal=("run",))
+    config = load(EvaluateConfig, "evaluate", argv, literal=("run", "tasks"))
     share_cores()
     run = runs.resolve(config.run)
+    if config.tasks:
+        report.final_json(run_tasks(run, config))
+        return 0
     rows = evaluate(run, config.eval)
     show(run, rows)
     found = [{key: row[key] for key in ROW_KEYS} for row in rows]
@@ -62,6 +67,24 @@ def coherence_rows(run: runs.Run, stories: int) -> list[dict[str, Any]]:
     ]
 
 
+def run_tasks(run: runs.Run, config: EvaluateConfig) -> list[dict[str, Any]]:
+    """Run the tasks on every model and print their table; the rows."""
+    from slm.evaluate.tasks import Tasks, show
+
+    files = files_to_score(run, config.eval)
+    tasks = Tasks(config.tasks, config.harness)
+    threads = config.eval.threads or compute_threads()
+    rows: list[dict[str, Any]] = []
+    if config.eval.checkpoint:
+        rows += tasks.run(checkpoint_scorer(run.checkpoint(), threads))
+    for path in files:
+        # The same context for every model; it takes no memory before it is used.
+        with GGUFScorer(path, context=sys.maxsize, n_threads=threads) as scorer:
+            rows += tasks.run(scorer)
+    show(f"Tasks of lm-evaluation-harness, {run.name}", tasks.shown(rows))
+    return rows
+
+
 ROW_KEYS = ("file", "engine", "definition", "perplexity", "stderr", "word_perplexity", "bits_per_byte", "tokens")
 
 
@@ -69,6 +92,23 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
     """Two rows per model (three with ``contiguous``), checkpoint first.
 
     UserError where there is nothing to score or the text is too short.
+    """
+    files = files_to_score(run, config)
+    text = read_text(config.text)
+    rows: list[dict[str, Any]] = []
+    threads = config.threads or compute_threads()
+    if config.checkpoint:
+        rows += score(checkpoint_scorer(run.checkpoint(), threads), text, config)
+    for path in files:
+        with GGUFScorer(path, context=longest_window(config, path), n_threads=threads) as scorer:
+            rows += score(scorer, text, config)
+    return rows
+
+
+def files_to_score(run: runs.Run, config: EvalConfig) -> list[Path]:
+    """The GGUF files that the options name, checked; a line where they are older than the run's newest checkpoint.
+
+    UserError where there is nothing to score.
     """
     files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
     for path in files:
@@ -79,15 +119,7 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
         print(line, flush=True)
     if files:
         require_working_build()
-    text = read_text(config.text)
-    rows: list[dict[str, Any]] = []
-    threads = config.threads or compute_threads()
-    if config.checkpoint:
-        rows += score(checkpoint_scorer(run.checkpoint(), threads), text, config)
-    for path in files:
-        with GGUFScorer(path, context=longest_window(config, path), n_threads=threads) as scorer:
-            rows += score(scorer, text, config)
-    return rows
+    return files
 
 
 def check_is_model(path: Path) -> None:

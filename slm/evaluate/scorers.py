@@ -54,6 +54,22 @@ class TorchScorer:
                 logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
                 yield window, logits.float().numpy()
 
+    def ragged_logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
+        """``logits`` of windows of any lengths, several at a time: shorter ones are padded at their end, which no
+        position before sees. Fastest where the windows are sorted by length."""
+        import torch
+        import torch.nn.functional as F
+
+        with torch.inference_mode():
+            for group in _ragged_groups(windows, most_tokens=2_048):
+                ids_BT = np.zeros((len(group), max(map(_length, group))), np.int64)
+                for row_T, window in zip(ids_BT, group, strict=True):
+                    row_T[: _length(window)] = window.inputs(stream)
+                x_BTD = self.model.hidden_states(torch.from_numpy(ids_BT))
+                for x_TD, window in zip(x_BTD, group, strict=True):
+                    logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
+                    yield window, logits.float().numpy()
+
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         import torch
         import torch.nn.functional as F
@@ -161,6 +177,28 @@ class GGUFScorer:
                     logits_NV[row] = context.logits(start + position)
                 yield window, logits_NV
 
+    def ragged_logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
+        """``logits`` of windows of any lengths, several at a time. Fastest where the windows are sorted by length."""
+        left = list(windows)
+        while left:
+            # One context for all windows up to a power of two: making one takes as long as a few batches.
+            length = min(self.max_context, max(64, 1 << (_length(left[0]) - 1).bit_length()))
+            here = next((i for i, each in enumerate(left) if _length(each) > length), len(left))
+            context, batch = self._context_for(length)
+            for group in _ragged_groups(left[:here], most_windows=context.n_seq_max):
+                context.clear()
+                batch.clear()
+                for sequence, window in enumerate(group):
+                    for position, token in enumerate(window.inputs(stream).tolist()):
+                        batch.add(token, position, sequence, window.first <= position < window.last)
+                context.decode(batch)
+                start = 0
+                for window in group:
+                    places = range(start + window.first, start + window.last)
+                    yield window, np.stack([context.logits(place) for place in places])
+                    start += _length(window)
+            left = left[here:]
+
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         found = []
         for window, logits_NV in self.logits(windows, stream):
@@ -223,5 +261,25 @@ def _groups(
         yield group
 
 
+def _ragged_groups(
+    windows: Sequence[Window], *, most_windows: int | None = None, most_tokens: int | None = None
+) -> Iterator[list[Window]]:
+    """Successive windows of any shapes, with as many tokens at most as they would have padded to the longest."""
+    group: list[Window] = []
+    longest = 0
+    for window in windows:
+        longest = max(longest, _length(window))
+        if group and (len(group) == most_windows or (most_tokens and (len(group) + 1) * longest > most_tokens)):
+            yield group
+            group, longest = [], _length(window)
+        group.append(window)
+    if group:
+        yield group
+
+
+def _length(window: Window) -> int:
+    return window.stop - window.start
+
+
 def _shape(window: Window) -> tuple[int, int, int]:
-    return window.stop - window.start, window.first, window.last
+    return _length(window), window.first, window.last

@@ -140,7 +140,7 @@ metric_list:
 
 @pytest.mark.parametrize("kind", ["local-completions", "gguf"])
 def test_the_harness_itself(server, direct, tmp_path, monkeypatch, kind):
-    if importlib.util.find_spec("lm_eval") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("lm_eval", "tenacity")):
         pytest.skip('lm_eval is not installed: pip install "lm-eval[api]"')
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     import lm_eval
