@@ -16,6 +16,7 @@ from export.config import UNQUANTIZED, ExportConfig, resolve_types
 from export.imatrix import ImportanceMatrix
 from export.proof import ADAPTER_TYPE, Comparison, Proof
 from export.quantize import size_bound
+from export.rounding.make import METADATA, round_again
 from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
 from export.staging import Staging, check_room
 from export.target import is_target, parse_target
@@ -75,6 +76,7 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
             finished.append(path)
         imatrix = None
         choices: dict[str, Any] = {}
+        roundings: dict[str, Any] = {}
         if quantized and all_passed(compared.values()):
             if config.calibration.imatrix and quantized != [source.trained_for]:
                 header = read_header(written[base])
@@ -84,21 +86,29 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
             planner = None
             for kind in quantized:
                 path = staging.path(source.identity.file_name(kind))
+                again = config.rounding == "gptq" and kind != source.trained_for
+                more = METADATA if again else None
                 if is_target(kind):
                     planner = planner or Planner(
                         source, read_header(written[base]), calibration, imatrix, threads=threads, log=log
                     )
                     target = parse_target(kind)
-                    compared[kind], choice = make_chosen(planner, written[base], path, target, proof.compare, log)
+                    compared[kind], choice = make_chosen(planner, written[base], path, target, proof.compare, log, more)
                     choices[path.name] = choice.record() | {"groups": planner.options.checks}
                 else:
-                    make_quantized(source, written[base], path, kind, imatrix, threads, log)
+                    make_quantized(source, written[base], path, kind, imatrix, threads, log, more)
+                if again:
+                    roundings[path.name] = round_again(
+                        source, path, calibration, config.calibration, imatrix, threads, log
+                    )
+                if again or kind not in compared:
                     compared[kind] = proof.compare(path, kind)
                 finished.append(path)
         published = all_passed(compared.values())
         sums = {path.name: sha256(path) for path in finished} if published else {}
         shown = [each for kind, each in compared.items() if kind in (*types, ADAPTER_TYPE) or each.failures]
-        record = make_record(config, source, proof, shown, imatrix, proof_text, out, published) | {"choices": choices}
+        record = make_record(config, source, proof, shown, imatrix, proof_text, out, published)
+        record |= {"choices": choices, "rounding": roundings}
         record["sha256"] = forget_sums(out, sums) | sums
         if published:
             staging.publish(finished)
@@ -123,8 +133,8 @@ def choose_texts(config: ExportConfig, run: runs.Run, quantizes: bool, log: Call
     """The texts of the proof and of the importance matrix. Each stands in for the other where it is not there or not
     needed."""
     proof_text = validation_text(config.proof.text, run)
-    chooses = any(map(is_target, config.quant))
-    if proof_text is None or chooses or (quantizes and config.calibration.imatrix):
+    reads = any(map(is_target, config.quant)) or (quantizes and config.rounding != "nearest")
+    if proof_text is None or reads or (quantizes and config.calibration.imatrix):
         calibration = calibration_text(config.calibration.text, run, log)
         return proof_text or calibration, calibration
     return proof_text, proof_text

@@ -4,7 +4,7 @@ The export and the sweep over types both go through here.
 """
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from export.imatrix_file import check_names, merge, read_imatrix, statistics, st
 from export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
 from export.texts import Text, read_text
 from slm import runs
-from slm.evaluate.perplexity import chunked_plan
+from slm.evaluate.perplexity import Window, chunked_plan
 from slm.evaluate.scorers import TorchScorer
 from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import GgufTensor, read_header
@@ -160,9 +160,8 @@ def measure_importance(
     """The importance matrix over at most ``options.chunks`` windows of the text."""
     from rich.progress import Progress
 
-    ids = source.scorer.tokenize(text.content[: options.chunks * options.n_ctx * 16])
-    n_ctx = min(options.n_ctx, source.model.config.seq_len, max((len(ids) + 1) // 2, 4))
-    stream, windows = chunked_plan(source.scorer, ids, n_ctx, options.chunks)
+    windows, stream = calibration_windows(source, text, options)
+    n_ctx = windows[0].stop - windows[0].start
     log(f"importance matrix: {len(windows)} chunks of {n_ctx} tokens of {text.origin}")
     with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task("importance matrix", total=len(windows))
@@ -173,6 +172,14 @@ def measure_importance(
             output=options.output,
             progress=lambda done, _: bar.update(task, completed=done),
         )
+
+
+def calibration_windows(source: Source, text: Text, options: CalibrationConfig) -> tuple[list[Window], np.ndarray]:
+    """At most ``options.chunks`` windows of the text, and the stream of ids that they are parts of."""
+    ids = source.scorer.tokenize(text.content[: options.chunks * options.n_ctx * 16])
+    n_ctx = min(options.n_ctx, source.model.config.seq_len, max((len(ids) + 1) // 2, 4))
+    stream, windows = chunked_plan(source.scorer, ids, n_ctx, options.chunks)
+    return windows, stream
 
 
 def imatrix_record(imatrix: ImportanceMatrix | None) -> dict[str, Any] | None:
@@ -195,9 +202,11 @@ def make_quantized(
     imatrix: ImportanceMatrix | None,
     threads: int,
     log: Callable[[str], None],
+    metadata: Mapping[str, str | float] | None = None,
 ) -> None:
     """Quantize ``base``, the written ``source``, into ``path``. Logs a warning before, and what was really stored
-    after, where rows do not fit the type. A type that the checkpoint was trained for is written as it was trained."""
+    after, where rows do not fit the type. A type that the checkpoint was trained for is written as it was trained.
+    ``metadata``: further entries of the file."""
     if kind == source.trained_for:
         log(f"writing {kind} as it was trained")
         source.write_trained(path)
@@ -208,7 +217,7 @@ def make_quantized(
     if fallbacks:
         log("warning: " + fallback_warning(kind, fallbacks))
     log(f"quantizing to {kind}")
-    fell_back = quantize_file(base, path, kind, imatrix.means() if imatrix else None, threads)
+    fell_back = quantize_file(base, path, kind, imatrix.means() if imatrix else None, threads, metadata=metadata)
     unforeseen = sorted(set(fell_back) - {each.tensor for each in fallbacks})
     if unforeseen:
         log(f"warning: {kind}: llama.cpp stored these in a larger type than asked for: {', '.join(unforeseen)}")

@@ -4,7 +4,7 @@ more loss than it may.
 Tested in tests/export/auto/test_planner.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from export.auto.planner import Choice, Planner
@@ -24,8 +24,10 @@ def make_chosen(
     target: Target,
     compare: Callable[[Path, str], Comparison],
     log: Callable[[str], None],
+    metadata: Mapping[str, str | float] | None = None,
 ) -> tuple[Comparison, Choice]:
     """Quantize ``base`` into ``path`` (a staged file) with the types chosen for the goal, and compare it.
+    ``metadata``: further entries of the file.
 
     A limit on the loss holds on the text of the comparison too: where the file adds more, a stricter choice follows,
     and after three a line says so.
@@ -33,7 +35,7 @@ def make_chosen(
     stricter = 1.0
     for attempt in range(_TRIES):
         choice = planner.choose(target, stricter)
-        quantize_choice(planner, base, path, choice, log)
+        quantize_choice(planner, base, path, choice, log, metadata)
         compared = compare(path, target.spelled)
         if target.goal not in ("loss", "speed") or compared.kl <= target.value:
             return compared, choice
@@ -44,7 +46,14 @@ def make_chosen(
     return compared, choice
 
 
-def quantize_choice(planner: Planner, base: Path, path: Path, choice: Choice, log: Callable[[str], None]) -> None:
+def quantize_choice(
+    planner: Planner,
+    base: Path,
+    path: Path,
+    choice: Choice,
+    log: Callable[[str], None],
+    metadata: Mapping[str, str | float] | None = None,
+) -> None:
     """Quantize ``base`` into ``path`` with the types of the choice."""
     log(f"quantizing to {choice.target.spelled}: {choice.bits_per_weight:.2f} bits per weight")
     quantize_file(
@@ -54,7 +63,7 @@ def quantize_choice(planner: Planner, base: Path, path: Path, choice: Choice, lo
         planner.importance or None,
         planner.threads,
         tensor_types=choice.overrides(),
-        metadata=choice.metadata(),
+        metadata=choice.metadata() | dict(metadata or {}),
     )
     stored = {tensor.name: tensor.type for tensor in read_header(path).tensors}
     wrong = [name for name, kind in choice.types.items() if stored[name] != kind]

@@ -1,0 +1,1 @@
+"""Rounding that corrects itself (``rounding=gptq``): each column takes up the errors of those rounded before it."""
