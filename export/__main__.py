@@ -1,4 +1,5 @@
-"""``python -m export run=RUN quant=q4_k_m,q8_0``: checkpoint in, proven GGUF files out."""
+"""``python -m export run=RUN quant=q4_k_m,q8_0``: checkpoint in, proven GGUF files out; or with ``format=onnx`` and
+``format=pt2`` an ONNX model or a program of torch.export."""
 
 import sys
 from typing import Any
@@ -20,12 +21,45 @@ def main(argv: list[str]) -> int:
     """Parse, export, report. Returns the exit status."""
     config = load(ExportConfig, "export", argv, literal=("run",))
     share_cores()
+    if config.format != "gguf":
+        return export_interchange(config)
     require_working_build()
     from export.pipeline import export  # loads torch: mistakes in the options are reported before
 
     with exit_on_sigterm():
         record = export(config, log=lambda line: print(line, flush=True))
     show(record)
+    report.final_json(record)
+    return 0 if record["published"] else EXIT_NOT_PROVEN
+
+
+def export_interchange(config: ExportConfig) -> int:
+    """ONNX or torch.export. Returns the exit status."""
+    from export.interchange.make import export_program
+
+    with exit_on_sigterm():
+        record = export_program(config, log=lambda line: print(line, flush=True))
+    report.table(
+        f"{record['run']} / {record['checkpoint']}",
+        ["file", "MB", "engine", "prompt", "decode", "allowed", "same top token"],
+        [
+            [
+                record["file"],
+                f"{record['size_mb']:.2f}",
+                record["engine"],
+                *(f"{record[key]:.2g}" for key in ("max_abs_prompt", "max_abs_decode", "allowed")),
+                f"{record['same_top']:.1%}",
+            ]
+        ],
+        caption=(
+            f"prompt, decode: largest difference of a logit from the checkpoint's on {record['tokens']} tokens of "
+            f"{record['text']}; allowed: 1e-4 of the root-mean-square logit (at least 1)"
+        ),
+    )
+    if record["published"]:
+        print(f"wrote {record['file']} to {record['out']}")
+    else:
+        print("error: the file failed its proof; nothing was written to " + record["out"], file=sys.stderr)
     report.final_json(record)
     return 0 if record["published"] else EXIT_NOT_PROVEN
 

@@ -73,11 +73,17 @@ class ExportConfig:
 
     run: Path
     """A run, one of its checkpoints, or a Hugging Face model directory."""
+    format: Literal["gguf", "onnx", "pt2"] = "gguf"
+    """gguf: the files that ``quant`` names. onnx: an ONNX model with its cache. pt2: a program of torch.export. The
+    last two hold f32 and leave ``quant``, ``rounding`` and ``calibration`` aside."""
     quant: list[str] = field(default_factory=lambda: ["q4_k_m"])
     """Types to write, any case; aliases and repetitions are resolved by ``resolve_types``. ``auto...``: a goal, for
     which each tensor's type is chosen (export/target.py)."""
     base: Literal["f32", "f16", "bf16"] = "f32"
     """What quantized types are made from."""
+    rounding: Literal["nearest", "gptq"] = "nearest"
+    """nearest: llama.cpp's own. gptq: rounded again so that later columns make up for the errors of earlier ones, kept
+    where the error on held-out calibration text is smaller."""
     out: Path | None = None
     """Folder of the files."""
     name: str | None = None

@@ -39,7 +39,7 @@ ORDER = {
             "__main__",
         ),
     ),
-    "export": ("target", "config", "gguf", "auto", "pipeline", "bench"),
+    "export": ("target", "config", "gguf", "auto", "rounding", "pipeline", "interchange", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),
     "serve.api": ("errors", "openai", "anthropic", "routes", "app", "server"),
 }

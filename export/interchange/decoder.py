@@ -1,0 +1,111 @@
+"""A checkpoint as a function of plain tensors, with the key/value cache going in and out: what is traced for exports.
+
+Names and shapes are those of Hugging Face's optimum, so that its ``ORTModelForCausalLM`` and programs made for it run
+the file. Queries meet the keys in plain matrix products, which every runtime has.
+
+Shape suffixes: B batch, T positions of this call, P positions in the cache, S = P + T, D model width, H query heads, K
+key/value heads, G = H / K, E values per head, V vocabulary.
+
+Tested in tests/export/interchange/test_make.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slm.model.transformer import Attention, LanguageModel, apply_rope, rope_frequencies
+
+
+class CachedDecoder(nn.Module):
+    """``model`` with the signature of an exported decoder. It shares the model's weights."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.language_model = model
+        self.frequencies = rope_frequencies(model.config)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Sequence[Any]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Next-token logits [B, T, V] and each layer's (keys, values) [B, K, S, E], past ones included.
+
+        ``input_ids``, ``position_ids``: int64 [B, T]. ``attention_mask``: int64 [B, S], 0 for padding, which stands
+        on the left. ``past_key_values``: each layer's (keys, values) [B, K, P, E]; P is 0 for a prompt.
+        """
+        model = self.language_model.model
+        angles_BTE = (position_ids[:, :, None].float() * self.frequencies).repeat(1, 1, 2)
+        cos_B1TE, sin_B1TE = angles_BTE.cos()[:, None], angles_BTE.sin()[:, None]
+        n_new, n_all = input_ids.shape[1], attention_mask.shape[1]
+        queries_T1 = torch.arange(n_new)[:, None] + (n_all - n_new)
+        seen_BTS = (torch.arange(n_all)[None] <= queries_T1) & (attention_mask[:, None, :] != 0)
+        # Not minus infinity: a padded query sees nothing, and its softmax would be NaN.
+        bias_BTS = torch.where(seen_BTS, 0.0, torch.finfo(torch.float32).min)
+        x_BTD = model.embed_tokens(input_ids)
+        present = []
+        for layer, past in zip(model.layer_list(), past_key_values, strict=True):
+            y_BTD, cache = _attend(
+                layer.self_attn, layer.input_layernorm(x_BTD), cos_B1TE, sin_B1TE, bias_BTS[:, None, None], past
+            )
+            x_BTD = x_BTD + y_BTD
+            x_BTD = x_BTD + layer.mlp(layer.post_attention_layernorm(x_BTD))
+            present.append(cache)
+        return F.linear(model.norm(x_BTD), self.language_model.head_weight_VD), present
+
+
+def _attend(
+    attention: Attention, x_BTD: Tensor, cos_B1TE: Tensor, sin_B1TE: Tensor, bias_B11TS: Tensor, past: Any
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    n_batch, n_new, _ = x_BTD.shape
+    n_heads, n_kv_heads, head_dim = attention.n_heads, attention.n_kv_heads, attention.head_dim
+    q_BTHE = attention.q_proj(x_BTD).view(n_batch, n_new, n_heads, head_dim)
+    k_BTKE = attention.k_proj(x_BTD).view(n_batch, n_new, n_kv_heads, head_dim)
+    v_BTKE = attention.v_proj(x_BTD).view(n_batch, n_new, n_kv_heads, head_dim)
+    if attention.qk_norm:
+        q_BTHE, k_BTKE = attention.q_norm(q_BTHE), attention.k_norm(k_BTKE)
+    q_BHTE = apply_rope(q_BTHE.transpose(1, 2), cos_B1TE, sin_B1TE)
+    k_BKSE = torch.cat([past[0], apply_rope(k_BTKE.transpose(1, 2), cos_B1TE, sin_B1TE)], dim=2)
+    v_BKSE = torch.cat([past[1], v_BTKE.transpose(1, 2)], dim=2)
+    q_BKGTE = q_BHTE.reshape(n_batch, n_kv_heads, n_heads // n_kv_heads, n_new, head_dim)
+    scores_BKGTS = q_BKGTE @ k_BKSE[:, :, None].transpose(-1, -2) * head_dim**-0.5
+    y_BKGTE = (scores_BKGTS + bias_B11TS).softmax(-1) @ v_BKSE[:, :, None]
+    y_BTD = y_BKGTE.reshape(n_batch, n_heads, n_new, head_dim).transpose(1, 2).reshape(n_batch, n_new, -1)
+    return attention.o_proj(y_BTD), (k_BKSE, v_BKSE)
+
+
+def input_names(n_layers: int) -> list[str]:
+    """In the order of ``forward``, caches taken apart."""
+    caches = [f"past_key_values.{i}.{part}" for i in range(n_layers) for part in ("key", "value")]
+    return ["input_ids", "attention_mask", "position_ids", *caches]
+
+
+def output_names(n_layers: int) -> list[str]:
+    """Likewise."""
+    return ["logits", *(f"present.{i}.{part}" for i in range(n_layers) for part in ("key", "value"))]
+
+
+def example_inputs(model: LanguageModel, n_batch: int = 2, n_new: int = 3, n_past: int = 5) -> tuple[Any, ...]:
+    """Arguments of ``forward`` for tracing. No size is 0 or 1, which tracing would take for constants."""
+    config = model.config
+    past = [
+        tuple(torch.zeros(n_batch, config.n_kv_heads, n_past, config.head_dim) for _ in range(2))
+        for _ in range(config.n_layers)
+    ]
+    position_ids = torch.arange(n_past, n_past + n_new).repeat(n_batch, 1)
+    mask = torch.ones(n_batch, n_past + n_new, dtype=torch.int64)
+    return torch.zeros(n_batch, n_new, dtype=torch.int64), mask, position_ids, past
+
+
+def dynamic_shapes(n_layers: int, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Which sizes may change, for ``torch.export`` and ``torch.onnx``. ``sizes``: for ``batch_size``,
+    ``sequence_length``, ``past_sequence_length`` and ``total_sequence_length`` what stands for them there."""
+    batch, new = sizes["batch_size"], sizes["sequence_length"]
+    cache = {0: batch, 2: sizes["past_sequence_length"]}
+    return {
+        "input_ids": {0: batch, 1: new},
+        "attention_mask": {0: batch, 1: sizes["total_sequence_length"]},
+        "position_ids": {0: batch, 1: new},
+        "past_key_values": [(cache, cache) for _ in range(n_layers)],
+    }
