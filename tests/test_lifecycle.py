@@ -1,102 +1,61 @@
 """Text in, a served quantized model out: the commands a person types, one after the other."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data.tales.story import story
+from tests.helpers import programs
+from tests.helpers.servers import Server, running_server
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = os.environ | {"PYTHONUNBUFFERED": "1"}
 
-
-def command(repository: Path, *arguments: str, status: int = 0) -> str:
-    """Run ``python -m ...`` to its end and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=repository,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout if status == 0 else done.stderr
+@pytest.fixture(scope="module")
+def command(tmp_path_factory) -> Callable[..., str]:
+    """Runs ``python -m MODULE WORDS`` to its end and returns what it printed, or its errors."""
+    folder = tmp_path_factory.mktemp("output")
+    return lambda module, *words, status=0: programs.run(module, list(words), folder, status=status, timeout=300)
 
 
 def last_json(out: str):
     return json.loads(out.strip().splitlines()[-1])
 
 
-def post(port: int, path: str, body: dict) -> dict:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
+def post(server: Server, path: str, body: dict) -> dict:
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
-class Server:
-    """``python -m serve`` on a free port, up when the block is entered."""
-
-    def __init__(self, repository: Path, model: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "serve", f"model={model}", f"port={self.port}"], cwd=repository, env=ENVIRONMENT
-        )
-
-    def __enter__(self) -> "Server":
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, "the server ended"
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        return self
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        raise AssertionError("the server did not come up within a minute")
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.status = self.process.wait(timeout=30)
-
-
 @pytest.fixture(scope="module")
-def stories(repository, tmp_path_factory) -> Path:
-    """A run of the tiny preset, cut short."""
+def stories(command, tmp_path_factory) -> Path:
+    """A run of the tiny preset, with fewer layers and cut short."""
     folder = tmp_path_factory.mktemp("runs")
     command(
-        repository,
         "train",
         "preset=tiny",
         "name=stories",
         f"runs_dir={folder}",
-        "train.max_steps=100",
-        "train.micro_batch=8",
+        "model.n_layers=2",
+        "train.max_steps=60",
+        "train.seq_len=128",
+        "train.micro_batch=12",
         "train.compile=false",
-        "train.eval_every=100",
+        "train.eval_every=60",
         "train.eval_blocks=8",
-        "tokenizer.sample_bytes=2000000",
+        "tokenizer.sample_bytes=500000",
     )
     return folder / "stories"
 
 
 @pytest.fixture(scope="module")
-def exported(repository, stories) -> dict:
-    out = command(repository, "export", f"run={stories}", "quant=f32,q8_0,q4_k_m")
+def exported(command, stories) -> dict:
+    out = command("export", f"run={stories}", "quant=f32,q8_0,q4_k_m", "calibration.chunks=8", "proof.chunks=4")
     return last_json(out)
 
 
@@ -119,16 +78,9 @@ def test_export_is_proven(stories, exported):
         assert (stories / "gguf" / row["file"]).is_file()
 
 
-def test_evaluation_agrees_between_the_engines(repository, stories, exported):
-    rows = last_json(
-        command(
-            repository,
-            "slm.evaluate",
-            f"run={stories}",
-            f"eval.text={stories / 'validation.txt'}",
-            "eval.max_tokens=3000",
-        )
-    )
+def test_evaluation_agrees_between_the_engines(command, stories, exported):
+    words = (f"run={stories}", f"eval.text={stories / 'validation.txt'}", "eval.max_tokens=1000")
+    rows = last_json(command("slm.evaluate", *words))
     keys = {"file", "engine", "definition", "perplexity", "stderr", "word_perplexity", "bits_per_byte", "tokens"}
     assert all(set(row) == keys for row in rows)
     torch_rows = {row["definition"]: row["perplexity"] for row in rows if row["engine"] == "torch"}
@@ -139,29 +91,27 @@ def test_evaluation_agrees_between_the_engines(repository, stories, exported):
         assert f32_rows[definition] == pytest.approx(perplexity, rel=1e-3)
 
 
-def test_the_model_is_served_and_speaks_like_its_text(repository, stories, exported):
-    with Server(repository, stories) as server:
+def test_the_model_is_served_and_speaks_like_its_text(stories, exported, tmp_path):
+    with running_server(tmp_path / "server.log", stories) as server:
         body = {"model": "default", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
-        first, second = (post(server.port, "/v1/completions", body) for _ in range(2))
+        first, second = (post(server, "/v1/completions", body) for _ in range(2))
         assert first["choices"][0]["text"] == second["choices"][0]["text"]
         assert first["usage"]["completion_tokens"] <= 24
         words = re.findall(r"[A-Za-z]+", first["choices"][0]["text"])
         known = set(re.findall(r"[A-Za-z]+", " ".join(story(0, index) for index in range(300))))
         assert len(words) > 8
         assert sum(word in known for word in words) >= 0.8 * len(words), words
-    assert server.status == 0
+    assert server.process.poll() == 0
 
 
-def test_the_terminal_prints_a_story_and_its_speed(repository, stories, exported):
-    out = command(
-        repository, "serve.terminal", f"model={stories}", "prompt=Once upon a time", "max_tokens=24", "seed=1"
-    )
+def test_the_terminal_prints_a_story_and_its_speed(command, stories, exported):
+    out = command("serve.terminal", f"model={stories}", "prompt=Once upon a time", "max_tokens=24", "seed=1")
     assert out.startswith("Once upon a time")
     assert "tokens/s" in out
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_a_model_from_elsewhere_is_exported_quantized_and_served(kind, repository, stories, tmp_path):
+def test_a_model_from_elsewhere_is_exported_quantized_and_served(kind, command, stories, tmp_path):
     """Made by transformers, grouped-query attention, a width that is not a multiple of 256."""
     import transformers
 
@@ -180,16 +130,16 @@ def test_a_model_from_elsewhere_is_exported_quantized_and_served(kind, repositor
     )
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(stories / "tokenizer").save_pretrained(folder)
-    out = command(repository, "export", f"run={folder}", "quant=q4_k_m", "calibration.chunks=4")
+    out = command("export", f"run={folder}", "quant=q4_k_m", "calibration.chunks=4", "proof.chunks=2")
     assert "warning" in out
     assert "multiple" in out
     assert last_json(out)["published"]
-    with Server(repository, folder) as server:
-        answer = post(server.port, "/v1/completions", {"prompt": "The fox", "max_tokens": 5, "temperature": 0})
+    with running_server(tmp_path / "server.log", folder) as server:
+        answer = post(server, "/v1/completions", {"prompt": "The fox", "max_tokens": 5, "temperature": 0})
         assert answer["usage"]["completion_tokens"] >= 1
 
 
-def test_wrong_names_are_one_line_with_the_nearest(repository, stories):
+def test_wrong_names_are_one_line_with_the_nearest(command, stories):
     for arguments, says in (
         (("export", f"run={stories}", "quant=q4_k_n"), "q4_k_m"),
         (("export", f"run={stories}x"), "stories"),
@@ -197,6 +147,6 @@ def test_wrong_names_are_one_line_with_the_nearest(repository, stories):
         (("slm.evaluate", f"run={stories}", "eval.text=/nowhere.txt"), "/nowhere.txt"),
         (("slm.evaluate", f"run={stories}", "eval.txt=a"), "eval.text"),
     ):
-        err = command(repository, *arguments, status=2)
+        err = command(*arguments, status=2)
         assert says in err, err
         assert len(err.strip().splitlines()) == 1, err

@@ -62,6 +62,17 @@ print(count)
 """
 
 
+STAGES = """
+import json
+from export.__main__ import main as export
+from slm.doctor import main as doctor
+from train.__main__ import main as train
+for main, words in zip((train, export, doctor), json.loads(sys.argv[1]), strict=True):
+    assert not main(words), words
+"""
+"""Behind IMPORT_ALL: the commands that load torch, each with its words."""
+
+
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
     """The environment of a process that finds nothing of Linux's own."""
@@ -70,28 +81,20 @@ def elsewhere(tmp_path_factory):
     return os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
 
 
-def python(environment, *words):
-    done = subprocess.run(
-        [sys.executable, *words], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_every_module_is_imported(elsewhere):
-    assert int(python(elsewhere, "-c", IMPORT_ALL)) > 150
-
-
 @pytest.mark.slow
-def test_a_model_is_trained_exported_and_served(elsewhere, tmp_path):
-    corpus = write_corpus(tmp_path / "text.jsonl")
-    words = [*OPTIONS, "train.max_steps=6", "train.kernels=auto", "train.workers=1", f"data.files=[{corpus}]"]
-    python(elsewhere, "-m", "train", *words, "name=small", f"runs_dir={tmp_path}")
-    options = ("quant=q8_0", "calibration.chunks=2")
-    exported = python(elsewhere, "-m", "export", f"run={tmp_path / 'small'}", *options)
-    assert json.loads(exported.splitlines()[-1])["published"]
+def test_every_module_is_imported_and_a_model_trained_exported_and_served(elsewhere, tmp_path):
+    train = [*OPTIONS, "train.max_steps=6", "train.kernels=auto", "train.workers=1", "name=small"]
+    train += [f"data.files=[{write_corpus(tmp_path / 'text.jsonl')}]", f"runs_dir={tmp_path}"]
+    export = [f"run={tmp_path / 'small'}", "quant=q8_0", "calibration.chunks=2", "proof.chunks=2"]
+    doctor = ["compile=false", "decode=false", f"runs_dir={tmp_path}"]
+    command = [sys.executable, "-c", IMPORT_ALL + STAGES, json.dumps([train, export, doctor])]
+    done = subprocess.run(command, cwd=REPOSITORY, env=elsewhere, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert int(lines[0]) > 150
+    exported, examined = (json.loads(line) for line in lines if line.startswith("{"))
+    assert exported["published"]
+    assert examined["cpus"] == os.cpu_count()
     with running_server(tmp_path / "server.log", tmp_path / "small", env=elsewhere) as server:
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "the cat", "max_tokens": 4}, timeout=60)
         assert answer.status_code == 200, answer.text
-    out = python(elsewhere, "-m", "slm.doctor", "compile=false", "decode=false", f"runs_dir={tmp_path}")
-    assert json.loads(out.splitlines()[-1])["cpus"] == os.cpu_count()

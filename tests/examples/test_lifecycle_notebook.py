@@ -33,7 +33,7 @@ def test_all_cells_run_in_order(cells, tmp_path):
     small = f"""
 RUN = {str(tmp_path / "runs" / "notebook")!r}
 TRAIN = ["preset=tiny", "train.eval_every=6", *{SMALL["train"].split()!r}]
-EXPORT = ["quant=f32,q4_k_m", "calibration.chunks=2"]
+EXPORT = ["quant=f32,q4_k_m", "calibration.chunks=2", "proof.chunks=2"]
 EVALUATE = ["eval.max_tokens=500"]
 SERVE = ["serve.threads=1"]
 """

@@ -1,9 +1,9 @@
 """Whole exports, through the command where a person would use it."""
 
+import functools
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -14,7 +14,7 @@ from data.errors import UserError
 from export.__main__ import main
 from export.config import ExportConfig
 from export.pipeline import export
-from tests.helpers import REPOSITORY
+from tests.helpers import export_faults, programs
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -129,30 +129,17 @@ def test_a_sentencepiece_model(tmp_path, bare):
 def test_a_full_disk_leaves_nothing_and_says_how_much_was_needed(tmp_path):
     """A limit on file size stands in for a full disk: writes fail in the middle in the same way."""
     root = tiny.run(tmp_path / "run")
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))"
-    script = f"{limit}; import runpy, sys; sys.argv = ['export', 'run={root}', 'quant=f32']; "
-    done = subprocess.run(
-        [sys.executable, "-c", script + "runpy.run_module('export', run_name='__main__')"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 2, done.stderr
-    assert re.search(r"error: .*F32.gguf could not be written \(.*[\d,]+ bytes", done.stderr)
-    assert "Traceback" not in done.stderr
+    limit = functools.partial(export_faults.limit_file_size, 2_000_000)
+    error = programs.run("export", [f"run={root}", "quant=f32"], tmp_path, status=2, prepare=limit)
+    assert re.search(r"error: .*F32.gguf could not be written \(.*[\d,]+ bytes", error)
+    assert "Traceback" not in error
     assert list((root / "gguf").iterdir()) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_export_leaves_no_file_under_a_final_name(tmp_path, how):
     root = tiny.run(tmp_path / "run")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "export", f"run={root}", "quant=f32,q4_k_m"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=REPOSITORY,
-    )
+    child = programs.Program("export", [f"run={root}", "quant=f32,q4_k_m"], tmp_path)
     out = root / "gguf"
     until = time.monotonic() + 120
     while time.monotonic() < until and not list(out.glob(".export-*/*.gguf")):
@@ -180,18 +167,13 @@ def test_a_killed_export_leaves_no_file_under_a_final_name(tmp_path, how):
 )
 def test_a_crash_of_llama_cpp_is_one_line_and_leaves_nothing(tmp_path, module, function, says):
     root = tiny.run(tmp_path / "run")
-    program = (
-        "import ctypes, importlib, runpy, sys\n"
-        f"importlib.import_module({module!r}).C.{function} = lambda *_: ctypes.string_at(0)\n"
-        f"sys.argv = ['export', 'run={root}', 'quant=q4_k_m', 'base=f32']\n"
-        "runpy.run_module('export', run_name='__main__', alter_sys=True)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
-    assert done.returncode == 128 + signal.SIGSEGV, done.stderr
-    (line,) = [each for each in done.stderr.splitlines() if each.startswith("error")]
+    crash = functools.partial(export_faults.crash_in, module, function)
+    words = [f"run={root}", "quant=q4_k_m", "base=f32"]
+    error = programs.run("export", words, tmp_path, status=128 + signal.SIGSEGV, prepare=crash)
+    (line,) = [each for each in error.splitlines() if each.startswith("error")]
     assert line.startswith(f"error: native code died with SIGSEGV {says}; ")
     assert "-m slm.llama.rebuild builds llama.cpp again" in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in error
     assert list((root / "gguf").iterdir()) == []
 
 

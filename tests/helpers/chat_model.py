@@ -1,8 +1,6 @@
 """A run with an untrained chat model of ChatML, as checkpoint and f32 GGUF."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from data.tokenizers.tokenizer import Tokenizer, special_token
 from data.tokenizers.train_bpe import train
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
-from tests.helpers import REPOSITORY
+from tests.helpers import programs
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -79,9 +77,5 @@ def make_chat_run(root: Path, quant: str = "f32") -> Path:
     (root / "validation.txt").write_text(text)
     (root / "calibration.txt").write_text(text)
     (root / "config.yaml").write_text("name: chat\n")
-    words = [f"run={root}", "threads=1", f"quant={quant}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "export", *words], capture_output=True, text=True, timeout=300, cwd=REPOSITORY
-    )
-    assert done.returncode == 0, done.stderr
+    programs.run("export", [f"run={root}", "threads=1", f"quant={quant}"], root)
     return root

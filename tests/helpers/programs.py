@@ -9,12 +9,14 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.helpers import REPOSITORY
 
@@ -28,6 +30,12 @@ CONTEXT.set_forkserver_preload(
         "matplotlib.pyplot",
         "hydra",
         "tiktoken",
+        "export.pipeline",
+        "serve.__main__",
+        "serve.api.server",
+        "serve.terminal",
+        "slm.command.main",
+        "slm.evaluate.evaluate",
         "slm.model.checkpoint",
         "train.__main__",
         "train.distributed.launch",
@@ -45,7 +53,7 @@ class Program:
 
     ``folder``: where its output goes. ``environment``: its variables, if not this process's. ``prepare``: a function
     of an importable module that it calls first. ``session``: it leads a group of its own, as a shell's foreground job
-    does.
+    does. ``cwd``: its current folder, if not the repository. ``log``: a file that gets both of its outputs instead.
     """
 
     def __init__(
@@ -57,13 +65,14 @@ class Program:
         environment: dict[str, str] | None = None,
         prepare: Callable[[], None] | None = None,
         session: bool = False,
+        cwd: Path = REPOSITORY,
+        log: Path | None = None,
     ) -> None:
         stem = f".{module}-{next(_numbers)}"
-        self._out, self._err = folder / f"{stem}.out", folder / f"{stem}.err"
-        main = "train.__main__" if module == "train" else module
+        self._out, self._err = log or folder / f"{stem}.out", log or folder / f"{stem}.err"
         environment = dict(os.environ if environment is None else environment)
         self.process = CONTEXT.Process(
-            target=_child, args=(main, argv, str(self._out), str(self._err), environment, prepare, session)
+            target=_child, args=(module, argv, str(self._out), str(self._err), environment, prepare, session, str(cwd))
         )
         self.process.start()
         self.pid: int = self.process.pid
@@ -103,29 +112,44 @@ class Program:
         return self._err.read_text() if self._err.exists() else ""
 
 
+def run(module: str, argv: list[str], folder: Path, *, status: int = 0, timeout: float = 120, **options: Any) -> str:
+    """A program run to its end, which must be this exit code: what it printed, or its errors where that is not 0."""
+    program = Program(module, argv, folder, **options)
+    try:
+        out, err = program.communicate(timeout)
+    finally:
+        program.kill()
+    assert program.returncode == status, out + err
+    return out if status == 0 else err
+
+
 def _child(
-    main: str,
+    module: str,
     argv: list[str],
     out: str,
     err: str,
     environment: dict[str, str],
     prepare: Callable[[], None] | None,
     session: bool,
+    cwd: str,
 ) -> None:
     if session:
         os.setsid()
     for number, path in ((1, out), (2, err)):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # the fork server's
-    os.chdir(REPOSITORY)
+    os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)
     if prepare is not None:
         prepare()
-    from slm import cli
+    if module.startswith("train"):  # whose own processes would each import a module that is run by its name
+        from slm import cli
 
-    cli.run(importlib.import_module(main).main, argv)
+        cli.run(importlib.import_module(f"{module}.__main__" if module == "train" else module).main, argv)
+    sys.argv = [module, *argv]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -14,11 +14,12 @@ import httpx
 
 from serve.engine.engine_main import PROCESS_NAME
 from tests.helpers import REPOSITORY
+from tests.helpers.programs import Program
 
 
 @dataclass
 class Server:
-    process: subprocess.Popen
+    process: subprocess.Popen | Program
     url: str
     log: Path
 
@@ -47,16 +48,28 @@ class Server:
 def running_server(
     log: Path, model: Path, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
 ):
-    """A real ``python -m serve`` on a free port. ``prefix``: a command that goes over to the one that follows it."""
+    """A real ``python -m serve`` on a free port. ``prefix``: a command that goes over to the one that follows it.
+
+    Without one, and where ``env`` does not change what Python itself reads, it is forked with everything imported.
+    """
     # Every step makes a chunk of its own: a tiny model would be done before the second is due.
     always = ("port=0", "serve.threads=1", "serve.stream_ms=0")
-    command = [*prefix, sys.executable, "-m", "serve", f"model={model}", *always, *words]
+    options = [f"model={model}", *always, *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    root = REPOSITORY
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command, cwd=root, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+    process: subprocess.Popen | Program
+    if prefix or "PYTHONPATH" in environment:
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "serve", *options],
+                cwd=REPOSITORY,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+    else:
+        log.write_bytes(b"")
+        process = Program("serve", options, log.parent, environment=environment, session=True, log=log)
     try:
         deadline = time.monotonic() + 30
         while not (found := re.search(r"^url +(http://\S+)/v1", log.read_text(), re.M)):

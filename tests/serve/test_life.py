@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from serve.engine.engine_main import PROCESS_NAME
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, programs
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
 SHORT = {"prompt": "hello", "max_tokens": 2}
@@ -213,42 +213,33 @@ def test_the_engine_does_not_outlive_a_killed_server(slow_server):
     assert not alive
 
 
-def serve(*words):
-    command = [sys.executable, "-m", "serve", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert "Traceback" not in done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    return done.returncode, line
-
-
 def test_mistakes_at_the_start_are_one_line(tmp_path, tiny_path):
+    def serve(*words):
+        errors = programs.run("serve", list(words), tmp_path, status=2)
+        assert "Traceback" not in errors
+        (line,) = errors.strip().splitlines()
+        return line
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, line = serve(f"model={tiny_path}", f"port={port}")
-        assert status == 2
+        line = serve(f"model={tiny_path}", f"port={port}")
         assert f"port {port} on 127.0.0.1 is in use" in line
-    status, line = serve(f"model={tiny_path.parent / 'tiny.ggux'}")
-    assert status == 2
+    line = serve(f"model={tiny_path.parent / 'tiny.ggux'}")
     assert "does not exist" in line
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(tiny_path.read_bytes()[:100_000])
-    status, line = serve(f"model={damaged}", "port=0")
-    assert status == 2
+    line = serve(f"model={damaged}", "port=0")
     assert "damaged" in line
     renamed = tmp_path / "renamed.gguf"
     renamed.write_bytes(tiny_path.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_xx"))
-    status, line = serve(f"model={renamed}", "port=0")
-    assert status == 2
+    line = serve(f"model={renamed}", "port=0")
     assert "blk.1.ffn_up" in line
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    status, line = serve(f"model={tmp_path / 'run'}")
-    assert status == 2
+    line = serve(f"model={tmp_path / 'run'}")
     assert "make export RUN=" in line
-    status, line = serve(f"model={tiny_path}", "serve.slot=1")
-    assert status == 2
+    line = serve(f"model={tiny_path}", "serve.slot=1")
     assert "serve.slots" in line
-    status, line = serve()
-    assert status == 2
+    line = serve()
     assert "model must be given" in line
 
 

@@ -4,8 +4,6 @@ import asyncio
 import concurrent.futures
 import json
 import shutil
-import subprocess
-import sys
 import time
 
 import httpx
@@ -15,6 +13,7 @@ import pytest
 from serve.engine.config import EngineConfig
 from serve.engine.engine_main import PROCESS_NAME
 from serve.pool.memory_plan import needed_bytes, read_facts
+from tests.helpers import programs
 
 GIB = 2**30
 
@@ -73,22 +72,19 @@ def test_the_header_says_what_the_engine_would(server, tiny_path):
     assert facts.kv_values == 2 * 2 * 128
 
 
-def serve(*words):
-    done = subprocess.run([sys.executable, "-m", "serve", *words], capture_output=True, text=True, timeout=30)
-    assert "Traceback" not in done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    return done.returncode, line
+def test_a_model_that_can_never_fit_is_refused_in_one_line(tmp_path, tiny_path, slow_path):
+    def serve(*words):
+        errors = programs.run("serve", list(words), tmp_path, status=2)
+        assert "Traceback" not in errors
+        (line,) = errors.strip().splitlines()
+        return line
 
-
-def test_a_model_that_can_never_fit_is_refused_in_one_line(tiny_path, slow_path):
     budget = need_gb(tiny_path, 1.5)
     words = (f"serve.models=[{slow_path}]", f"serve.memory_budget_gb={budget}", "serve.slots=4")
-    status, line = serve(f"model={tiny_path}", *words)
-    assert status == 2
+    line = serve(f"model={tiny_path}", *words)
     assert "slow needs about 0." in line
     assert "raise serve.memory_budget_gb" in line
-    status, line = serve(f"model={tiny_path}", "serve.models=[x=nowhere.gguf]", "port=0")
-    assert status == 2
+    line = serve(f"model={tiny_path}", "serve.models=[x=nowhere.gguf]", "port=0")
     assert "nowhere.gguf does not exist" in line
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from slm import doctor
+from tests.helpers import programs
 
 GOOD = {
     "cpu": "Example 9000",
@@ -120,17 +121,12 @@ def test_it_says_how_training_will_run(change, says):
 
 
 @pytest.mark.parametrize("words", [["runs=x"], ["fast"]])
-def test_an_unknown_option_is_one_line(words, repository):
-    done = subprocess.run(
-        [sys.executable, "-m", "slm.doctor", *words], cwd=repository, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_an_unknown_option_is_one_line(words, tmp_path):
+    errors = programs.run("slm.doctor", words, tmp_path, status=2)
+    assert len(errors.strip().splitlines()) == 1
 
 
-def test_it_lists_its_options(repository):
-    command = [sys.executable, "-m", "slm.doctor", "--help"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert "runs_dir: runs" in done.stdout
-    assert "compile: true" in done.stdout
+def test_it_lists_its_options(tmp_path):
+    printed = programs.run("slm.doctor", ["--help"], tmp_path)
+    assert "runs_dir: runs" in printed
+    assert "compile: true" in printed

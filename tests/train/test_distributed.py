@@ -178,30 +178,25 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, t
         same_state(parts / name, pair[0] / name)
 
 
-def test_muon_is_the_same_in_two_processes_in_one_and_with_its_state_divided(words, tmp_path):
-    muon = ("optim=muon", "optim.average=0.8")
-    run(two(words("pair", TWO, *muon)))
+def test_muon_and_its_quantization_are_the_same_in_two_processes_in_one_and_with_its_state_divided(words, tmp_path):
+    """Muon and an average of its weights; the last half of the run on quantized weights."""
+    muon = ("optim=muon", "optim.average=0.8", "train.qat=q4_k", "train.qat_share=0.5")
+    out, _ = run(two(words("pair", TWO, *muon)))
+    assert "a q4_k_m file" in out
+    assert "had drifted apart" not in out
     run(one(words("one", ONE, *muon)))
     run(two(words("shared", TWO, *muon, "train.shard_optimizer=true")))
     runs = tmp_path / "runs"
-    assert losses(runs / "pair") == pytest.approx(losses(runs / "one"), rel=1e-3)
+    assert losses(runs / "pair")[:4] == pytest.approx(losses(runs / "one")[:4], rel=1e-3)
+    assert losses(runs / "pair") == pytest.approx(
+        losses(runs / "one"), rel=0.01
+    )  # a weight is rounded up here, down there
     assert losses(runs / "pair")[-1] < losses(runs / "pair")[0] - 0.5
     assert losses(runs / "shared") == losses(runs / "pair")
+    last = "checkpoints/step-00000008"
     for step in (3, 8):
         name = f"checkpoints/step-{step:08d}"
         same_state(runs / "shared" / name, runs / "pair" / name)
-
-
-def test_every_process_quantizes_alike_with_the_optimizer_state_divided_or_not(words, tmp_path):
-    qat = ("optim=muon", "train.qat=q4_k", "train.qat_share=0.5")
-    out, _ = run(two(words("pair", TWO, *qat)))
-    assert "a q4_k_m file" in out
-    assert "had drifted apart" not in out
-    run(two(words("shared", TWO, *qat, "train.shard_optimizer=true")))
-    runs = tmp_path / "runs"
-    assert losses(runs / "shared") == losses(runs / "pair")
-    last = "checkpoints/step-00000008"
-    same_state(runs / "shared" / last, runs / "pair" / last)
     blocks = [load_file(runs / name / last / "qat.safetensors") for name in ("pair", "shared")]
     assert blocks[0].keys() == blocks[1].keys()
     assert all(torch.equal(blocks[0][name], blocks[1][name]) for name in blocks[0])
@@ -243,25 +238,22 @@ def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words
 
 
 @pytest.mark.slow
-def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
+def test_compiled_bf16_processes_stay_within_its_noise(pair, words, tmp_path):
     """Layers compiled one by one, bf16 products and bf16 sums over the ranks against plain f32."""
-    changes = ("train.compile=true", "train.precision=bf16", "train.reduce=bf16")
+    changes = ("train.compile=true", "train.precision=bf16", "train.reduce=bf16", "train.eval_every=100")
     run(two(words("compiled", TWO, *changes)))
-    run(one(words("plain", ONE)))
-    runs = tmp_path / "runs"
-    assert losses(runs / "compiled") == pytest.approx(losses(runs / "plain"), rel=0.03)
+    assert losses(tmp_path / "runs" / "compiled") == pytest.approx(losses(pair[0]), rel=0.03)
 
 
 # How it ends.
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank"])
-def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
+def test_a_signal_to_the_launcher_stops_all_at_the_same_step(words, tmp_path):
     root = tmp_path / "runs" / "stopped"
     arguments = words("stopped", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
     process = two(arguments)
     wait_for_steps(root, 3, process)
-    os.kill(process.pid if whom == "launcher" else ranks_of(process)[-1], signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert code == 143, out + err
     assert "Traceback" not in err
@@ -270,7 +262,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(whom, words, tmp_path):
     assert len(losses(root)) == int(saved.name[5:])
 
 
-def test_a_hangup_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
+def test_a_hangup_of_one_rank_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
     """Every rank decides by rank 0's time: one that saved at another step than the others would wait for ever."""
     root = tmp_path / "runs" / "often"
     often = ("train.checkpoint_minutes=0.001", "train.checkpoint_every=4000")
@@ -279,6 +271,7 @@ def test_a_hangup_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
     os.kill(ranks_of(process)[-1], signal.SIGHUP)
     code, out, err = finish(process)
     assert code == 129, out + err
+    assert "Traceback" not in err
     assert out.count(": saved ") > 1
     assert len(losses(root)) == int(list_checkpoints(root)[-1].name[5:])
 

@@ -1,6 +1,5 @@
 """The loss of a step is the mean over all its scored tokens, however they lie in micro-batches and ranks."""
 
-import multiprocessing
 import os
 import socket
 
@@ -13,6 +12,7 @@ from slm.kernels.fused import Fused
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from tests.helpers.kernels import kernels_for_test
+from tests.helpers.programs import CONTEXT
 from train.backend import AutogradBackend, KernelBackend
 from train.environment import Environment
 from train.objective.batch import split
@@ -123,9 +123,8 @@ def test_two_processes_divide_by_the_scored_tokens_of_both():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
+    results = CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
     for each in processes:
         each.start()
     found = [results.get(timeout=120) for _ in processes]

@@ -6,6 +6,8 @@ import re
 import httpx
 import pytest
 
+from tests.helpers import programs
+
 SAID = "once upon a secret"
 
 
@@ -125,9 +127,6 @@ def test_the_line_for_people(server):
 
 
 def test_off_and_mistakes(tmp_path, tiny_path, start_server):
-    import subprocess
-    import sys
-
     with start_server(tmp_path / "log", tiny_path, "serve.access_log=off") as server:
         before = server.log.read_text()
         answer = httpx.get(server.url + "/health")
@@ -138,8 +137,6 @@ def test_off_and_mistakes(tmp_path, tiny_path, start_server):
         ([f"serve.access_log_file={tmp_path / 'no' / 'x'}"], "cannot be opened"),
         (["serve.access_log=off", "serve.access_log_file=x"], "set it to text or json"),
     ):
-        command = [sys.executable, "-m", "serve", f"model={tiny_path}", "port=0", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        assert done.returncode == 2
-        assert part in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        errors = programs.run("serve", [f"model={tiny_path}", "port=0", *words], tmp_path, status=2)
+        assert part in errors
+        assert len(errors.strip().splitlines()) == 1, errors

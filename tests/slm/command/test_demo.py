@@ -12,6 +12,24 @@ import pytest
 from slm.command import demo
 from tests.helpers import REPOSITORY
 
+SMALL = (
+    "tokenizer.vocab_size=512",
+    "tokenizer.sample_bytes=200000",
+    "model.n_layers=1",
+    "model.d_model=256",
+    "model.n_heads=4",
+    "model.n_kv_heads=2",
+    "model.ffn_dim=256",
+    "train.seq_len=64",
+    "train.micro_batch=4",
+    "train.eval_blocks=4",
+    "train.threads=1",
+    "train.workers=0",
+    "train.sample_tokens=4",
+    "train.log_every=1",
+)
+"""A model that every stage is soon done with."""
+
 
 def test_the_persons_words_replace_the_demos():
     words, root = demo.training_words(["train.max_minutes=1", "runs_dir=out", "train.seed=5"])
@@ -33,7 +51,7 @@ def test_a_stage_that_fails_ends_the_demo(monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_the_demo_goes_the_whole_way_in_an_empty_folder(tmp_path):
-    words = ["train.max_steps=20", "train.eval_every=20", "train.eval_blocks=4", "train.coherence_stories=2"]
+    words = [*SMALL, "train.max_steps=20", "train.eval_every=20", "train.coherence_stories=2"]
     done = subprocess.run(
         [sys.executable, "-m", "slm", "demo", *words],
         cwd=tmp_path,
@@ -58,7 +76,7 @@ def test_the_demo_goes_the_whole_way_in_an_empty_folder(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_reaches_the_training_which_saves(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "slm", "demo", "train.log_every=1"],
+        [sys.executable, "-m", "slm", "demo", *SMALL],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -71,7 +89,7 @@ def test_ctrl_c_reaches_the_training_which_saves(tmp_path):
         end = time.monotonic() + 200
         while not (metrics.exists() and metrics.stat().st_size):
             assert time.monotonic() < end
-            time.sleep(0.2)
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=120)
     finally:

@@ -2,12 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, programs
 from tests.helpers.small_run import OPTIONS, write_corpus
 
 pytestmark = pytest.mark.slow
@@ -19,16 +17,8 @@ def folder(tmp_path_factory):
 
 
 def slm(folder, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "slm", *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
+    return programs.run("slm", list(words), folder, cwd=folder, environment=environment)
 
 
 @pytest.fixture(scope="module")

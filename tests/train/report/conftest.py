@@ -1,13 +1,11 @@
 """Runs to compare, and the command that reports them."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import REPOSITORY
+from tests.helpers import programs
 from tests.helpers.run_files import training, validation, write_run
 
 
@@ -25,13 +23,7 @@ def three_runs(tmp_path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def report() -> Callable[..., str]:
+def report(tmp_path_factory) -> Callable[..., str]:
     """``python -m train.report.html ARGUMENTS``: what it printed, or its error where ``status`` is not 0."""
-
-    def run(*arguments: str, status: int = 0) -> str:
-        command = [sys.executable, "-m", "train.report.html", *arguments]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout if status == 0 else done.stderr
-
-    return run
+    folder = tmp_path_factory.mktemp("output")
+    return lambda *arguments, status=0: programs.run("train.report.html", list(arguments), folder, status=status)
