@@ -24,6 +24,8 @@ BUDGET ?=
 RUN ?= runs/latest
 MODEL ?= $(RUN)
 QUANT ?= q4_k_m
+# The repository that publish uploads to: org/name.
+TO ?=
 PORT ?= 8080
 # Training in several processes (docs/distributed.md): processes per machine, machines, and the machine that keeps the run.
 NPROC ?= 1
@@ -52,7 +54,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -104,6 +106,9 @@ export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q
 
 verify: setup ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
 	@$(SLM) verify $(call quote,run=$(RUN)) $(ARGS)
+
+publish: setup ## upload a run to the Hugging Face Hub: RUN=runs/mine TO=org/name (a dry run) ARGS="dry_run=false"
+	@$(SLM) publish $(call quote,run=$(RUN)) $(if $(TO),$(call quote,to=$(TO))) $(ARGS)
 
 eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
 	@$(SLM) eval $(call quote,run=$(RUN)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)

@@ -23,6 +23,7 @@ from export.target import is_target, parse_target
 from export.texts import Text, calibration_text, validation_text
 from slm import runs
 from slm.exported import RECORD_FILE, recorded_sums, sha256
+from slm.hub import models
 from slm.llama.gguf_check import read_header
 from slm.llama.quantize import quant_types
 from slm.machine.hardware import compute_threads
@@ -39,7 +40,7 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
     and its ``files`` name the failures.
     """
     types = resolve_types(config.quant, quant_types())
-    run = runs.resolve(config.run)
+    run = models.resolve(config.run)
     out = config.out or run.gguf_dir
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)

@@ -22,6 +22,7 @@ _OF_MAKE = {
     "base": "MODEL",
     "quant": "QUANT",
     "port": "PORT",
+    "to": "TO",
     "nproc": "NPROC",
     "tasks": "TASKS",
 }

@@ -48,6 +48,14 @@ def perplexity_text(value: float) -> str:
     return f"{rounded:,.0f}" if rounded < 10_000_000 else f"{rounded:.3g}"
 
 
+def size(n_bytes: float) -> str:
+    """Bytes as people write them: ``12 bytes``, ``3.4 MB``, ``1.2 GB`` (powers of ten)."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.1f} {name}"
+    return f"{n_bytes:.0f} bytes"
+
+
 def duration(seconds: float) -> str:
     """Time as people write it: ``12 days 3 h``, ``2:03:04``, ``3:04``."""
     minutes, seconds = divmod(round(max(0, seconds)), 60)

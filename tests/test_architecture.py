@@ -22,7 +22,19 @@ MAY_IMPORT = {
 }
 ORDER = {
     "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "chat", "sources", "stream", "statistics"),
-    "slm": ("report", "machine", "model", "kernels", "llama", "evaluate", "doctor", "setup", "command", "__main__"),
+    "slm": (
+        "report",
+        "machine",
+        "model",
+        "kernels",
+        "llama",
+        "hub",
+        "evaluate",
+        "doctor",
+        "setup",
+        "command",
+        "__main__",
+    ),
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "predict", "optim"),
         *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "objective", "step"),

@@ -22,6 +22,7 @@ from slm.configuration import CONFIG_DIR, build, to_dict
 from slm.doctor import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
 from slm.evaluate.exam import ExamConfig
+from slm.hub.publish import PublishConfig
 from train.bench_recipe.config import BenchRecipeConfig
 from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
 from train.report.html import ReportConfig
@@ -48,6 +49,7 @@ STAGES: dict[str, type] = {
     "bench_quant": SweepConfig,
     "evaluate": EvaluateConfig,
     "exam": ExamConfig,
+    "publish": PublishConfig,
     "doctor": DoctorOptions,
     "serve": ServeConfig,
     "bench_serve": BenchServeConfig,

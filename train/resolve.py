@@ -9,6 +9,7 @@ from data.errors import UserError, nearest
 from slm.cli import spelled
 from slm.configuration import build, choices, load_config
 from slm.durations import seconds_of
+from slm.hub import models
 from train.config import RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
@@ -53,6 +54,8 @@ def resolve(
         composed = load_config("train", [word for word in argv if not word.startswith("train.micro_batch=")])
     config = _with_run_directory(build(RunConfig, composed))
     _check(config)
+    if config.init_from:
+        config = replace(config, init_from=models.directory(config.init_from))
     if facts is not None:
         config = replace(config, preset=AUTO, facts={**config.facts, **facts})
     return choose_micro_batch(config) if automatic else config

@@ -23,8 +23,8 @@ from export.source import Source, imatrix_record, importance_matrix, make_quanti
 from export.staging import Staging, check_room
 from export.target import is_target, parse_target
 from export.texts import Text, calibration_text
-from slm import runs
 from slm.evaluate.text import read_text
+from slm.hub import models
 from slm.llama.gguf_check import read_header
 from slm.machine.hardware import compute_threads
 from slm.machine.probes import memory_gb_per_s
@@ -39,7 +39,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     Rows that an earlier sweep measured for the same question are taken from the run's ``quantization/rows.json``.
     """
     wanted = variants(config)
-    run = runs.resolve(config.run)
+    run = models.resolve(config.run)
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     text = read_text(config.eval.text or run.validation_text)

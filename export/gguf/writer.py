@@ -55,12 +55,14 @@ def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) ->
 
     if run.is_hf:
         try:
-            metadata = gguf.Metadata.load(None, checkpoint, None, n_params)
+            metadata = gguf.Metadata.load(None, checkpoint, run.name if run.pinned else None, n_params)
         except yaml.YAMLError as error:
             raise UserError(
                 f"the header of {checkpoint / 'README.md'} is not valid YAML ({str(error).splitlines()[0]}); "
                 "correct it or move it away"
             ) from error
+        if run.pinned:  # a download's folder has the name of a commit
+            metadata.basename, metadata.finetune, metadata.version, metadata.size_label = run.name, None, None, None
         metadata.name = metadata.name or run.name
         metadata.basename = metadata.basename or metadata.name
     else:

@@ -10,6 +10,8 @@ from pathlib import Path
 from data.errors import UserError, nearest
 from slm import runs
 from slm.cli import spelled
+from slm.hub import models
+from slm.hub.name import HubName, hub_name
 from slm.llama.adapter_file import check_fits
 
 _NAME = re.compile(r"[\w.@:+-][\w.@:+/-]{0,127}")
@@ -18,11 +20,14 @@ _PREFERRED = ("q4_k_m", "q8_0")
 
 
 def resolve_model(model: str) -> tuple[Path, str | None]:
-    """The GGUF file of a .gguf path, a run directory, or a model directory with a gguf/ folder.
+    """The GGUF file of a .gguf path, a run directory, a model directory with a gguf/ folder, or of a model on the
+    Hugging Face Hub (``org/name``, ``org/name:Q4_K_M``), which is then downloaded.
 
     The second value is a line that names the file picked out of several, None where there was one only. Raises
     ``UserError``, which says what to do, where there is no file.
     """
+    if (name := hub_name(model)) is not None:
+        return _of_the_hub(name)
     path = Path(model).expanduser()
     if path.is_file():
         return path, None
@@ -37,6 +42,22 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     if not found:
         raise UserError(f"{model} has no exported model yet; run `{spelled('export', run=model)}` first")
     return _pick(found)
+
+
+def _of_the_hub(name: HubName) -> tuple[Path, str | None]:
+    """A file that was exported here from the named model, else one that its repository holds."""
+    folder = models.made_folder(name) / "gguf"
+    made = runs.model_files(folder)
+    fitting = models.choose([path.name for path in made], name, strict=False) if name.quant else []
+    if fitting or (made and not name.quant):
+        path, note = (folder / fitting[0], None) if fitting else _pick(made)
+        return path, note or f"serving {path}, which was exported here from {name.repo}"
+    found = models.gguf(name)
+    if found is None:
+        raise UserError(
+            f"{name.words} holds no GGUF file; make one with `{spelled('export', run=name.words)}`, then run this again"
+        )
+    return found, None
 
 
 def _pick(found: list[Path]) -> tuple[Path, str | None]:

@@ -63,6 +63,7 @@ COMMANDS: dict[str, Command] = {
             ("base=runs/mine data=chat 'data.files=[chats.jsonl]'", "OpenAI messages, ShareGPT, Alpaca or prompts"),
             ("base=runs/mine", "the embedded conversations about stories (slm exam tests the result)"),
             ("base=path/to/model data=chat 'data.files=[chats.jsonl]'", "a downloaded Hugging Face model"),
+            ("base=org/name data=chat 'data.files=[chats.jsonl]'", "a model of the Hugging Face Hub"),
         ),
     ),
     "qat": Command(
@@ -108,6 +109,7 @@ COMMANDS: dict[str, Command] = {
             ("run=runs/mine", "one q4_k_m file in runs/mine/gguf"),
             ("run=path/to/model quant=q4_k_m,q8_0", "two types of a downloaded Hugging Face model"),
             ("run=runs/mine format=onnx", "an ONNX model for onnxruntime (needs slm[onnx]); format=pt2: torch.export"),
+            ("run=org/name", "a model of the Hugging Face Hub, downloaded; its files go to models/org/name/gguf"),
         ),
     ),
     "verify": Command(
@@ -115,6 +117,15 @@ COMMANDS: dict[str, Command] = {
         config="verify",
         summary="check exported files against the SHA-256 that their export recorded",
         examples=(("run=runs/mine", "a line for each file; exit status 1 if one is damaged"),),
+    ),
+    "publish": Command(
+        module="slm.hub.publish",
+        config="publish",
+        summary="upload a run to the Hugging Face Hub: checkpoint, GGUF files, model card",
+        examples=(
+            ("run=runs/mine to=org/name", "show what would go up, and write the model card"),
+            ("run=runs/mine to=org/name dry_run=false", "upload it (log in first: hf auth login)"),
+        ),
     ),
     "eval": Command(
         module="slm.evaluate",
@@ -139,6 +150,7 @@ COMMANDS: dict[str, Command] = {
         examples=(
             ("model=runs/mine port=8080", "completions, chat, embeddings, a page at http://127.0.0.1:8080/"),
             ("model=model.gguf host=0.0.0.0 serve.api_keys=SECRET", "any GGUF file, for other machines, with a key"),
+            ("model=org/name:Q4_K_M", "a GGUF file of a repository on the Hugging Face Hub, downloaded"),
         ),
         defaults=(NEWEST,),
     ),

@@ -28,6 +28,7 @@ from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
 from slm.evaluate.text import Text, first_documents, read_text, shorten
 from slm.exported import stale_lines
+from slm.hub import models
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
 from slm.machine.crash_guard import doing
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     """Score everything, print the table and the JSON line."""
     config = load(EvaluateConfig, "evaluate", argv, literal=("run", "tasks"))
     share_cores()
-    run = runs.resolve(config.run)
+    run = models.resolve(config.run)
     if config.tasks:
         report.final_json(run_tasks(run, config))
         return 0

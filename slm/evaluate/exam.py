@@ -17,6 +17,7 @@ from slm import cli, report, runs
 from slm.configuration import load
 from slm.evaluate.evaluate import check_is_model
 from slm.evaluate.progress import progress_bar
+from slm.hub import models
 from slm.machine.hardware import compute_threads, share_cores
 
 
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     """Ask every model, print the table and the JSON line."""
     config = load(ExamConfig, "exam", argv, literal=("run",))
     share_cores()
-    run = runs.resolve(config.run)
+    run = models.resolve(config.run)
     files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
     if not files and not config.checkpoint:
         raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")

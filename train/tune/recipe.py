@@ -18,9 +18,10 @@ from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
 from data.tokenizers.make import load_tokenizer
 from slm.configuration import build
+from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
-from slm.runs import Run, resolve
+from slm.runs import Run
 from train.tune.config import TuneOptions
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
@@ -45,7 +46,7 @@ MEASURED = 1000
 
 def base_of(path: str) -> tuple[Run, Path]:
     """The base and its checkpoint: the best one of a run, where it is known, else the newest."""
-    run = resolve(path)
+    run = models.resolve(path)
     best = run.root / "best"
     chosen = best.resolve() if run.pinned is None and not run.is_hf and best.is_dir() else run.checkpoint()
     return run, chosen

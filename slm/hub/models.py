@@ -1,0 +1,218 @@
+"""Models by their name on the Hub, downloaded into the Hub's own cache: only the files that are needed, and where a
+download stopped it goes on.
+
+A downloaded model acts as a run whose folder is ``models/org/name``: what is made of it, GGUF files for instance, goes
+there and not into the cache.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data.errors import UserError, nearest
+from slm import runs
+from slm.cli import spelled
+from slm.hub.errors import host, hub_errors
+from slm.hub.name import HubName, hub_name
+from slm.report import size
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+FOLDER = Path("models")
+"""Where files go that are made of downloaded models."""
+TIMEOUT_S = 10.0
+"""Until the Hub must have answered the first question."""
+_CHECKPOINT = (
+    *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
+    *("model.safetensors.index.json", "README.md"),
+)
+_PREFERRED = ("q4_k_m", "q8_0")
+"""Of several GGUF files, in this order, as ``llama.cpp -hf`` does; else the first by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """A repository at one commit."""
+
+    name: HubName
+    commit: str
+    files: dict[str, int]
+    """Sizes in bytes (0 where the Hub does not say) by path."""
+    licence: str | None
+    """Of its model card."""
+
+    def line(self, wanted: list[str]) -> str:
+        """One line for the person: what will be there, and under which licence."""
+        count = f"{len(wanted)} file{'' if len(wanted) == 1 else 's'}"
+        total = size(sum(self.files[each] for each in wanted))
+        licence = f"licence {self.licence}" if self.licence else "no licence stated in its model card"
+        return f"{self.name.words} on {host()} (commit {self.commit[:12]}): {licence}; {count}, {total}"
+
+
+def resolve(word: str | os.PathLike[str]) -> runs.Run:
+    """What ``word`` names: a run, a checkpoint, a model directory, or a model of the Hub, which is then downloaded.
+
+    ``UserError`` where there is nothing, and where the Hub's repository holds no safetensors.
+    """
+    name = hub_name(word)
+    if name is None:
+        return runs.resolve(word)
+    if name.quant is not None:
+        raise UserError(
+            f"{os.fspath(word)} names a GGUF file, and here a checkpoint is needed: write {name.words} "
+            f"(or `{spelled('serve', model=os.fspath(word))}`)"
+        )
+    return runs.Run(root=made_folder(name), is_hf=True, pinned=checkpoint(name))
+
+
+def directory(word: str) -> str:
+    """A model directory that ``word`` names, downloaded where it is a name on the Hub; anything else unchanged."""
+    name = hub_name(word)
+    return word if name is None else str(resolve(word).checkpoint())
+
+
+def made_folder(name: HubName) -> Path:
+    """The folder of what is made of a downloaded model."""
+    return FOLDER.joinpath(*name.repo.split("/")).absolute()
+
+
+def checkpoint(name: HubName) -> Path:
+    """The directory with the model's safetensors, configuration and tokenizer."""
+    listing = _listing(name)
+    if listing is None:
+        return _cached(name, ("config.json", "*.safetensors"))
+    weights = [each for each in listing.files if each.endswith(".safetensors") and "/" not in each]
+    if any(each.startswith("model") for each in weights):
+        weights = [each for each in weights if each.startswith("model")]  # without copies in another layout
+    if not weights or "config.json" not in listing.files:
+        has = "GGUF files only" if ggufs(listing.files) else "no config.json with .safetensors"
+        raise UserError(f"{name.words} holds {has}: a checkpoint in Hugging Face's format is needed here")
+    return _download(listing, [*weights, *(each for each in _CHECKPOINT if each in listing.files)])
+
+
+def gguf(name: HubName) -> Path | None:
+    """The GGUF file of a repository: the type that was named, else one of the usual ones. None where it holds none.
+
+    ``UserError`` for a type that it does not have.
+    """
+    listing = _listing(name)
+    if listing is None:
+        folder = _cached(name, ("**/*.gguf",))
+        found = choose([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], name)
+        return folder / found[0] if found else None
+    wanted = choose(list(listing.files), name)
+    if not wanted:
+        return None
+    return _download(listing, [*wanted, *(["README.md"] if "README.md" in listing.files else [])]) / wanted[0]
+
+
+def ggufs(files: list[str] | dict[str, int]) -> list[str]:
+    """The models among a repository's GGUF files, by name; projectors and importance matrices left out."""
+    named = [each for each in sorted(files) if each.lower().endswith(".gguf")]
+    return [each for each in named if not any(part in each.lower() for part in ("mmproj", "imatrix", "-lora.gguf"))]
+
+
+def choose(files: list[str], name: HubName, *, strict: bool = True) -> list[str]:
+    """The GGUF file of the type that ``name`` asks for, all its parts where it was split; empty where there is no file.
+
+    ``UserError`` where there are files, but none of that type (empty, too, if not ``strict``).
+    """
+    models = ggufs(files)
+    whole = [each for each in models if "-of-0" not in each or "-00001-of-" in each]
+    if name.quant is not None:
+        fitting = [each for each in whole if _is_type(each, name.quant)]
+        if not fitting:
+            if not whole or not strict:
+                return []
+            types = sorted({_type(each) for each in whole})
+            hint = nearest(name.quant, types, n=1)
+            raise UserError(
+                f"{name.words} has no GGUF file {name.quant}; {hint + ' ' if hint else ''}it has: {', '.join(types)}"
+            )
+    else:
+        fitting = [each for quant in _PREFERRED for each in whole if _is_type(each, quant)] or whole
+    if not fitting:
+        return []
+    first = fitting[0]
+    stem = first.partition("-00001-of-")[0]
+    return [first, *(each for each in models if each != first and each.startswith(f"{stem}-000"))]
+
+
+def _type(file: str) -> str:
+    stem = file.rpartition("/")[2].removesuffix(".gguf").partition("-00001-of-")[0]
+    return stem.replace(".", "-").rpartition("-")[2]
+
+
+def _is_type(file: str, quant: str) -> bool:
+    stem = file.rpartition("/")[2].lower().removesuffix(".gguf").partition("-00001-of-")[0]
+    return stem == quant.lower() or stem.endswith((f"-{quant.lower()}", f".{quant.lower()}", f"_{quant.lower()}"))
+
+
+def _listing(name: HubName) -> Listing | None:
+    """What the repository holds now; None where the Hub cannot be asked and a copy in the cache has to do."""
+    from huggingface_hub import HfApi
+
+    try:
+        with hub_errors(name.repo, name.revision):
+            info = HfApi().model_info(name.repo, revision=name.revision, timeout=TIMEOUT_S, files_metadata=True)
+    except UserError as error:
+        if _snapshot(name) is None or not _may_use_cache(error.__cause__):
+            raise
+        print(f"note: {name.words} is taken from the Hub's cache on this machine; {host()} was not asked", flush=True)
+        return None
+    files = {each.rfilename: each.size or 0 for each in info.siblings or []}
+    return Listing(name=name, commit=info.sha or "main", files=files, licence=_licence(info))
+
+
+def _licence(info: ModelInfo) -> str | None:
+    card = info.card_data
+    found = card.get("license") if card is not None else None
+    if found in (None, "other"):
+        found = (card.get("license_name") if card is not None else None) or found
+    return ", ".join(found) if isinstance(found, list) else found
+
+
+def _may_use_cache(error: BaseException | None) -> bool:
+    """Whether the Hub was not there, and not: whether it said no."""
+    from huggingface_hub import errors
+
+    return not isinstance(error, errors.HfHubHTTPError)
+
+
+def _download(listing: Listing, wanted: list[str]) -> Path:
+    """The snapshot's directory, with these files."""
+    from huggingface_hub import snapshot_download
+
+    print(listing.line(wanted), flush=True)
+    with hub_errors(listing.name.repo, listing.name.revision):
+        # By the branch's name, where one was given: the cache then knows which commit it was, also without a network.
+        return Path(snapshot_download(listing.name.repo, revision=listing.name.revision, allow_patterns=wanted))
+
+
+def _snapshot(name: HubName) -> Path | None:
+    """The copy of a repository in the Hub's cache, whole or not."""
+    from huggingface_hub import constants
+
+    root = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
+    revision = name.revision or "main"
+    reference = root / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    found = root / "snapshots" / commit
+    return found if found.is_dir() else None
+
+
+def _cached(name: HubName, wanted: tuple[str, ...]) -> Path:
+    """The copy of a repository in the Hub's cache; ``UserError`` where files of these patterns are not in it."""
+    found = _snapshot(name)
+    missing = [each for each in wanted if found is None or not any(found.glob(each))]
+    if found is None or missing:
+        raise UserError(
+            f"{host()} could not be asked for {name.words}, and the copy in the cache has no {missing[0]}: run the "
+            "command again with a network (and without HF_HUB_OFFLINE)"
+        )
+    return found

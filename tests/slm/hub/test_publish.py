@@ -1,0 +1,124 @@
+"""A run published to a Hub on this machine, and what is shown before."""
+
+import json
+
+import pytest
+import yaml
+
+from data.errors import UserError
+from export.config import ExportConfig
+from export.pipeline import export
+from serve.pool.model_files import resolve_model
+from slm.hub import models, publish
+from slm.hub.card import MARK
+from tests.helpers import tiny_checkpoint as tiny
+
+
+@pytest.fixture
+def run(hub, tmp_path):
+    """A run with a checkpoint, its figures and one exported file, in the current folder."""
+    root = tiny.run(tmp_path / "runs" / "mine", n_layers=1)
+    config = {
+        "name": "mine",
+        "data": {"name": "notes", "kind": "local", "files": ["/home/somebody/notes.txt"], "val_fraction": 0.1},
+        "optim": {"name": "muon", "lr": 0.03},
+        "train": {"seq_len": 128, "micro_batch": 4, "grad_accum": 2, "seed": 7, "qat": None},
+    }
+    (root / "config.yaml").write_text(yaml.safe_dump(config))
+    state = {"step": 10, "tokens": 10240, "elapsed_s": 75.0, "rounding": {"precision": "f32"}}
+    state |= {"validation": {"step": 10, "val_loss": 2.5, "val_bits_per_byte": 1.25}}
+    (root / "checkpoints" / "step-00000010" / "trainer_state.json").write_text(json.dumps(state))
+    assert export(ExportConfig(threads=1, run=root, quant=["q8_0"], license="mit"))["published"]
+    return root
+
+
+def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
+    assert publish.main(["run=runs/mine", "to=org/mine"]) == 0
+    out = capsys.readouterr().out
+    assert hub.asked == []
+    record = json.loads(out.splitlines()[-1])
+    gguf = "mine-1.0M-v1.0-Q8_0.gguf"
+    assert gguf in record["files"], record
+    assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(record["files"])
+    assert "trainer_state.json" not in record["files"]
+    assert 'make publish RUN=runs/mine TO=org/mine ARGS="dry_run=false"' in out
+    card = (run / "README.md").read_text()
+    header, body = card.split("---\n")[1:3]
+    assert yaml.safe_load(header) == {
+        "license": "mit",
+        "pipeline_tag": "text-generation",
+        "tags": ["slm", "gguf", "llama.cpp"],
+        "library_name": "transformers",
+    }
+    for part in (
+        "- notes: notes.txt",
+        "| training tokens | 10,240 |",
+        "| tokens per step | 1,024 |",
+        "validation loss 2.5000: the mean of -ln(probability)",
+        "1.2500 bits per byte: ",
+        f"| {gguf} |",
+        "llama-cli -hf org/mine:Q8_0",
+        "ollama run hf.co/org/mine:Q8_0",
+        "slm serve model=org/mine:Q8_0",
+    ):
+        assert part in body, part
+    assert "/home/somebody" not in card
+    # A person's own card stays.
+    (run / "README.md").write_text(card.replace(MARK, "").replace("# mine", "# My own"))
+    assert publish.main(["run=runs/mine", "to=org/mine", "license=apache-2.0"]) == 0
+    assert "# My own" in (run / "README.md").read_text()
+    assert "is yours" in capsys.readouterr().out
+
+
+def test_what_is_published_can_be_used_by_its_name(run, hub, capsys, tmp_path):
+    assert publish.main(["run=runs/mine", "to=org/mine", "dry_run=false"]) == 0
+    assert f"published: {hub.address}/org/mine" in capsys.readouterr().out
+    assert hub.commits == ["mine, step 10"]
+    files = hub.repositories["org/mine"].files
+    (gguf,) = (run / "gguf").glob("*Q8_0.gguf")
+    checkpoint = run / "checkpoints" / "step-00000010"
+    assert files[gguf.name] == gguf.read_bytes()
+    assert files["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
+    assert b"llama-cli -hf org/mine" in files["README.md"]
+    # Served, and exported again, by its name.
+    path, note = resolve_model("org/mine:Q8_0")
+    assert path.read_bytes() == gguf.read_bytes()
+    assert note is None
+    calibration = run / "calibration.txt"
+    found = models.resolve("org/mine")
+    record = export(
+        ExportConfig(threads=1, run="org/mine", quant=["f16"], calibration=calibrated(calibration)),
+    )
+    assert record["published"]
+    assert [path.name for path in found.gguf_dir.glob("*.gguf")] == ["mine-1.0M-v1.0-F16.gguf"]
+    path, note = resolve_model("org/mine")
+    assert path == found.gguf_dir / "mine-1.0M-v1.0-F16.gguf"
+    assert "exported here from org/mine" in note
+    hub.repositories["org/mine"].files.pop(gguf.name)
+    with pytest.raises(UserError, match=r"org/mine holds no GGUF file; make one with `make export RUN=org/mine`"):
+        resolve_model("org/mine:Q8_0")
+
+
+def calibrated(text):
+    from export.config import CalibrationConfig
+
+    return CalibrationConfig(text=text, chunks=2)
+
+
+def test_mistakes_are_one_line(run, hub, monkeypatch):
+    for words, message in (
+        ([], r"to= is missing: `make publish RUN=runs/mine TO=org/name`"),
+        (["to=mine"], r"to=mine is no name on the Hub: write org/name"),
+        (["to=org/mine", "gguf=false", "checkpoint=false"], "leaves nothing to publish"),
+        (["to=org/mine", "dryrun=false"], "did you mean 'dry_run'"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            publish.main(["run=runs/mine", *words])
+        assert "\n" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(UserError, match=r"does not allow this for org/mine \(401\): log in with `hf auth login`"):
+        publish.main(["run=runs/mine", "to=org/mine", "dry_run=false"])
+    (gguf,) = (run / "gguf").glob("*Q8_0.gguf")
+    gguf.write_bytes(gguf.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=r"Q8_0.gguf is damaged"):
+        publish.main(["run=runs/mine", "to=org/mine"])
