@@ -40,6 +40,33 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = (
+    "train/test_distributed",
+    "train/test_reliability",
+    "train/test_main",
+    "slm/command/test_demo",
+    "slm/kernels/test_fused",
+    "train/bench_recipe/test_bench_recipe",
+    "test_lifecycle",
+    "serve/test_reliability_load",
+    "browser/test_page",
+    "slm/kernels/test_choice",
+    "examples/test_lifecycle_notebook",
+    "serve/test_life",
+    "test_wheel",
+    "export/test_quantize",
+    "slm/test_doctor",
+    "export/test_pipeline",
+)
+"""Files that take longest, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take whole files in this order: none is left with a long one while the other has nothing to do."""
+    order = {REPOSITORY / "tests" / f"{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real text for measurements (WikiText's raw test set, Gutenberg, GPT-2's vocabulary); skips where absent."""

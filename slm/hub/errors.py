@@ -36,6 +36,11 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"{repo} has no revision {revision or 'main'!r}: give a branch, a tag or a commit") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise UserError(
+            f"{repo} could not be downloaded whole from {at} ({excerpt(error.__cause__ or error)}): run the command "
+            "again, it goes on from here"
+        ) from error
     except errors.OfflineModeIsEnabled as error:
         raise UserError(
             f"there is no folder {repo} here, and the Hub may not be asked for it because HF_HUB_OFFLINE is set: "

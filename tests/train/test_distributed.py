@@ -238,11 +238,12 @@ def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words
 
 
 @pytest.mark.slow
-def test_compiled_bf16_processes_stay_within_its_noise(pair, words, tmp_path):
-    """Layers compiled one by one, bf16 products and bf16 sums over the ranks against plain f32."""
-    changes = ("train.compile=true", "train.precision=bf16", "train.reduce=bf16", "train.eval_every=100")
-    run(two(words("compiled", TWO, *changes)))
-    assert losses(tmp_path / "runs" / "compiled") == pytest.approx(losses(pair[0]), rel=0.03)
+def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
+    """A compiled layer, bf16 products and bf16 sums over the ranks against plain f32."""
+    small = ("model.n_layers=1", "train.max_steps=5", "train.eval_every=100")
+    run(two(words("compiled", TWO, *small, "train.compile=true", "train.precision=bf16", "train.reduce=bf16")))
+    run(one(words("plain", ONE, *small)))
+    assert losses(tmp_path / "runs" / "compiled") == pytest.approx(losses(tmp_path / "runs" / "plain"), rel=0.03)
 
 
 # How it ends.
@@ -350,25 +351,19 @@ def on(hosts, index: int, arguments: list[str]) -> subprocess.Popen:
     return start(["ip", "netns", "exec", hosts[index][0], *command])
 
 
-def test_two_machines_compute_what_one_does(hosts, pair, words, tmp_path):
+def test_two_machines_compute_what_one_does_and_a_signal_on_one_stops_both(hosts, pair, words, tmp_path):
     """The machine named by main= keeps the run, whatever torchrun's order; the other needs none of its files."""
     folders = (tmp_path / "a", tmp_path / "b")
-    processes = [on(hosts, index, words("pair", TWO, runs=folder)) for index, folder in enumerate(folders)]
-    for process in processes:
-        code, out, err = finish(process)
-        assert code == 0, out + err
-    assert losses(folders[0] / "runs" / "pair") == losses(pair[0])
-    assert not (folders[1] / "runs").exists()
-
-
-def test_a_signal_on_one_machine_stops_both(hosts, words, tmp_path):
-    arguments = words("stopped", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
-    processes = [on(hosts, index, arguments) for index in range(2)]
-    root = tmp_path / "runs" / "stopped"
+    long = ("train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
+    processes = [on(hosts, index, words("stopped", TWO, *long, runs=folder)) for index, folder in enumerate(folders)]
+    root = folders[0] / "runs" / "stopped"
     wait_for_steps(root, 3, processes[0])
     processes[1].send_signal(signal.SIGINT)
     for process in processes:
         code, out, err = finish(process)
         assert code == 130, out + err
+    # Schedules of another length have other rates after the warm-up, so only its steps are the pair's.
+    assert losses(root)[:2] == losses(pair[0])[:2]
     (saved,) = list_checkpoints(root)
     assert len(losses(root)) == int(saved.name[5:])
+    assert not (folders[1] / "runs").exists()

@@ -15,6 +15,8 @@ def hub(monkeypatch, tmp_path) -> ModelHub:
     server = ModelHub({})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    template = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
