@@ -43,7 +43,8 @@ def test_a_broken_download_goes_on_where_it_stopped(hub, repository, capsys):
     folder = models.checkpoint(named("org/tiny"))
     assert (folder / "model.safetensors").read_bytes() == repository.files["model.safetensors"]
     half = len(repository.files["model.safetensors"]) // 2
-    assert hub.ranges == [f"model.safetensors bytes={half}-"]
+    (asked,) = hub.ranges
+    assert half - (1 << 16) < int(asked.removeprefix("model.safetensors bytes=").removesuffix("-")) <= half
 
 
 def test_without_a_network_the_cache_is_used(hub, repository, monkeypatch, capsys):
