@@ -24,8 +24,8 @@ from export.interchange.decoder import CachedDecoder, dynamic_shapes, example_in
 from export.pipeline import forget_sums
 from export.staging import Staging, check_room
 from export.texts import Text, calibration_text, validation_text
-from slm import runs
 from slm.exported import RECORD_FILE, sha256
+from slm.hub import models
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 from slm.model.checkpoint import MANIFEST, WEIGHTS, load_model, verify
@@ -58,7 +58,7 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
                 f"format=onnx needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
                 'pip install "slm[onnx]" (in a checkout: .venv/bin/pip install -e ".[onnx]")'
             )
-    run = runs.resolve(config.run)
+    run = models.resolve(config.run)
     checkpoint = run.checkpoint()
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint)
