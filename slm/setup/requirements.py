@@ -12,8 +12,8 @@ from pathlib import Path
 
 from slm.setup import index
 
-VENV_GB = 3.0
-"""Room for the virtual environment: 2.1 GB with the tools of development, and what pip unpacks on the way."""
+VENV_GB = 3.5
+"""Room for the virtual environment: 2.5 GB with the tools of development, and what pip unpacks on the way."""
 BUILD_GB = 1.0
 """Room for temporary files, most of them of the build of llama.cpp."""
 CMAKE_WHEELS = ("x86_64", "amd64", "aarch64", "arm64")
