@@ -111,7 +111,7 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
 def write_onnx(model: LanguageModel, path: Path) -> None:
     """``model`` as an ONNX file (opset of torch's default), f32. Not atomic."""
     shapes = dynamic_shapes(model.config.n_layers, {name: name for name in SIZES})
-    with quiet():
+    with quiet(), torch.no_grad():
         torch.onnx.export(
             CachedDecoder(model),
             example_inputs(model),
