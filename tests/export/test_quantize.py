@@ -4,7 +4,7 @@ import pytest
 
 from data.errors import UserError
 from export.__main__ import main
-from export.config import UNQUANTIZED, ExportConfig, ProofConfig, resolve_types
+from export.config import UNQUANTIZED, CalibrationConfig, ExportConfig, ProofConfig, resolve_types
 from export.pipeline import export
 from export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
 from slm.llama.gguf_check import GGML_TYPES, read_header
@@ -81,9 +81,10 @@ def test_unknown_type_is_one_line_with_the_nearest(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_every_type_llama_cpp_offers(tmp_path):
-    root = tiny.run(tmp_path / "run", n_layers=1)
+    root = tiny.run(tmp_path / "run", n_layers=1, ffn_dim=256, n_kv_heads=1)
     wanted = [*UNQUANTIZED, *quant_types()]
-    config = ExportConfig(threads=1, run=root, quant=wanted, proof=ProofConfig(chunks=1, n_ctx=64, kl_tokens=64))
+    proof, calibration = ProofConfig(chunks=1, n_ctx=64, kl_tokens=64), CalibrationConfig(chunks=4)
+    config = ExportConfig(threads=1, run=root, quant=wanted, proof=proof, calibration=calibration)
     record = export(config)
     assert record["published"]
     by_type = {each["type"]: each for each in record["files"]}

@@ -104,17 +104,11 @@ def test_every_document_once_and_in_order(repository, folder, tmp_path, tokenize
     assert steady["whole"] == steady["parts"]
     assert 280 < len(set(steady["whole"])) == len(steady["whole"]) < 360  # the rest is held out
     assert steady["revision"] == "0123456789abcdef0123456789abcdef01234567"
-    failed, lines = 0, []
-    for seed in range(2):
-        flaky, errors, server = read(
-            repository, folder, tmp_path / str(seed), tokenizer, failing=0.3, seed=seed, cut=40 + 90 * seed
-        )
-        assert flaky == steady
-        failed += sum(server.failed.values())
-        lines += errors.splitlines()
-        assert all(line.startswith("owner/stories: ") and "; trying again in " in line for line in lines), errors
-    assert failed >= 8
-    assert lines
+    flaky, errors, server = read(repository, folder, tmp_path / "flaky", tokenizer, failing=0.4, seed=1, cut=130)
+    assert flaky == steady
+    assert sum(server.failed.values()) >= 8
+    assert all(line.startswith("owner/stories: ") and "; trying again in " in line for line in errors.splitlines())
+    assert errors
 
 
 def test_patience_has_an_end_and_says_so(monkeypatch, capsys):
