@@ -97,6 +97,7 @@ def open_source(
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint)
     model = load_model(checkpoint)
+    model.config.check_runs_in_llama_cpp()
     check_weights(model.state_dict(), to_f16="f16" in types)
     vocab = build_vocab(checkpoint, model.config.vocab_size, pre, arch=model.config.arch)
     tokenizer = load_tokenizer(checkpoint)

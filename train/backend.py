@@ -140,6 +140,13 @@ def count_scored(targets_BT: Tensor) -> int:
     return int((targets_BT != IGNORED).sum())
 
 
+def fallback_line(model: LanguageModel, environment: Environment) -> str | None:
+    """A line where there are kernels and they cannot run this model."""
+    reason = unsupported(model, environment.kernels) if environment.kernels is not None else None
+    how = "compiled by torch.compile" if environment.compile else "uncompiled"
+    return reason and f"the training kernels cannot run this model ({reason}): PyTorch's autograd does, {how}"
+
+
 def make_backend(
     model: LanguageModel, config: TrainConfig, environment: Environment, eot_id: int | None = None
 ) -> Backend:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
 from slm.durations import seconds_of
+from slm.model.architectures import Architecture
 from slm.model.config import LINEAR_LAYERS, InitConfig, ModelConfig
 
 MOST_NS_STEPS = 5
@@ -18,7 +19,7 @@ MOST_NS_STEPS = 5
 class ModelSpec:
     """The shape of a new model; its vocabulary comes from the tokenizer and its context from train.seq_len."""
 
-    arch: Literal["llama", "qwen3"]
+    arch: Architecture
     n_layers: int
     d_model: int
     n_heads: int
@@ -37,6 +38,7 @@ class ModelSpec:
         padded = -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
         config = ModelConfig(**values, vocab_size=padded, seq_len=seq_len, bos_id=eos_id, eos_id=eos_id)
         config.check_widths()
+        config.check_runs_in_llama_cpp()
         return config
 
 
@@ -93,7 +95,7 @@ class OptimConfig:
     init_output_gain: float = InitConfig.output_gain
     """Of o_proj and down_proj, in units of 0.02 / sqrt(2 n_layers); 0: zeros."""
     init_qk_gain: float = InitConfig.qk_gain
-    """Gains of the norms of queries and keys (qwen3)."""
+    """Gains of the norms of queries and keys (qwen3, gemma3)."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "embed_lr", "head_lr", "tied_lr", "gain_lr"):

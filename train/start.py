@@ -26,7 +26,7 @@ from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from train.backend import make_backend
+from train.backend import fallback_line, make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
@@ -101,7 +101,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         model, warning = _new_model(config, tokenizer, ranks, root)
         objective = make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
         trained = make_trained(model, config, root, ranks)
-        notes = (warning, adapter_line(trained, config.lora), objective_line(config))
+        notes = (fallback_line(model, environment), warning, adapter_line(trained, config.lora), objective_line(config))
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
         parts = (tokenizer, loader, blocks_NT1, trained, objective)
         trainer = _make_trainer(config, root, ranks, environment, *parts, point)

@@ -132,8 +132,9 @@ class Tokenizer:
         table = [b""] * self.vocab_size
         to_bytes = _from_byte_level if self._byte_level else _from_sentencepiece
         for token, id in self._backend.get_vocab(with_added_tokens=True).items():
-            if id in self._added:
-                table[id] = self._added[id].encode()
+            if id in self._added:  # one of SentencePiece's spaces stands for a space in it, too (Gemma's runs of them)
+                added = self._added[id]
+                table[id] = (added if self._byte_level else added.replace("\u2581", " ")).encode()
             elif id not in self.special_ids:
                 table[id] = to_bytes(token)
         return table

@@ -37,7 +37,8 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
     """(GGUF name, f32 tensor) of everything the file holds, one at a time. Blocks (uint8) stay as they are.
 
     The ``llama`` architecture turns neighbouring values of a head together where Hugging Face turns value i with
-    value i + E/2, so queries' and keys' rows change places; ``qwen3`` keeps them.
+    value i + E/2, so queries' and keys' rows change places; the others keep them. A norm is written as its gain: where
+    the gain is the stored weight plus 1 (Gemma), that is what the file holds.
     """
     if config.rope_scaling:
         yield "rope_freqs.weight", rope_factors(config)
@@ -45,14 +46,16 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
         if config.tie_embeddings and name == "lm_head.weight":
             continue
         tensor = weight.detach() if weight.dtype == torch.uint8 else weight.detach().float()
-        yield gguf_name(name), in_gguf_order(config, name, tensor)
+        if config.traits.norm_offset and name.endswith("norm.weight"):
+            tensor = tensor + config.traits.norm_offset
+        yield gguf_name(name, config.arch), in_gguf_order(config, name, tensor)
 
 
 def in_gguf_order(config: ModelConfig, name: str, weight_OD: Tensor) -> Tensor:
     """The rows of the weight ``name`` in the order that llama.cpp's rotary code expects."""
-    if config.arch == "llama" and name.endswith("q_proj.weight"):
+    if config.traits.interleaved_heads and name.endswith("q_proj.weight"):
         return interleave_heads(weight_OD, config.n_heads)
-    if config.arch == "llama" and name.endswith("k_proj.weight"):
+    if config.traits.interleaved_heads and name.endswith("k_proj.weight"):
         return interleave_heads(weight_OD, config.n_kv_heads)
     return weight_OD
 

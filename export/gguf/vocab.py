@@ -82,6 +82,7 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
         raise UserError(
             f"{directory} has neither tokenizer.json nor tokenizer.model; copy the model's tokenizer files there"
         )
+    _note_left_out(vocab, json_file, vocab_size)
     _add_special_tokens(vocab, directory, vocab_size)
     settings = directory / "tokenizer_config.json"
     if arch == "llama" and vocab.model == "gpt2" and settings.is_file():
@@ -123,7 +124,10 @@ def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pr
 
         pre = identify(parsed, Tokenizer.from_file(str(path)).encode(FINGERPRINT_TEXT).ids)
     tokens, types = _padded(vocab_size)
+    beyond = _ids_beyond(parsed, vocab_size)
     for text, token_id in parsed["model"]["vocab"].items():
+        if token_id in beyond:
+            continue
         _check_id(token_id, vocab_size)
         tokens[token_id], types[token_id] = text.encode(), NORMAL
     _put_added(parsed.get("added_tokens", []), tokens, types, vocab_size)
@@ -149,8 +153,10 @@ def _from_fallback_bpe(parsed: dict[str, Any], vocab_size: int) -> Vocab:
         ranks.setdefault("".join(halves), rank)
     tokens, types = _padded(vocab_size)
     scores = [UNREACHABLE_SCORE] * vocab_size
-    unknown = parsed["model"].get("unk_token")
+    unknown, beyond = parsed["model"].get("unk_token"), _ids_beyond(parsed, vocab_size)
     for text, token_id in parsed["model"]["vocab"].items():
+        if token_id in beyond:
+            continue
         _check_id(token_id, vocab_size)
         tokens[token_id] = text.encode()
         scores[token_id] = -float(ranks[text]) if text in ranks else -1e6
@@ -198,16 +204,25 @@ def _from_sentencepiece(directory: Path, path: Path, vocab_size: int) -> Vocab:
     scores = [UNREACHABLE_SCORE] * vocab_size
     for token_id, (piece, score, kind) in enumerate(spec.pieces):
         _check_id(token_id, vocab_size)
+        if kind == USER_DEFINED:  # llama.cpp looks for it in the text before spaces get their letter
+            piece = piece.replace("\u2581", " ")
         # SentencePiece's own numbers for piece types are the ones GGUF uses.
         tokens[token_id], scores[token_id], types[token_id] = piece.encode(), score, kind
     added: list[dict[str, Any]] = []
     if (directory / "added_tokens.json").is_file():
         listed = _load_json(directory / "added_tokens.json")
-        added += [{"id": token_id, "content": text} for text, token_id in listed.items()]
+        added += [
+            {"id": token_id, "content": text, "special": token_id >= vocab_size} for text, token_id in listed.items()
+        ]
     if (directory / "tokenizer.json").is_file():
         n_pieces = len(spec.pieces)
         listed = _load_json(directory / "tokenizer.json").get("added_tokens", [])
-        added += [token for token in listed if token["id"] >= n_pieces]
+        # Pieces that only this file calls special: SentencePiece has them as its user's symbols (Gemma's turns).
+        added += [
+            token
+            for token in listed
+            if token["id"] >= n_pieces or (token.get("special") and types[token["id"]] == USER_DEFINED)
+        ]
     if (directory / "tokenizer_config.json").is_file():
         decoder = _load_json(directory / "tokenizer_config.json").get("added_tokens_decoder", {})
         added += [{"id": int(token_id), **token} for token_id, token in decoder.items()]
@@ -229,6 +244,23 @@ def _add_special_tokens(vocab: Vocab, directory: Path, vocab_size: int) -> None:
     if vocab.model == "t5":  # llama.cpp would assume T5's habit of adding eos
         special = replace(special, added=special.added | {"eos": special.added.get("eos", False)})
     vocab.special = special
+
+
+def _is_beyond(token: dict[str, Any], vocab_size: int) -> bool:
+    """Whether it is a special token for which the model has no row, as Gemma 3's mark of an image in a text model."""
+    return bool(token.get("special")) and token["id"] >= vocab_size
+
+
+def _ids_beyond(parsed: dict[str, Any], vocab_size: int) -> set[int]:
+    return {token["id"] for token in parsed.get("added_tokens") or [] if _is_beyond(token, vocab_size)}
+
+
+def _note_left_out(vocab: Vocab, tokenizer_json: Path, vocab_size: int) -> None:
+    added = _load_json(tokenizer_json).get("added_tokens") or [] if tokenizer_json.is_file() else []
+    if names := [token["content"] for token in added if _is_beyond(token, vocab_size)]:
+        vocab.warnings.append(
+            f"the model has no row for {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}: left out of the GGUF"
+        )
 
 
 def _padded(vocab_size: int) -> tuple[list[bytes], list[int]]:
@@ -253,6 +285,8 @@ def _put_added(
 ) -> None:
     for token in added:
         token_id, text = token["id"], token["content"]
+        if _is_beyond(token, vocab_size):
+            continue
         _check_id(token_id, vocab_size)
         if text == unknown:
             continue  # keeps its own type

@@ -15,6 +15,7 @@ from export.gguf.vocab import Vocab
 from export.target import is_target, parse_target
 from slm.exported import CONFIG_KEY
 from slm.llama.blocks.names import gguf_name
+from slm.llama.blocks.shape import add_shape
 from slm.llama.gguf_check import GGML_TYPES
 from slm.model.config import ModelConfig
 from slm.model.quantized import RECORD, QuantizedWeights
@@ -116,7 +117,7 @@ def write_gguf(
     import gguf
 
     writer = gguf.GGUFWriter(None, arch=model.arch)
-    kinds = {gguf_name(name): kind for name, kind in quantized.types.items()} if quantized else {}
+    kinds = {gguf_name(name, model.arch): kind for name, kind in quantized.types.items()} if quantized else {}
     weights = weights | quantized.blocks if quantized else weights
     try:
         needed = 0
@@ -153,17 +154,6 @@ def _add_metadata(writer: Any, model: ModelConfig, identity: Identity, file_type
 
     writer.add_type("model")
     identity.metadata.set_gguf_meta_model(writer)
-    writer.add_block_count(model.n_layers)
-    writer.add_context_length(model.seq_len)
-    writer.add_embedding_length(model.d_model)
-    writer.add_feed_forward_length(model.ffn_dim)
-    writer.add_head_count(model.n_heads)
-    writer.add_head_count_kv(model.n_kv_heads)
-    writer.add_rope_freq_base(model.rope_theta)
-    writer.add_layer_norm_rms_eps(model.norm_eps)
-    writer.add_key_length(model.head_dim)
-    writer.add_value_length(model.head_dim)
+    add_shape(writer, model)
     writer.add_file_type(file_type)
-    writer.add_vocab_size(model.vocab_size)
-    writer.add_rope_dimension_count(model.head_dim)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)

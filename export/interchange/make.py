@@ -65,6 +65,11 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     model = load_model(checkpoint).eval()
+    if model.config.traits.post_norms:
+        raise UserError(
+            f"format={config.format} takes Llama, Qwen2 and Qwen3 models, and this is a {model.config.arch} model: "
+            "export it as GGUF (format=gguf), or with Hugging Face's optimum"
+        )
     check_weights(model.state_dict(), to_f16=False)
     out = config.out or run.root / config.format
     check_room(out, 4 * model.config.n_params + (64 << 20))

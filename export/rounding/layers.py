@@ -24,7 +24,7 @@ from export.rounding.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows, rounded
-from slm.model.transformer import LanguageModel, Layer, rope_tables
+from slm.model.transformer import LanguageModel, Layer, local_starts, rope_tables
 
 HELD_OUT = 4
 """One of so many windows is held out."""
@@ -93,17 +93,19 @@ def round_layers(
     """
     ids_BT = torch.from_numpy(windows_BT.astype(np.int64))
     held_B = torch.from_numpy(is_held_out(len(ids_BT)))
-    cos_TE, sin_TE = rope_tables(model.config, 0, ids_BT.shape[1])
     x_BTD = _embedding(model, types, importance, n_threads)[ids_BT]
+    if model.config.traits.scaled_embedding:
+        x_BTD = x_BTD * model.config.embedding_scale
     group = max(1, _TOKENS // ids_BT.shape[1])
     found: dict[str, RoundedMatrix] = {}
     for index, layer in enumerate(model.model.layer_list()):
+        run = _runner(model, index, layer)
         with _summed(layer) as (sums, sets):
             for part_BTD, part_B in zip(x_BTD.split(group), held_B.split(group), strict=True):
                 for side in (False, True):
                     if (part_B == side).any():
                         sets["held"] = side
-                        layer.forward(part_BTD[part_B == side], cos_TE, sin_TE)
+                        run(part_BTD[part_B == side])
         originals: dict[str, Tensor] = {}
         for hooked, names in SHARED_INPUTS.items():
             moments_DD, held_DD = sums[hooked]
@@ -127,7 +129,7 @@ def round_layers(
                 parameter.data = torch.from_numpy(values_OD)
                 if progress:
                     progress(1)
-        x_BTD = torch.cat([layer.forward(part_BTD, cos_TE, sin_TE) for part_BTD in x_BTD.split(group)])
+        x_BTD = torch.cat([run(part_BTD) for part_BTD in x_BTD.split(group)])
         for each, data in originals.items():
             layer.get_submodule(each).get_parameter("weight").data = data
     return found
@@ -187,6 +189,18 @@ def _summed(layer: Layer) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], di
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _runner(model: LanguageModel, index: int, layer: Layer) -> Callable[[Tensor], Tensor]:
+    """The layer as a function of its input [B, T, D]: with its own positions and its own window."""
+    local = model.config.is_local(index)
+
+    def run(x_BTD: Tensor) -> Tensor:
+        cos_TE, sin_TE = rope_tables(model.config, 0, x_BTD.shape[1], local=local)
+        starts_BT = local_starts(model.config, x_BTD.shape[:2]) if local else None
+        return layer.forward(x_BTD, cos_TE, sin_TE, None, starts_BT)
+
+    return run
 
 
 def _embedding(

@@ -101,11 +101,14 @@ def _llama_values(
     source: Source, types: Mapping[str, str], importance: Mapping[str, np.ndarray], threads: int
 ) -> dict[str, np.ndarray]:
     """Every matrix as llama.cpp rounds it."""
-    weights = {name: tensor for name, tensor in source.model.state_dict().items() if gguf_name(name) in types}
+    arch = source.model.config.arch
+    weights = {name: tensor for name, tensor in source.model.state_dict().items() if gguf_name(name, arch) in types}
     return {
-        name: rounded(tensor.detach().float().contiguous().numpy(), kind, importance.get(gguf_name(name)), threads)
+        name: rounded(
+            tensor.detach().float().contiguous().numpy(), kind, importance.get(gguf_name(name, arch)), threads
+        )
         for name, tensor in weights.items()
-        if (kind := types[gguf_name(name)]) != "f32"
+        if (kind := types[gguf_name(name, arch)]) != "f32"
     }
 
 

@@ -41,6 +41,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self._runner = ModelRunner(config)
+        self._prefix_cache = config.prefix_cache and self._runner.keeps_prefixes
         self._model = self._runner.model
         self.info: ModelInfo = self._runner.info
         self._scheduler = Scheduler(
@@ -50,7 +51,7 @@ class Engine:
                 prefill_chunk=config.prefill_chunk,
                 mixed=self._runner.mixes,
                 kv_tokens=self.info.kv_tokens,
-                prefix_cache=config.prefix_cache,
+                prefix_cache=self._prefix_cache,
                 min_copied=self._runner.min_copied,
                 fixed_chunk=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
             ),
@@ -65,7 +66,7 @@ class Engine:
         self._vocabulary = Vocabulary(self._model)
         self._proposer = make_proposer(config, self._runner)
         self._generations: dict[str, Generation] = {}
-        self._prefix_cache, self._batch_invariant = config.prefix_cache, config.exact
+        self._batch_invariant = config.exact
         self._next_deadline = math.inf
         self.n_preempted = 0
 

@@ -63,6 +63,9 @@ class ModelRunner:
         self.min_copied = MIN_CACHED if shared else max(MIN_COPIED, context // 32)
         if not self.model.keeps_cells:
             self.min_copied = 0
+        self.keeps_prefixes = self.model.keeps_cells or not shared
+        """Whether what a slot holds after a request stays as it is. In one cache for all, the next requests may get the
+        cells that a sliding window has left behind."""
         self.batch_limit = self.context.n_batch
         self.batch = Batch(self.batch_limit, config.slots)
         metadata, chat_template = self.model.metadata(), self.model.chat_template()

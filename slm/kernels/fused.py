@@ -2,8 +2,8 @@
 
 Activations are bf16 or f32, as the kernels are. Sums are f32. Gradients are f32 and go straight into
 ``parameter.grad``. What autograd and a compiler do not do here: weights are packed once per optimizer step into the
-layout that the products read; what follows a product (residual, SwiGLU, their gradients) is done while its result is
-in registers; gradients of weights are added where they belong inside the product; the head's logits exist only for
+layout that the products read; what follows a product (residual, gate, their gradients) is done while its result is in
+registers; gradients of weights are added where they belong inside the product; the head's logits exist only for
 some rows at a time; attention does no work on masked keys.
 
 Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-forward width, V vocabulary, H query
@@ -20,10 +20,12 @@ from slm.kernels.library import Kernels
 from slm.kernels.packed import PackedWeights
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, HeadPass
-from slm.model.transformer import LanguageModel, RMSNorm, rope_tables
+from slm.model.transformer import Attention, LanguageModel, RMSNorm, local_starts, rope_tables
 
 HEAD_ROWS = 2048
-"""Positions whose logits are held at once."""
+"""Positions whose logits are held at once, at most."""
+HEAD_LOGITS = 1 << 27
+"""Logits held at once, at most: a vocabulary of 262,144 would take 2 GiB otherwise."""
 Recompute = Literal["none", "mlp", "layer"]
 
 
@@ -60,6 +62,9 @@ class Activations:
         self.mid_ND = empty(N, c.d_model)
         self.inverse_rms_1, self.inverse_rms_2 = torch.empty(N), torch.empty(N)
         self.gate_up = (empty(N, c.ffn_dim), empty(N, c.ffn_dim)) if recompute == "none" else None
+        if c.traits.post_norms:  # the two branches before their last norm
+            self.branch_1, self.branch_2 = empty(N, c.d_model), empty(N, c.d_model)
+            self.inverse_rms_3, self.inverse_rms_4 = torch.empty(N), torch.empty(N)
 
 
 class Fused:
@@ -79,6 +84,7 @@ class Fused:
             raise ValueError(f"the training kernels cannot run this model: {reason}")
         self.model, self.kernels, self.recompute = model, kernels, recompute
         self._layers = model.model.layer_list()
+        self._post_norms, self._gelu = model.config.traits.post_norms, int(model.config.traits.activation != "silu")
 
         def pack(*linears: nn.Linear, **options: bool) -> PackedWeights:
             return PackedWeights(kernels, [each.weight for each in linears], keep=keep_packed, **options)
@@ -169,8 +175,11 @@ class Fused:
             self._activations = [Activations(self.model, B, T, self.recompute, dtype) for _ in self._layers]
             if self.recompute == "layer":
                 self._again = Activations(self.model, B, T, "none", dtype)
-            self._cos_TE, self._sin_TE = rope_tables(self.model.config, 0, T)
+            self._rope_TE = rope_tables(self.model.config, 0, T)
+            self._local_rope_TE = rope_tables(self.model.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
+        local_BT = local_starts(self.model.config, ids_BT.shape, self._starts_BT)
+        self._local_starts_BT = None if local_BT is None else local_BT.contiguous()
 
     def _check(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> None:
         """ValueError for what the kernels would read or write outside of their tensors."""
@@ -219,10 +228,12 @@ class Fused:
 
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         self.kernels.slm_embed(self.model.model.embed_tokens.weight, ids_N, *out_ND.shape, out_ND)
+        if self.model.config.traits.scaled_embedding:
+            out_ND *= self.model.config.embedding_scale
 
     def _norm(self, norm: RMSNorm, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
         h_ND = self._buffer("h", *x_ND.shape)
-        self.kernels.slm_rmsnorm(x_ND, *x_ND.shape, norm.weight, norm.eps, h_ND, inverse_rms_N)
+        self.kernels.slm_rmsnorm(x_ND, *x_ND.shape, norm.gain, norm.eps, h_ND, inverse_rms_N)
         return h_ND
 
     def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
@@ -233,30 +244,50 @@ class Fused:
         """Layer ``index`` of x into out; what its backward pass needs stays in ``s``."""
         self._attention(index, x_ND, s)
         act_NF = self._mlp_to_act(index, s, s.gate_up or (None, None))
-        self._linear(act_NF, self._down[index], out_ND, residual=s.mid_ND)
+        if self._post_norms:
+            torch.add(s.mid_ND, self._normed_mlp(index, act_NF, s), out=out_ND)
+        else:
+            self._linear(act_NF, self._down[index], out_ND, residual=s.mid_ND)
+
+    def _normed_mlp(self, index: int, act_NF: Tensor, s: Activations) -> Tensor:
+        """The feed-forward's branch, normed; what its backward pass needs stays in ``s``."""
+        self._linear(act_NF, self._down[index], s.branch_2)
+        return self._norm(self._layers[index].post_feedforward_layernorm, s.branch_2, s.inverse_rms_4)
 
     def _attention(self, index: int, x_ND: Tensor, s: Activations) -> None:
         h_ND = self._norm(self._layers[index].input_layernorm, x_ND, s.inverse_rms_1)
-        self._linear(h_ND, self._qkv[index], s.qkv)
+        attention = self._layers[index].self_attn
+        if (bias := _qkv_bias(attention)) is not None:
+            s.qkv.copy_(bias.expand(s.qkv.shape))
+        self._linear(h_ND, self._qkv[index], s.qkv, residual=None if bias is None else s.qkv)
         c, (B, T) = self.model.config, self._shape
         keys = self._buffer(
             "keys", self.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim), dtype=torch.int32
         )
         self.kernels.slm_attention_forward(s.qkv, *self._attention_arguments(index), s.attended, s.lse_BHT, keys)
-        self._linear(s.attended, self._o[index], s.mid_ND, residual=x_ND)
+        if self._post_norms:
+            self._linear(s.attended, self._o[index], s.branch_1)
+            h_ND = self._norm(self._layers[index].post_attention_layernorm, s.branch_1, s.inverse_rms_3)
+            torch.add(x_ND, h_ND, out=s.mid_ND)
+        else:
+            self._linear(s.attended, self._o[index], s.mid_ND, residual=x_ND)
 
     def _attention_arguments(self, index: int) -> tuple[Any, ...]:
         c, attention = self.model.config, self._layers[index].self_attn
-        norms = (attention.q_norm.weight, attention.k_norm.weight) if attention.qk_norm else (None, None)
+        # A factor of the queries is a factor of their norm's gain.
+        norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if attention.qk_norm else (None, None)
         shape = (*self._shape, c.n_heads, c.n_kv_heads, c.head_dim)
-        return (*shape, self._cos_TE, self._sin_TE, *norms, c.norm_eps, self._starts_BT)
+        rope, starts_BT = self._rope_TE, self._starts_BT
+        if c.is_local(index):
+            rope, starts_BT = self._local_rope_TE, self._local_starts_BT
+        return (*shape, *rope, *norms, c.norm_eps, starts_BT)
 
     def _mlp_to_act(self, index: int, s: Activations, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
-        """silu(gate) * up of the layer's middle; gate and up too where there is room for them."""
-        h_ND = self._norm(self._layers[index].post_attention_layernorm, s.mid_ND, s.inverse_rms_2)
+        """f(gate) * up of the layer's middle; gate and up too where there is room for them."""
+        h_ND = self._norm(self._layers[index].feedforward_norm, s.mid_ND, s.inverse_rms_2)
         (N, D), F = h_ND.shape, self.model.config.ffn_dim
         act_NF = self._buffer("act", N, F)
-        self.kernels.slm_gate_up(h_ND, N, D, self._gate_up[index].layout("forward"), F, *gate_up, act_NF)
+        self.kernels.slm_gate_up(h_ND, N, D, self._gate_up[index].layout("forward"), F, *gate_up, act_NF, self._gelu)
         return act_NF
 
     # The head.
@@ -299,11 +330,12 @@ class Fused:
     def _head_pass(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
         """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
         (N, D), V = h_ND.shape, self._head.rows
-        logits = self._buffer("logits", min(N, HEAD_ROWS), V)
-        sums = self._buffer("head_sums", min(N, HEAD_ROWS), D, dtype=torch.float32)
+        at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
+        logits = self._buffer("logits", at_once, V)
+        sums = self._buffer("head_sums", at_once, D, dtype=torch.float32)
         nats = 0.0
-        for start in range(0, N, HEAD_ROWS):
-            part = slice(start, min(N, start + HEAD_ROWS))
+        for start in range(0, N, at_once):
+            part = slice(start, min(N, start + at_once))
             rows = part.stop - start
             scale = 1.0 if isinstance(each.weights, Tensor) else each.weights
             losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale)
@@ -330,7 +362,9 @@ class Fused:
         if not s.whole:
             s = self._again
             self._attention(index, x_ND, s)
-            self._mlp_to_act(index, s, s.gate_up or (None, None))
+            act_NF = self._mlp_to_act(index, s, s.gate_up or (None, None))
+            if self._post_norms:
+                self._normed_mlp(index, act_NF, s)
         self._mlp_backward(index, s, dx_ND)
         self._attention_backward(index, x_ND, s, dx_ND)
 
@@ -345,22 +379,30 @@ class Fused:
             self._buffer("d_gate_up", N, 2 * F),
             self._buffer("dh", N, D),
         )
+        d_branch_ND = dx_ND
+        if self._post_norms:
+            d_branch_ND = self._buffer("d_branch", N, D)
+            self._norm_backward(layer.post_feedforward_layernorm, dx_ND, s.branch_2, s.inverse_rms_4, None, d_branch_ND)
         weights = self._down[index].layout("backward")
-        self.kernels.slm_gate_up_backward(dx_ND, N, D, weights, F, *gate_up, d_gate_up, act_NF)
-        self._weight_gradient("down", dx_ND, act_NF, layer.mlp.down_proj.weight)
+        self.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *gate_up, d_gate_up, act_NF, self._gelu)
+        self._weight_gradient("down", d_branch_ND, act_NF, layer.mlp.down_proj.weight)
         self._input_gradient(d_gate_up, self._gate_up[index], dh_ND)
-        h_ND = self._norm(layer.post_attention_layernorm, s.mid_ND, None)
+        h_ND = self._norm(layer.feedforward_norm, s.mid_ND, None)
         self._weight_gradient("gate_up", d_gate_up, h_ND, layer.mlp.gate_proj.weight)
         self._weight_gradient("gate_up", d_gate_up[:, F:], h_ND, layer.mlp.up_proj.weight)
         run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
-        self._norm_backward(layer.post_attention_layernorm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
+        self._norm_backward(layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
 
     def _attention_backward(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
         layer, c, (B, T) = self._layers[index], self.model.config, self._shape
         attention = layer.self_attn
         d_attended, d_qkv = self._buffer("d_attended", *s.attended.shape), self._buffer("d_qkv", *s.qkv.shape)
-        self._input_gradient(dx_ND, self._o[index], d_attended)
-        self._weight_gradient("o", dx_ND, s.attended, attention.o_proj.weight)
+        d_branch_ND = dx_ND
+        if self._post_norms:
+            d_branch_ND = self._buffer("d_branch", *dx_ND.shape)
+            self._norm_backward(layer.post_attention_layernorm, dx_ND, s.branch_1, s.inverse_rms_3, None, d_branch_ND)
+        self._input_gradient(d_branch_ND, self._o[index], d_attended)
+        self._weight_gradient("o", d_branch_ND, s.attended, attention.o_proj.weight)
         size = self.kernels.slm_attention_backward_scratch(B, T, c.n_heads, c.head_dim)
         heads = self._buffer("heads", size, dtype=torch.float32)
         norms = self._buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
@@ -375,9 +417,12 @@ class Fused:
         column = 0
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
             self._weight_gradient(f"qkv{column}", d_qkv[:, column:], h_ND, linear.weight)
+            if linear.bias is not None and linear.bias.requires_grad:
+                self._bias_gradient(d_qkv[:, column:], linear.bias)
             column += len(linear.weight)
         run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
         if attention.qk_norm:
+            d_norms[0] *= c.query_factor
             for norm, gradient in zip((attention.q_norm, attention.k_norm), d_norms, strict=True):
                 if not norm.weight.requires_grad:
                     continue
@@ -402,6 +447,12 @@ class Fused:
         scratch = self._buffer(f"packed_{name}_{size}", size, dtype=torch.int32)
         self.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
 
+    def _bias_gradient(self, dy: Tensor, bias: Tensor) -> None:
+        """Add the sum of dy's rows to the bias's gradient; dy may be some columns of a wider tensor."""
+        grad, add = _grad(bias)
+        self.kernels.slm_bias_gradient(dy, dy.stride(0), len(dy), len(bias), grad, add)
+        run_hooks(bias)
+
     def _norm_backward(
         self, norm: RMSNorm, dh: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None, dx: Tensor
     ) -> None:
@@ -409,13 +460,15 @@ class Fused:
         grad, add = (self._buffer("norm", *norm.weight.shape, dtype=torch.float32), 0) if frozen else _grad(norm.weight)
         size = self.kernels.slm_rmsnorm_backward_scratch(x.shape[1])
         partial = self._buffer("partial", size, dtype=torch.float32)
-        self.kernels.slm_rmsnorm_backward(dh, x, inverse_rms, norm.weight, *x.shape, residual, dx, grad, add, partial)
+        self.kernels.slm_rmsnorm_backward(dh, x, inverse_rms, norm.gain, *x.shape, residual, dx, grad, add, partial)
         run_hooks(norm.weight)
 
     def _embed_backward(self, ids_N: Tensor, dx_ND: Tensor) -> None:
         table_VD = self.model.model.embed_tokens.weight
         if not table_VD.requires_grad:
             return
+        if self.model.config.traits.scaled_embedding:
+            dx_ND *= self.model.config.embedding_scale
         grad, add = _grad(table_VD)
         if not add:
             grad.zero_()
@@ -431,6 +484,13 @@ class _Mean:
 
     def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
         return [HeadPass(self._scale)]
+
+
+def _qkv_bias(attention: Attention) -> Tensor | None:
+    """The biases of queries, keys and values, one after another; None where there are none."""
+    if attention.q_proj.bias is None:
+        return None
+    return torch.cat([attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias])
 
 
 def _grad(parameter: Tensor) -> tuple[Tensor, int]:

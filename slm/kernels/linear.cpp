@@ -16,6 +16,50 @@ void pack_forward_block(const float* from, long ld, long cols, pair_t* out) {
     }
 }
 
+template <bool GELU>
+void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act) {
+#pragma omp parallel
+    gemm_loop(x, k, m, B, k / 2, f / 16, [&](long row, long panel, __m512 g, __m512 u) {
+        const long at = row * f + panel * 16;
+        if (gate) {
+            store_bf16(gate + at, g);
+            store_bf16(up + at, u);
+        }
+        store_bf16(act + at, _mm512_mul_ps(activation512<GELU>(g).value, u));
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * 16;
+        if (gate) {
+            will_write(gate + at);
+            will_write(up + at);
+        }
+        will_write(act + at);
+    });
+}
+
+template <bool GELU>
+void gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, long f, const bf16* gate, const bf16* up,
+                      bf16* d_gate_up, bf16* act) {
+#pragma omp parallel
+    gemm_loop(dout, d, m, B, d / 2, f / NR, [&](long row, long panel, __m512 a, __m512 b) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const long column = panel * NR + half * 16, at = row * f + column;
+            const __m512 dact = half ? b : a, g = load_bf16(gate + at), u = load_bf16(up + at);
+            const Activation of_g = activation512<GELU>(g);
+            store_bf16(act + at, _mm512_mul_ps(of_g.value, u));
+            store_bf16(d_gate_up + row * 2 * f + column, _mm512_mul_ps(dact, _mm512_mul_ps(u, of_g.slope)));
+            store_bf16(d_gate_up + row * 2 * f + f + column, _mm512_mul_ps(dact, of_g.value));
+        }
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * NR;
+        will_read(gate + at);
+        will_read(up + at);
+        will_write(act + at);
+        will_write(d_gate_up + row * f + at);
+        will_write(d_gate_up + row * f + at + f);
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -61,51 +105,27 @@ void slm_linear(const bf16* x, long m, long k, const pair_t* B, long n, const bf
     });
 }
 
-// SwiGLU: gate and up [m, f] and silu(gate) * up, from panels that hold 16 gate and 16 up columns. gate may be null.
-void slm_gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act) {
-#pragma omp parallel
-    gemm_loop(x, k, m, B, k / 2, f / 16, [&](long row, long panel, __m512 g, __m512 u) {
-        const long at = row * f + panel * 16;
-        if (gate) {
-            store_bf16(gate + at, g);
-            store_bf16(up + at, u);
-        }
-        store_bf16(act + at, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid512(g)), u));
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * 16;
-        if (gate) {
-            will_write(gate + at);
-            will_write(up + at);
-        }
-        will_write(act + at);
-    });
+// A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold 16 gate and 16 up columns.
+// gate may be null. gelu: f is GELU's tanh form, else SiLU.
+void slm_gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act, int gelu) {
+    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act);
 }
 
-// Backward of down(silu(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
+// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
 void slm_gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, long f, const bf16* gate, const bf16* up,
-                          bf16* d_gate_up, bf16* act) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-#pragma omp parallel
-    gemm_loop(dout, d, m, B, d / 2, f / NR, [&](long row, long panel, __m512 a, __m512 b) {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const long column = panel * NR + half * 16, at = row * f + column;
-            const __m512 dact = half ? b : a, g = load_bf16(gate + at), u = load_bf16(up + at), s = sigmoid512(g);
-            const __m512 silu = _mm512_mul_ps(g, s);
-            // silu'(g) = s (1 + g (1 - s))
-            const __m512 slope = _mm512_mul_ps(s, _mm512_fmadd_ps(g, _mm512_sub_ps(one, s), one));
-            store_bf16(act + at, _mm512_mul_ps(silu, u));
-            store_bf16(d_gate_up + row * 2 * f + column, _mm512_mul_ps(dact, _mm512_mul_ps(u, slope)));
-            store_bf16(d_gate_up + row * 2 * f + f + column, _mm512_mul_ps(dact, silu));
-        }
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * NR;
-        will_read(gate + at);
-        will_read(up + at);
-        will_write(act + at);
-        will_write(d_gate_up + row * f + at);
-        will_write(d_gate_up + row * f + at + f);
-    });
+                          bf16* d_gate_up, bf16* act, int gelu) {
+    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act);
+}
+
+// grad [n] (+)= the sums of the columns of dy [m, n], whose rows are ldy values apart; threads share the columns. n is a
+// multiple of 16.
+void slm_bias_gradient(const bf16* dy, long ldy, long m, long n, float* grad, int add) {
+#pragma omp parallel for schedule(static)
+    for (long i = 0; i < n; i += 16) {
+        __m512 sum = add ? _mm512_loadu_ps(grad + i) : _mm512_setzero_ps();
+        for (long row = 0; row < m; row++) sum = _mm512_add_ps(sum, load_bf16(dy + row * ldy + i));
+        _mm512_storeu_ps(grad + i, sum);
+    }
 }
 
 // grad [n, k] (+)= dy [m, n]^T x [m, k], f32; rows of dy and x are ldy and ldx values apart. n and k are multiples of 16

@@ -67,6 +67,25 @@ INLINE __m512 sigmoid512(__m512 x) {
     return reciprocal512(_mm512_add_ps(_mm512_set1_ps(1.0f), exp2_512(y)));
 }
 
+// The activation f(x) = x sigmoid(z(x)) of a gated feed-forward, and its slope: SiLU with z = x, or GELU's tanh form with
+// z = 2 c (x + 0.044715 x^3), c = sqrt(2 / pi).
+struct Activation {
+    __m512 value, slope;
+};
+template <bool GELU> INLINE Activation activation512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    if constexpr (GELU) {
+        const __m512 square = _mm512_mul_ps(x, x), two_c = _mm512_set1_ps(1.5957691216f);
+        const __m512 s = sigmoid512(_mm512_mul_ps(x, _mm512_fmadd_ps(square, _mm512_set1_ps(0.0713548163f), two_c)));
+        const __m512 dz = _mm512_fmadd_ps(square, _mm512_set1_ps(0.2140644489f), two_c);
+        const __m512 rest = _mm512_mul_ps(x, _mm512_sub_ps(one, s));
+        return {_mm512_mul_ps(x, s), _mm512_mul_ps(s, _mm512_fmadd_ps(rest, dz, one))};
+    } else {
+        const __m512 s = sigmoid512(x);
+        return {_mm512_mul_ps(x, s), _mm512_mul_ps(s, _mm512_fmadd_ps(x, _mm512_sub_ps(one, s), one))};
+    }
+}
+
 // Ask for a cache line: into the second cache, or the first one. No address is wrong here, outside of any memory either.
 INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 INLINE void will_read(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }

@@ -50,7 +50,7 @@ def load_config(directory: str | Path) -> ModelConfig:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     except KeyError as error:
-        raise UserError(f"{path} lacks {error}, which a Llama-family model needs") from None
+        raise UserError(f"{path} lacks {error}, which the shape of a model needs") from None
 
 
 def load_weights(directory: str | Path) -> dict[str, Tensor]:

@@ -1,24 +1,27 @@
 """The shape of a model and its checks, and its translation from and to Hugging Face's ``config.json``."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from data.errors import UserError
+from slm.model.architectures import TRAITS, Architecture, Traits, known_classes
 
-Architecture = Literal["llama", "qwen3"]
-ARCHITECTURES: dict[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of a block, by their names in a checkpoint."""
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
+SLIDING_PATTERN = 6
+"""Gemma 3: one of so many layers, the last of them, sees all positions."""
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 @dataclass(kw_only=True, frozen=True)
 class ModelConfig:
-    """A decoder-only transformer of the Llama family (RMSNorm, RoPE, SwiGLU, grouped-query attention).
+    """A decoder-only transformer of the Llama family (RMSNorm, RoPE, gated feed-forward, grouped-query attention).
 
-    ``arch="qwen3"`` adds an RMSNorm over each head's queries and keys. Widths may be any multiple of the head
-    layout: ``check_widths`` is what refuses new models that K-quants cannot hold.
+    ``arch`` says what sets it apart (``traits``). Widths may be any multiple of the head layout: ``check_widths`` is
+    what refuses new models that K-quants cannot hold.
     """
 
     arch: Architecture = "llama"
@@ -39,6 +42,14 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
     """Hugging Face's rope parameters of type "llama3", or None for plain RoPE."""
+    sliding_window: int | None = None
+    """gemma3: positions that a local layer sees, the position itself included; None: no layer is local."""
+    local_layers: tuple[bool, ...] = ()
+    """gemma3: which layers are local; empty: all but every sixth one."""
+    local_rope_theta: float = 10_000.0
+    """gemma3: ``rope_theta`` of local layers."""
+    query_scalar: float | None = None
+    """gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of head_dim."""
     norm_eps: float = 1e-5
     tie_embeddings: bool = True
     """The output projection is the embedding matrix."""
@@ -46,8 +57,8 @@ class ModelConfig:
     eos_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.arch not in ARCHITECTURES:
-            raise UserError(f"arch {self.arch!r} is not known; it is one of: {', '.join(ARCHITECTURES)}")
+        if self.arch not in TRAITS:
+            raise UserError(f"arch {self.arch!r} is not known; it is one of: {', '.join(TRAITS)}")
         for name in (
             "vocab_size",
             "n_layers",
@@ -72,6 +83,46 @@ class ModelConfig:
                 f"rope scaling of type {self.rope_scaling.get('rope_type')!r} is not supported; "
                 "plain RoPE and type 'llama3' are"
             )
+        if self.traits.sliding_window:
+            self._complete_sliding_window()
+        elif self.sliding_window is not None or self.query_scalar is not None or self.local_layers:
+            raise UserError(f"a {self.arch} model has no sliding window and no query_scalar: leave them out")
+
+    def _complete_sliding_window(self) -> None:
+        if self.rope_scaling:
+            raise UserError(f"rope scaling in a {self.arch} model is not supported; plain RoPE is")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise UserError(f"model.sliding_window must be at least 1, not {self.sliding_window}")
+        layers = tuple(self.local_layers) or every_nth_global(self.n_layers, SLIDING_PATTERN)
+        if len(layers) != self.n_layers:
+            raise UserError(f"model.local_layers names {len(layers)} layers, the model has {self.n_layers}")
+        if self.sliding_window is None or not any(layers):
+            layers = (False,) * self.n_layers
+            object.__setattr__(self, "sliding_window", None)
+        object.__setattr__(self, "local_layers", layers)
+        if self.query_scalar is not None and self.query_scalar <= 0:
+            raise UserError(f"model.query_scalar must be above 0, not {self.query_scalar}")
+        if self.query_scalar == self.head_dim:
+            object.__setattr__(self, "query_scalar", None)
+
+    @property
+    def traits(self) -> Traits:
+        """What sets the architecture apart."""
+        return TRAITS[self.arch]
+
+    def is_local(self, layer: int) -> bool:
+        """Whether the layer sees only the last ``sliding_window`` positions."""
+        return bool(self.local_layers) and self.local_layers[layer]
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        return math.sqrt(self.d_model) if self.traits.scaled_embedding else 1.0
+
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by, next to attention's 1 / sqrt(head_dim)."""
+        return 1.0 if self.query_scalar is None else math.sqrt(self.head_dim / self.query_scalar)
 
     def check_widths(self) -> None:
         """Refuse widths that K-quants cannot hold, naming the nearest that they can (for new models)."""
@@ -90,14 +141,28 @@ class ModelConfig:
                     f"rows in blocks of {WIDTH_MULTIPLE} and would fall back to larger types; use {near}"
                 )
 
+    def check_runs_in_llama_cpp(self) -> None:
+        """UserError where llama.cpp would compute something else than the checkpoint, or nothing at all."""
+        if self.query_scalar is not None:
+            raise UserError(
+                f"query_pre_attn_scalar={self.query_scalar:g} cannot be exported: llama.cpp divides attention's logits "
+                f"by the root of head_dim={self.head_dim}, and a GGUF has no place for another number"
+            )
+        if self.arch == "qwen2" and self.n_heads * self.head_dim != self.d_model:
+            raise UserError(
+                f"a qwen2 model whose n_heads*head_dim={self.n_heads * self.head_dim} is not its "
+                f"d_model={self.d_model} does not run in llama.cpp: make them equal"
+            )
+
     # What a step costs, by formula.
 
     @property
     def n_params(self) -> int:
         """Exact number of parameters, a tied embedding counted once."""
         embedding = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
-        norms = 2 * self.d_model + (2 * self.head_dim if self.arch == "qwen3" else 0)
-        return embedding + self.n_layers * (self._layer_matrix_params + norms) + self.d_model
+        norms = (4 if self.traits.post_norms else 2) * self.d_model + (2 * self.head_dim if self.traits.qk_norm else 0)
+        biases = (self.n_heads + 2 * self.n_kv_heads) * self.head_dim if self.traits.qkv_bias else 0
+        return embedding + self.n_layers * (self._layer_matrix_params + norms + biases) + self.d_model
 
     @property
     def n_matmul_params(self) -> int:
@@ -113,10 +178,14 @@ class ModelConfig:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.
 
         N is ``n_matmul_params``. Attention is 2 products of T/2 visible keys on average, forward once and
-        backward twice: 6 n_layers T n_heads head_dim. Recomputation is not counted.
+        backward twice: 6 n_layers T n_heads head_dim. A local layer sees fewer. Recomputation is not counted.
         """
         seq_len = seq_len or self.seq_len
-        return 6 * self.n_matmul_params + 6 * self.n_layers * seq_len * self.n_heads * self.head_dim
+        n_local = sum(self.local_layers)
+        window = min(seq_len, self.sliding_window or seq_len)
+        # Twice the keys seen on average: T, and W (2 T - W) / T where a window of W is shorter than T.
+        seen = (self.n_layers - n_local) * seq_len + n_local * window * (2 * seq_len - window) // seq_len
+        return 6 * self.n_matmul_params + 6 * seen * self.n_heads * self.head_dim
 
     @property
     def training_state_bytes(self) -> int:
@@ -128,25 +197,33 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> "ModelConfig":
         """Read a ``config.json`` of transformers 4 or 5. UserError for what this model cannot compute."""
-        names = {name: arch for arch, name in ARCHITECTURES.items()}
         name = (config.get("architectures") or [None])[0]
-        if name not in names:
+        arch = next((arch for arch, traits in TRAITS.items() if traits.hf_class == name), None)
+        if arch is None:
             raise UserError(
-                f"architecture {name} is not supported: training and export know {' and '.join(names)}. For others, "
+                f"architecture {name} is not supported: training and export know {known_classes()}. For others, "
                 "llama.cpp's convert_hf_to_gguf.py may make a GGUF file, which make serve and make chat take"
             )
-        for key in ("attention_bias", "mlp_bias"):
-            if config.get(key):
-                raise UserError(f"{key}=true in config.json is not supported: this model has no biases")
-        if config.get("hidden_act", "silu") != "silu":
-            raise UserError(f"hidden_act={config['hidden_act']} in config.json is not supported: only silu is")
-        if config.get("use_sliding_window"):
-            raise UserError("use_sliding_window=true in config.json is not supported")
+        traits = TRAITS[arch]
+        _refuse_unknown(config, traits)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        local_rope = rope.get(_LOCAL) or {}
+        rope = rope.get(_GLOBAL) or {} if _LOCAL in rope or _GLOBAL in rope else rope
         rope_type = rope.get("rope_type", rope.get("type", "default"))
+        local_rope_type = local_rope.get("rope_type", "default")
+        if local_rope_type != "default":
+            raise UserError(f"rope scaling of type {local_rope_type!r} in local layers is not supported")
         eos = config.get("eos_token_id")
         n_heads = config["num_attention_heads"]
-        arch = names[name]
+        default_theta = 1_000_000.0 if traits.sliding_window else 10_000.0
+        local: dict[str, Any] = {}
+        if traits.sliding_window:
+            local = {
+                "sliding_window": config.get("sliding_window", 4096),
+                "local_layers": _local_layers(config),
+                "local_rope_theta": float(local_rope.get("rope_theta") or config.get("rope_local_base_freq") or 1e4),
+                "query_scalar": config.get("query_pre_attn_scalar", 256),
+            }
         return cls(
             arch=arch,
             vocab_size=config["vocab_size"],
@@ -154,23 +231,26 @@ class ModelConfig:
             d_model=config["hidden_size"],
             n_heads=n_heads,
             n_kv_heads=config.get("num_key_value_heads") or n_heads,
-            head_dim=config.get("head_dim") or (128 if arch == "qwen3" else config["hidden_size"] // n_heads),
+            head_dim=config.get("head_dim") or traits.head_dim or config["hidden_size"] // n_heads,
             ffn_dim=config["intermediate_size"],
             seq_len=config["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or default_theta),
             rope_scaling=None if rope_type == "default" else {**rope, "rope_type": rope_type},
             norm_eps=config.get("rms_norm_eps", 1e-6),
-            tie_embeddings=config.get("tie_word_embeddings", False),
+            tie_embeddings=config.get("tie_word_embeddings", traits.tied),
             bos_id=config.get("bos_token_id"),
             eos_id=eos[0] if isinstance(eos, list) else eos,
+            **local,
         )
 
     def to_hf(self) -> dict[str, Any]:
         """A ``config.json`` that transformers 4 and 5, vLLM and llama.cpp's converter read."""
-        rope = {"rope_type": "default", **(self.rope_scaling or {}), "rope_theta": self.rope_theta}
+        rope: dict[str, Any] = {"rope_type": "default", **(self.rope_scaling or {}), "rope_theta": self.rope_theta}
+        if self.traits.sliding_window:
+            rope = {_GLOBAL: rope, _LOCAL: {"rope_type": "default", "rope_theta": self.local_rope_theta}}
         config = {
-            "architectures": [ARCHITECTURES[self.arch]],
-            "model_type": self.arch,
+            "architectures": [self.traits.hf_class],
+            "model_type": self.traits.hf_type,
             "vocab_size": self.vocab_size,
             "hidden_size": self.d_model,
             "intermediate_size": self.ffn_dim,
@@ -196,9 +276,56 @@ class ModelConfig:
         }
         if self.arch == "llama":
             config["mlp_bias"] = False
+        elif self.traits.sliding_window:
+            config |= self._sliding_window_hf()
+            del config["hidden_act"]
         else:
             config |= {"use_sliding_window": False, "sliding_window": None}
+        if self.traits.qkv_bias:
+            del config["attention_bias"]  # the class has its biases without being asked
         return config
+
+    def _sliding_window_hf(self) -> dict[str, Any]:
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": self.head_dim if self.query_scalar is None else self.query_scalar,
+            "sliding_window": self.sliding_window
+            or self.seq_len,  # transformers wants one where no layer is local, too
+            "layer_types": [_LOCAL if local else _GLOBAL for local in self.local_layers],
+            "rope_local_base_freq": self.local_rope_theta,  # transformers 4
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+            "pad_token_id": None,
+        }
+
+
+def every_nth_global(n_layers: int, pattern: int) -> tuple[bool, ...]:
+    """Which layers are local where the last of every ``pattern`` layers is not."""
+    return tuple((layer + 1) % pattern != 0 for layer in range(n_layers))
+
+
+def _local_layers(config: dict[str, Any]) -> tuple[bool, ...]:
+    """``layer_types`` of a config.json, or what an older one says in a number."""
+    if types := config.get("layer_types"):
+        return tuple(each == _LOCAL for each in types)
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or SLIDING_PATTERN
+    return every_nth_global(config["num_hidden_layers"], pattern)
+
+
+def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
+    """UserError for what a config.json asks for and this model does not compute."""
+    for key in ("mlp_bias",) if traits.qkv_bias else ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise UserError(f"{key}=true in config.json is not supported: a {traits.hf_class} has no such biases here")
+    key, name = ("hidden_act", "silu") if traits.activation == "silu" else ("hidden_activation", "gelu_pytorch_tanh")
+    if (config.get(key) or name) != name:
+        raise UserError(f"{key}={config[key]} in config.json is not supported: only {name} is")
+    if config.get("use_sliding_window"):
+        raise UserError("use_sliding_window=true in config.json is not supported")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(key):
+            raise UserError(f"{key}={config[key]} in config.json is not supported")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,4 +344,4 @@ class InitConfig:
     """Of the two projections that write to the residual stream (o_proj and down_proj), in units of 0.02 / sqrt(2
     n_layers); 0: zeros."""
     qk_gain: float = 1.0
-    """Gains of the norms of queries and keys (qwen3); attention's logits grow with its square."""
+    """Gains of the norms of queries and keys (qwen3, gemma3); attention's logits grow with its square."""

@@ -14,18 +14,21 @@ CLASSIC = InitConfig()
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, n_layers: int, init: InitConfig) -> None:
+def initialize(model: nn.Module, n_layers: int, init: InitConfig, *, norm_offset: float = 0.0) -> None:
     """Give every matrix of a model new random weights. The norms' gains are 1, those of queries and keys ``qk_gain``.
 
-    Random numbers are torch's: set its seed before.
+    A gain is a norm's weight plus ``norm_offset``. Biases are 0. Random numbers are torch's: set its seed before.
     """
     output_std = init.output_gain * 0.02 / math.sqrt(2 * n_layers)
     tied = not hasattr(model, "lm_head")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             continue
-        if parameter.ndim < 2:
-            nn.init.constant_(parameter, init.qk_gain if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0)
+        if name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.ndim < 2:
+            gain = init.qk_gain if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            nn.init.constant_(parameter, gain - norm_offset)
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             _normal(parameter, output_std)
         elif "embed_tokens" in name:

@@ -1,7 +1,7 @@
-"""A decoder-only transformer of the Llama family: RMSNorm, RoPE, SwiGLU, grouped-query attention, QK-norm.
+"""A decoder-only transformer of the Llama family: RMSNorm, RoPE, gated feed-forward, grouped-query attention.
 
-Parameter names are Hugging Face's own, so a state dict is a checkpoint. With ``arch="llama"`` it computes what
-transformers' LlamaForCausalLM does, with ``arch="qwen3"`` what Qwen3ForCausalLM does.
+Parameter names are Hugging Face's own, so a state dict is a checkpoint. It computes what transformers' class of the
+configuration's architecture does; ``slm/model/architectures.py`` says in what they differ.
 
 Shape suffixes: B batch, T positions of this call, S positions visible (cache included), D model width, H query
 heads, K key/value heads, E values per head, F feed-forward width, V vocabulary.
@@ -22,17 +22,22 @@ from slm.model.initialization import CLASSIC, initialize
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, computed in f32 (Zhang and Sennrich 2019)."""
+    """x / rms(x) * (weight + offset) over the last dimension, computed in f32 (Zhang and Sennrich 2019)."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
+        self.eps, self.offset = eps, offset
+
+    @property
+    def gain(self) -> Tensor:
+        """What the normed values are multiplied by."""
+        return self.weight + self.offset if self.offset else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (self.weight * normed).to(x.dtype)
+        return (self.gain * normed).to(x.dtype)
 
 
 class LayerCache:
@@ -54,22 +59,27 @@ class LayerCache:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions and n_heads / n_kv_heads query heads per key head."""
+    """Causal self-attention with rotary positions and n_heads / n_kv_heads query heads per key head.
 
-    def __init__(self, config: ModelConfig) -> None:
+    ``window``: the positions that one sees, itself included, while a cache is used; without one ``starts_BT`` says it.
+    """
+
+    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
+        self.window = window
+        bias, offset = config.traits.qkv_bias, config.traits.norm_offset
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.d_model, q_width, bias=False)
-        self.k_proj = nn.Linear(config.d_model, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
+        self.q_proj = nn.Linear(config.d_model, q_width, bias=bias)
+        self.k_proj = nn.Linear(config.d_model, kv_width, bias=bias)
+        self.v_proj = nn.Linear(config.d_model, kv_width, bias=bias)
         self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
         self.blockwise = False
         """Train with ``causal_attention`` instead of torch's kernel: faster where it is compiled."""
-        self.qk_norm = config.arch == "qwen3"
+        self.qk_norm, self.query_factor = config.traits.qk_norm, config.query_factor
         if self.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, offset)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, offset)
 
     def forward(
         self,
@@ -85,6 +95,8 @@ class Attention(nn.Module):
         v_BTKE = self.v_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
         if self.qk_norm:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
+        if self.query_factor != 1.0:
+            q_BTHE = q_BTHE * self.query_factor
         q_BHTE = apply_rope(q_BTHE.transpose(1, 2), cos_TE, sin_TE)
         k_BKSE = apply_rope(k_BTKE.transpose(1, 2), cos_TE, sin_TE)
         v_BKSE = v_BTKE.transpose(1, 2)
@@ -92,8 +104,7 @@ class Attention(nn.Module):
         if cache is not None:
             past = len(cache)
             k_BKSE, v_BKSE = cache.extend(k_BKSE, v_BKSE)
-            if past:  # is_causal would line the last query up with the first key
-                mask = torch.ones(T, past + T, dtype=torch.bool).tril(past)
+            mask = cached_mask(past, T, self.window)
         elif starts_BT is not None:
             mask = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= starts_BT[:, None, :, None])
         if cache is None and self.blockwise:
@@ -110,28 +121,56 @@ class Attention(nn.Module):
         return self.o_proj(y_BHTE.transpose(1, 2).reshape(B, T, self.n_heads * self.head_dim))
 
 
+def cached_mask(past: int, T: int, window: int | None) -> Tensor | None:
+    """Which of ``past`` + T keys each of T queries sees, bool [T, S]; None where plain causal attention says it."""
+    local = window is not None and past + T > window
+    if not past and not local:
+        return None  # is_causal would line the last query up with the first key where there is a past
+    mask = torch.ones(T, past + T, dtype=torch.bool).tril(past)
+    return mask.triu(past - window + 1) if local and window is not None else mask
+
+
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+    """A gated feed-forward: down(f(gate(x)) * up(x)), f being SiLU or GELU's tanh form (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
         self.up_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
         self.down_proj = nn.Linear(config.ffn_dim, config.d_model, bias=False)
+        self.gelu = config.traits.activation == "gelu_tanh"
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        gate_BTF = self.gate_proj(x_BTD)
+        act_BTF = F.gelu(gate_BTF, approximate="tanh") if self.gelu else F.silu(gate_BTF)
+        return self.down_proj(act_BTF * self.up_proj(x_BTD))
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer block."""
+    """One pre-norm transformer block; with ``post_norms`` its two branches are normed at their end, too.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Llama's ``post_attention_layernorm`` stands before the feed-forward, Gemma's behind attention.
+    """
+
+    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.d_model, config.norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps)
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset)
+
+        self.post_norms = config.traits.post_norms
+        self.input_layernorm = norm()
+        self.self_attn = Attention(config, window)
+        self.post_attention_layernorm = norm()
+        if self.post_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
         self.mlp = MLP(config)
+
+    @property
+    def feedforward_norm(self) -> RMSNorm:
+        """The norm before the feed-forward."""
+        return self.pre_feedforward_layernorm if self.post_norms else self.post_attention_layernorm
 
     def forward(
         self,
@@ -141,7 +180,11 @@ class Layer(nn.Module):
         cache: LayerCache | None = None,
         starts_BT: Tensor | None = None,
     ) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE, cache, starts_BT)
+        attended_BTD = self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE, cache, starts_BT)
+        if self.post_norms:
+            x_BTD = x_BTD + self.post_attention_layernorm(attended_BTD)
+            return x_BTD + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x_BTD)))
+        x_BTD = x_BTD + attended_BTD
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -151,8 +194,9 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
-        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        windows = [config.sliding_window if config.is_local(index) else None for index in range(config.n_layers)]
+        self.layers = nn.ModuleList(Layer(config, window) for window in windows)
+        self.norm = RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset)
 
     def layer_list(self) -> list[Layer]:
         """The layers, by their type."""
@@ -173,7 +217,7 @@ class LanguageModel(nn.Module):
         self.model = Decoder(config)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        initialize(self, config.n_layers, init)
+        initialize(self, config.n_layers, init, norm_offset=config.traits.norm_offset)
 
     @property
     def head_weight_VD(self) -> Tensor:
@@ -186,18 +230,26 @@ class LanguageModel(nn.Module):
 
         ``starts_BT`` (int32): the first position of its sequence that each one may see; None: all before it.
         """
-        start = len(cache[0]) if cache else 0
-        cos_TE, sin_TE = rope_tables(self.config, start, start + ids_BT.shape[1])
+        start, T = len(cache[0]) if cache else 0, ids_BT.shape[1]
+        rope_TE = rope_tables(self.config, start, start + T)
+        local_rope_TE, local_starts_BT = rope_TE, starts_BT
+        if any(self.config.local_layers):
+            local_rope_TE = rope_tables(self.config, start, start + T, local=True)
+            local_starts_BT = None if cache else local_starts(self.config, ids_BT.shape, starts_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
+        if self.config.traits.scaled_embedding:
+            x_BTD = x_BTD * self.config.embedding_scale
         if torch.is_autocast_enabled("cpu"):
             x_BTD = x_BTD.to(torch.get_autocast_dtype("cpu"))
         for index, layer in enumerate(self.model.layers):
+            local = self.config.is_local(index)
+            (cos_TE, sin_TE), seen_BT = (local_rope_TE, local_starts_BT) if local else (rope_TE, starts_BT)
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_BTD = checkpoint(layer, x_BTD, cos_TE, sin_TE, None, starts_BT, use_reentrant=False)
+                x_BTD = checkpoint(layer, x_BTD, cos_TE, sin_TE, None, seen_BT, use_reentrant=False)
             else:
                 # Generation changes shape with every token: it must not reach a layer compiled for one shape.
                 call = layer.forward if cache else layer
-                x_BTD = call(x_BTD, cos_TE, sin_TE, cache[index] if cache else None, starts_BT)
+                x_BTD = call(x_BTD, cos_TE, sin_TE, cache[index] if cache else None, seen_BT)
         return self.model.norm(x_BTD)
 
     def forward(self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None) -> Tensor:
@@ -232,16 +284,29 @@ def apply_rope(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     return (x_BHTE * cos_TE + rotated * sin_TE).to(x_BHTE.dtype)
 
 
-def rope_tables(config: ModelConfig, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, E], f32, of positions ``start`` to ``stop``."""
-    angles_TE = torch.outer(torch.arange(start, stop, dtype=torch.float32), rope_frequencies(config)).repeat(1, 2)
+def local_starts(config: ModelConfig, shape: torch.Size, starts_BT: Tensor | None = None) -> Tensor | None:
+    """The first position that each one sees in a local layer, int32 ``shape`` [B, T]; ``starts_BT``: in other layers.
+
+    None where that is every position before it.
+    """
+    window, T = config.sliding_window, shape[1]
+    if window is None or window >= T:
+        return starts_BT
+    first_T = (torch.arange(T, dtype=torch.int32) - (window - 1)).clamp(min=0)
+    return first_T.expand(shape) if starts_BT is None else torch.maximum(starts_BT, first_T)
+
+
+def rope_tables(config: ModelConfig, start: int, stop: int, *, local: bool = False) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, E], f32, of positions ``start`` to ``stop``; ``local``: those of local layers."""
+    frequencies = rope_frequencies(config, local=local)
+    angles_TE = torch.outer(torch.arange(start, stop, dtype=torch.float32), frequencies).repeat(1, 2)
     return angles_TE.cos(), angles_TE.sin()
 
 
-def rope_frequencies(config: ModelConfig) -> Tensor:
+def rope_frequencies(config: ModelConfig, *, local: bool = False) -> Tensor:
     """Radians per position of each pair of values, f32 [E / 2], with Llama 3's long-context scaling where set."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
+    frequencies = 1.0 / (config.local_rope_theta if local else config.rope_theta) ** exponents
     scaling = config.rope_scaling
     if not scaling:
         return frequencies

@@ -9,13 +9,16 @@ import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from data.errors import UserError
 from export.__main__ import main
 from export.config import ExportConfig
 from export.pipeline import export
+from slm.llama.gguf_check import read_header
 from tests.helpers import export_faults, programs
 from tests.helpers import tiny_checkpoint as tiny
+from tests.helpers.tokenizers import save_gemma_like
 
 
 def test_files_names_and_record(exported):
@@ -47,23 +50,40 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers": 4}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"arch": "qwen3", "tie_embeddings": True, "head_dim": 32},
         {"arch": "llama", "tie_embeddings": True, "rope_scaling": LLAMA3, "n_kv_heads": 1},
         {"arch": "qwen3", "tie_embeddings": False, "n_kv_heads": 4},
+        {"arch": "qwen2", "tie_embeddings": True},
+        GEMMA | {"sliding_window": 40, "local_layers": (True, True, False, True)},
+        GEMMA | {"sliding_window": 24, "n_layers": 7, "local_rope_theta": 5_000.0},
+        GEMMA | {"sliding_window": None, "tie_embeddings": False},
     ],
 )
-def test_every_shape_gives_the_checkpoints_logits(tmp_path, changes):
+def test_every_shape_gives_the_checkpoints_logits(tmp_path, monkeypatch, changes):
+    if changes["arch"] == "gemma3":
+        monkeypatch.setattr(F, "gelu", ggmls_gelu)
     root = tiny.run(tmp_path / "run", **({"d_model": 96, "n_heads": 4, "head_dim": 24, "ffn_dim": 160} | changes))
     record = export(ExportConfig(threads=1, run=root, quant=["f32", "f16", "bf16"]))
     assert record["published"], record["files"]
     f32, f16, bf16 = (each["kl"] for each in record["files"])
-    assert f32 < 1e-8 < f16 < bf16
+    assert f32 < (1e-8 if changes["arch"] != "gemma3" else 1e-6) < f16 < bf16
 
 
-@pytest.mark.parametrize(("arch", "tie"), [("Llama", False), ("Qwen3", True)])
+def ggmls_gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
+    """GELU by ggml's table: of x rounded to f16, and rounded to f16 (a sum in another order may round otherwise)."""
+    assert approximate == "tanh"
+    h = x.half().float()
+    gelu = 0.5 * h * (1 + torch.tanh(0.79788456 * h * (1 + 0.044715 * h * h)))
+    return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, gelu.half().float()))
+
+
+@pytest.mark.parametrize(("arch", "tie"), [("Llama", False), ("Qwen3", True), ("Qwen2", True), ("Gemma3Text", True)])
 def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
     """GQA and a width that is no multiple of 256: exports, quantizes with the warning, and loads."""
     import transformers
@@ -73,9 +93,10 @@ def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
         vocab_size=words.vocab_size, hidden_size=96, intermediate_size=160, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=128,
         tie_word_embeddings=tie, bos_token_id=words.eot_id, eos_token_id=words.eot_id, pad_token_id=None,
+        **({"query_pre_attn_scalar": 24, "sliding_window": 40} if arch == "Gemma3Text" else {}),
     )  # fmt: skip
     torch.manual_seed(0)
-    model = getattr(transformers, f"{arch}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     tiny.randomize(model)
     folder = tmp_path / "Tiny-Model-Base"
     model.save_pretrained(folder)
@@ -124,6 +145,23 @@ def test_a_sentencepiece_model(tmp_path, bare):
     record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
     assert record["published"], record["files"]
     assert record["tokenizer"] == {"model": "llama", "pre": "default"}
+
+
+def test_a_gemma_model_with_its_kind_of_tokenizer(tmp_path):
+    """<bos> before each text, a token without a row, quantized with an importance matrix."""
+    root = tmp_path / "run"
+    folder = root / "checkpoints" / "step-00000010"
+    n_pieces = save_gemma_like(folder, tiny.text(30_000))
+    tiny.run(root, **GEMMA, sliding_window=40, vocab_size=n_pieces, bos_id=2, eos_id=1, own_tokenizer=True)
+    said: list[str] = []
+    record = export(ExportConfig(threads=1, run=root, quant=["f32", "q4_k_m"]), said.append)
+    assert record["published"], record["files"]
+    assert record["tokenizer"] == {"model": "llama", "pre": "default"}
+    assert any("no row for <image_soft_token>" in line for line in said)
+    header = read_header(root / "gguf" / record["files"][1]["file"]).metadata
+    assert header["general.architecture"] == "gemma3"
+    assert header["gemma3.attention.sliding_window"] == 40
+    assert header["tokenizer.ggml.add_bos_token"] is True
 
 
 def test_a_full_disk_leaves_nothing_and_says_how_much_was_needed(tmp_path):

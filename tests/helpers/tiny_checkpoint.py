@@ -66,16 +66,40 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale * parameter.shape[1] ** -0.5)
 
 
-def checkpoint(directory: Path, **changes) -> Path:
-    """A checkpoint directory of our own making."""
+def checkpoint(directory: Path, *, own_tokenizer: bool = False, **changes) -> Path:
+    """A checkpoint directory of our own making. ``own_tokenizer``: there is a tokenizer in it already."""
     directory.mkdir(parents=True, exist_ok=True)
     words = tokenizer()
     shape = config(**({"bos_id": words.eot_id, "eos_id": words.eot_id} | changes))
     model = LanguageModel(shape)
     randomize(model)
     save_model(directory, model)
-    words.save(directory)
+    if not own_tokenizer:
+        words.save(directory)
     return directory
+
+
+def gguf_file(path: Path, **changes) -> Path:
+    """A checkpoint of our own making as an f32 GGUF; the checkpoint is in a folder next to it."""
+    from export.config import Naming
+    from export.gguf.vocab import build_vocab
+    from export.gguf.writer import identify_model, write_gguf
+    from slm.model.checkpoint import load_model
+    from slm.runs import Run
+
+    directory = checkpoint(path.with_suffix(".checkpoint"), **changes)
+    model = load_model(directory)
+    config = model.config
+    write_gguf(
+        path,
+        "f32",
+        model=config,
+        weights=model.state_dict(),
+        vocab=build_vocab(directory, config.vocab_size, arch=config.arch),
+        identity=identify_model(Naming(), Run(root=directory, is_hf=True), directory, config.n_params),
+        record="{}",
+    )
+    return path
 
 
 def run(root: Path, **changes) -> Path:

@@ -104,3 +104,42 @@ def ids_of(hf, text):
 
 def stories(count=1500):
     return (story(0, index) for index in range(count))
+
+
+GEMMA_SYMBOLS = ("<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", *("▁" * n for n in range(2, 9)))
+
+
+def save_gemma_like(folder, text, vocab_size=400):
+    """A tokenizer built as Gemma 3's: SentencePiece BPE with bytes, no space before the text, <bos> added.
+
+    ``tokenizer.model`` as sentencepiece trains it, and ``tokenizer.json`` as transformers' class writes it, which adds
+    one special token beyond the pieces. Returns the number of pieces.
+    """
+    import sentencepiece
+    from tokenizers import AddedToken
+    from transformers import GemmaTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = folder / "corpus.txt"
+    corpus.write_text(text, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(folder / "tokenizer"), vocab_size=vocab_size, model_type="bpe",
+        byte_fallback=True, split_digits=True, add_dummy_prefix=False, remove_extra_whitespaces=False,
+        normalization_rule_name="identity", pad_id=0, eos_id=1, bos_id=2, unk_id=3, pad_piece="<pad>",
+        eos_piece="<eos>", bos_piece="<bos>", user_defined_symbols=list(GEMMA_SYMBOLS), minloglevel=3,
+    )  # fmt: skip
+    corpus.unlink()
+    (folder / "tokenizer.vocab").unlink()
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    vocab = {pieces.id_to_piece(id): id for id in range(pieces.get_piece_size())}
+    whole = [each for each in vocab if vocab[each] > 3 and not pieces.is_byte(vocab[each])]
+    merges = [(each[:cut], each[cut:]) for each in whole for cut in range(1, len(each))]
+    merges = [pair for pair in merges if all(half in vocab for half in pair)]
+    tokenizer = GemmaTokenizer(vocab=vocab, merges=merges, mask_token="<pad>", add_bos_token=True)
+    tokenizer.add_tokens(
+        [AddedToken(each, normalized=False, special=each.startswith("<")) for each in GEMMA_SYMBOLS],
+        special_tokens=False,
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(folder)
+    return len(vocab)

@@ -19,6 +19,7 @@ PARTS = {
     "slm_gate_up": "projections",
     "slm_gate_up_backward": "projections",
     "slm_weight_gradient": "projections",
+    "slm_bias_gradient": "projections",
     "slm_cross_entropy": "head and loss",
     "slm_head_backward": "head and loss",
     "slm_pack_forward": "packing weights",

@@ -124,9 +124,9 @@ def hf_trainer(task: Task) -> dict[str, Any]:
     config = task.config
     torch.set_num_threads(config.train.threads or compute_threads())
     _, shape = _model(config, meta=True)
-    kind = {"llama": "Llama", "qwen3": "Qwen3"}[shape.arch]
     values = {k: v for k, v in shape.to_hf().items() if k not in ("architectures", "torch_dtype", "rope_theta")}
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**values))
+    kind = getattr(transformers, shape.traits.hf_class)
+    model = kind(kind.config_class(**values))
     seconds: list[float] = []
     started: list[float] = []
 

@@ -1,6 +1,54 @@
 // Linear layers in f32: packing of weights, activations times weights with what follows fused in, weight gradients.
 #include "gemm.h"
 
+namespace {
+
+template <bool GELU>
+void gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
+#pragma omp parallel
+    gemm_loop(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
+        const long at = row * f + panel * W;
+        if (gate) {
+            store(gate + at, g);
+            store(up + at, u);
+        }
+        store(act + at, activation<GELU>(g).value * u);
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * W;
+        if (gate) {
+            will_write(gate + at);
+            will_write(up + at);
+        }
+        will_write(act + at);
+    });
+}
+
+template <bool GELU>
+void gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
+                      float* d_gate_up, float* act) {
+#pragma omp parallel
+    gemm_loop(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const long column = panel * NR + half * W, at = row * f + column;
+            const vec dact = half ? b : a, g = load(gate + at), u = load(up + at);
+            const Activation of_g = activation<GELU>(g);
+            store(act + at, of_g.value * u);
+            store(d_gate_up + row * 2 * f + column, dact * (u * of_g.slope));
+            store(d_gate_up + row * 2 * f + f + column, dact * of_g.value);
+        }
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * NR;
+        will_read(gate + at);
+        will_read(up + at);
+        will_write(act + at);
+        will_write(d_gate_up + row * f + at);
+        will_write(d_gate_up + row * f + at + f);
+    });
+}
+
+}  // namespace
+
 extern "C" {
 
 // W [n, k] for x W^T: B[panel][k][NR]. half: 0, or 1 for the left, 2 for the right W columns of each panel (gate and up
@@ -38,48 +86,31 @@ void slm_linear(const float* x, long m, long k, const float* B, long n, const fl
     });
 }
 
-// SwiGLU: gate and up [m, f] and silu(gate) * up, from panels that hold W gate and W up columns. gate may be null.
-void slm_gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
-#pragma omp parallel
-    gemm_loop(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
-        const long at = row * f + panel * W;
-        if (gate) {
-            store(gate + at, g);
-            store(up + at, u);
-        }
-        store(act + at, g * sigmoid(g) * u);
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * W;
-        if (gate) {
-            will_write(gate + at);
-            will_write(up + at);
-        }
-        will_write(act + at);
-    });
+// A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold W gate and W up columns.
+// gate may be null. gelu: f is GELU's tanh form, else SiLU.
+void slm_gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act, int gelu) {
+    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act);
 }
 
-// Backward of down(silu(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
+// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
 void slm_gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
-                          float* d_gate_up, float* act) {
-#pragma omp parallel
-    gemm_loop(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const long column = panel * NR + half * W, at = row * f + column;
-            const vec dact = half ? b : a, g = load(gate + at), u = load(up + at), s = sigmoid(g);
-            const vec silu = g * s, slope = s * (g * (1.0f - s) + 1.0f);  // silu'(g) = s (1 + g (1 - s))
-            store(act + at, silu * u);
-            store(d_gate_up + row * 2 * f + column, dact * (u * slope));
-            store(d_gate_up + row * 2 * f + f + column, dact * silu);
+                          float* d_gate_up, float* act, int gelu) {
+    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act);
+}
+
+// grad [n] (+)= the sums of the columns of dy [m, n], whose rows are ldy values apart; threads share the columns. n is a
+// multiple of NR.
+void slm_bias_gradient(const float* dy, long ldy, long m, long n, float* grad, int add) {
+#pragma omp parallel for schedule(static)
+    for (long i = 0; i < n; i += NR) {
+        vec a = {}, b = {};
+        for (long row = 0; row < m; row++) {
+            a += load(dy + row * ldy + i);
+            b += load(dy + row * ldy + i + W);
         }
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * NR;
-        will_read(gate + at);
-        will_read(up + at);
-        will_write(act + at);
-        will_write(d_gate_up + row * f + at);
-        will_write(d_gate_up + row * f + at + f);
-    });
+        store(grad + i, add ? load(grad + i) + a : a);
+        store(grad + i + W, add ? load(grad + i + W) + b : b);
+    }
 }
 
 // grad [n, k] (+)= dy [m, n]^T x [m, k]; dy has ldy values per row, x ldx. k is a multiple of NR. scratch:

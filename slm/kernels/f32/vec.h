@@ -82,6 +82,21 @@ constexpr float LOG2_E = 1.44269504f;
 // For x below -87 the true value is below 1e-38 and this gives about that.
 INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exp2_of(min_of(x * -LOG2_E, all(126.0f)))); }
 
+// The activation f(x) = x sigmoid(z(x)) of a gated feed-forward, and its slope: SiLU with z = x, or GELU's tanh form with
+// z = 2 c (x + 0.044715 x^3), c = sqrt(2 / pi).
+struct Activation {
+    vec value, slope;
+};
+template <bool GELU> INLINE Activation activation(vec x) {
+    if constexpr (GELU) {
+        const vec square = x * x, s = sigmoid(x * (square * 0.0713548163f + 1.5957691216f));
+        return {x * s, s * (x * (1.0f - s) * (square * 0.2140644489f + 1.5957691216f) + 1.0f)};
+    } else {
+        const vec s = sigmoid(x);
+        return {x * s, s * (x * (1.0f - s) + 1.0f)};
+    }
+}
+
 // Ask for a cache line: into the second cache, or the first one. No address is wrong here, outside of any memory either.
 INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 INLINE void will_read(const void* p) { __builtin_prefetch(p, 0, 3); }

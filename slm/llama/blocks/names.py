@@ -1,7 +1,9 @@
-"""GGUF's names of a Llama-family model's tensors.
+"""GGUF's names of a model's tensors.
 
 Tested in tests/export/gguf/test_tensors.py.
 """
+
+from slm.model.architectures import TRAITS, Architecture
 
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -16,15 +18,25 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_POST_NORM_NAMES = _LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Those of an architecture whose branches are normed at their end, too."""
 _TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_name(name: str) -> str:
-    """GGUF's name of a Hugging Face tensor: ``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
+def gguf_name(name: str, arch: Architecture = "llama") -> str:
+    """GGUF's name of a Hugging Face tensor: ``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``.
+
+    ``arch`` matters for norms only: matrices and biases have the same names in all architectures.
+    """
     stem, _, kind = name.rpartition(".")
     if stem in _TOP_NAMES:
         return f"{_TOP_NAMES[stem]}.{kind}"
+    layer_names = _POST_NORM_NAMES if TRAITS[arch].post_norms else _LAYER_NAMES
     prefix, layer, rest = "model.layers.", *(stem.removeprefix("model.layers.").partition(".")[::2])
-    assert stem.startswith(prefix), f"{name} has no place in a Llama-family GGUF"
-    assert rest in _LAYER_NAMES, f"{name} has no place in a Llama-family GGUF"
-    return f"blk.{layer}.{_LAYER_NAMES[rest]}.{kind}"
+    assert stem.startswith(prefix), f"{name} has no place in a GGUF of a {arch} model"
+    assert rest in layer_names, f"{name} has no place in a GGUF of a {arch} model"
+    return f"blk.{layer}.{layer_names[rest]}.{kind}"

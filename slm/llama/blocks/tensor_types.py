@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 
 from slm.llama.blocks.names import gguf_name
+from slm.llama.blocks.shape import add_shape
 from slm.llama.gguf_check import read_header
 from slm.llama.quantize import quantize
 from slm.model.config import ModelConfig
@@ -33,27 +34,17 @@ def tensor_types(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], file
         _write_stand_in(source, model, shapes)
         quantize(source, target, file_type, n_threads=1)
         found = {tensor.name: tensor.type for tensor in read_header(target).tensors}
-    return {name: found[gguf_name(name)] for name in shapes}
+    return {name: found[gguf_name(name, model.arch)] for name in shapes}
 
 
 def _write_stand_in(path: Path, model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
     writer = gguf.GGUFWriter(path, model.arch)
-    writer.add_block_count(model.n_layers)
-    writer.add_context_length(model.seq_len)
-    writer.add_embedding_length(model.d_model)
-    writer.add_feed_forward_length(model.ffn_dim)
-    writer.add_head_count(model.n_heads)
-    writer.add_head_count_kv(model.n_kv_heads)
-    writer.add_key_length(model.head_dim)
-    writer.add_value_length(model.head_dim)
-    writer.add_rope_dimension_count(model.head_dim)
-    writer.add_layer_norm_rms_eps(model.norm_eps)
-    writer.add_vocab_size(model.vocab_size)
+    add_shape(writer, model)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("no_vocab")
     for name, shape in shapes.items():
         values = np.ones(shape if len(shape) < 2 else (ROWS, *shape[1:]), np.float32)
-        writer.add_tensor(gguf_name(name), values)
+        writer.add_tensor(gguf_name(name, model.arch), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -152,3 +152,18 @@ def test_a_model_without_an_end_needs_one_named(tmp_path):
         load_tokenizer(tmp_path / "t.model")
     tokenizer = load_tokenizer(tmp_path / "t.model", eot_token="<stop>")
     assert tokenizer.decode([tokenizer.eot_id]) == ""
+
+
+def test_gemmas_kind_of_tokenizer(tmp_path):
+    """Runs of spaces and line breaks are added tokens, spaces have a letter of their own, nothing is put before."""
+    from tests.helpers.tokenizers import auto, ids_of, save_gemma_like, stories
+
+    save_gemma_like(tmp_path, "\n".join(stories(100)))
+    tokenizer, hf = load_tokenizer(tmp_path), auto(tmp_path)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert (tokenizer.eot_token, tokenizer.eot_id) == ("<eos>", 1)
+    for text in ("Once upon a time", " a  b   c    d       e", "x\n\ny\n\n\n\n\nz", "日本 é 🦙", "1234 56", "a ", ""):
+        ids = tokenizer.encode(text)
+        assert ids == ids_of(hf, text) == pieces.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert b"".join(tokenizer.token_bytes(id) for id in ids) == text.encode()

@@ -13,6 +13,7 @@ from export.gguf.tensors import (
     stored_type,
 )
 from slm.llama.blocks.names import gguf_name
+from slm.model.architectures import TRAITS
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel, rope_frequencies
 
@@ -22,17 +23,30 @@ SHAPE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("arch", TRAITS)
 @pytest.mark.parametrize("tie", [True, False])
 def test_names_are_llama_cpps_own(arch, tie):
     model = LanguageModel(ModelConfig(arch=arch, tie_embeddings=tie, **SHAPE))
-    kind = gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3
+    (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch]
     known = gguf.get_tensor_name_map(kind, SHAPE["n_layers"])
     names = dict(gguf_tensors(model.config, model.state_dict()))
     assert len(names) == len(model.state_dict())
     for name in model.state_dict():
-        assert gguf_name(name) == known.get_name(name, try_suffixes=(".weight",))
-        assert gguf_name(name) in names
+        assert gguf_name(name, arch) == known.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name(name, arch) in names
+    matrices = [name for name, tensor in model.state_dict().items() if tensor.ndim == 2]
+    assert all(gguf_name(name) == gguf_name(name, arch) for name in matrices)  # so their users need not know it
+
+
+def test_gemmas_norms_are_written_as_their_gains():
+    model = LanguageModel(ModelConfig(arch="gemma3", **SHAPE))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    tensors, state = dict(gguf_tensors(model.config, model.state_dict())), model.state_dict()
+    for name, tensor in state.items():
+        written = tensors[gguf_name(name, "gemma3")]
+        assert torch.equal(written, tensor + 1 if name.endswith("norm.weight") else tensor), name
 
 
 def test_interleaved_rows():
@@ -41,7 +55,8 @@ def test_interleaved_rows():
 
 
 def test_only_llamas_queries_and_keys_are_permuted():
-    for arch, permuted in (("llama", True), ("qwen3", False)):
+    for arch in TRAITS:
+        permuted = arch == "llama"
         model = LanguageModel(ModelConfig(arch=arch, **SHAPE))
         tensors = dict(gguf_tensors(model.config, model.state_dict()))
         for kind in "qkv":

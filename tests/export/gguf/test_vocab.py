@@ -14,6 +14,7 @@ from export.gguf.vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
 from export.proof import PROBES, token_failures
 from slm.llama.model import Model
 from tests.helpers import tiny_checkpoint as tiny
+from tests.helpers.tokenizers import save_gemma_like
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,29 @@ def test_refused(bpe, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         build_vocab(tmp_path, 100)
+
+
+GEMMA_TEXTS = [
+    "a\n\nb\n\n\nc\n\n\n\n\n", "two  three   four    eight        ", "<start_of_turn>user\nhi<end_of_turn>\n",
+    "\n    indented\n\n  code", "日本 é 🦙", "1234 56",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_gemmas_kind_of_tokenizer(with_model, tmp_path):
+    """With tokenizer.model, as published, and with tokenizer.json alone, as transformers saves it."""
+    n_pieces = save_gemma_like(tmp_path / "gemma", tiny.text(30_000))
+    folder = tmp_path / "gemma"
+    if not with_model:
+        (folder / "tokenizer.model").unlink()
+    vocab = build_vocab(folder, n_pieces, arch="gemma3")
+    assert (vocab.model, vocab.add_space_prefix) == ("llama", False)
+    assert (vocab.special.ids["bos"], vocab.special.ids["eos"], vocab.special.added["bos"]) == (2, 1, True)
+    assert vocab.types[vocab.tokens.index(b"<start_of_turn>")] == CONTROL
+    assert vocab.types[vocab.tokens.index(b"    ")] == vocab.types[vocab.tokens.index(b"\n\n")] == USER_DEFINED
+    # The mark of an image has an id beyond the rows of a text model.
+    assert "no row for <image_soft_token>" in vocab.warnings[-1]
+    assert differences(folder, tmp_path, n_pieces, [*PROBES, *GEMMA_TEXTS, tiny.text(5_000)]) == []
 
 
 SENTENCEPIECE = {

@@ -12,6 +12,7 @@ from export.config import ExportConfig
 from export.pipeline import export
 from slm.llama.gguf_check import read_header
 from tests.helpers import tiny_checkpoint as tiny
+from tests.helpers.tokenizers import save_gemma_like
 
 
 def test_standard_metadata(exported):
@@ -34,7 +35,7 @@ def test_standard_metadata(exported):
     assert record["model"]["hidden_size"] == 256
 
 
-@pytest.mark.parametrize(("arch", "tie"), [("llama", False), ("qwen3", True)])
+@pytest.mark.parametrize(("arch", "tie"), [("llama", False), ("qwen3", True), ("qwen2", False), ("gemma3", True)])
 def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_path, arch, tie):
     """Needs llama.cpp's source tree: SLM_LLAMA_CPP names it (llama-cpp-python's source package holds one)."""
     source = os.environ.get("SLM_LLAMA_CPP")
@@ -44,9 +45,14 @@ def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_
     from data.config import TokenizerConfig
     from data.tokenizers.make import make_tokenizer
 
-    root = tiny.run(tmp_path / "run", arch=arch, tie_embeddings=tie, vocab_size=50_304, d_model=64, head_dim=16)
+    root, shape = tmp_path / "run", {"arch": arch, "tie_embeddings": tie, "d_model": 64, "head_dim": 16}
     folder = root / "checkpoints" / "step-00000010"
-    make_tokenizer(TokenizerConfig(kind="tiktoken", name="gpt2"), lambda: iter([])).save(folder)
+    if arch == "gemma3":
+        shape |= {"vocab_size": save_gemma_like(folder, tiny.text(30_000)), "n_layers": 7, "sliding_window": 40}
+        tiny.run(root, **shape, bos_id=2, eos_id=1, own_tokenizer=True)
+    else:
+        tiny.run(root, **shape, vocab_size=50_304)
+        make_tokenizer(TokenizerConfig(kind="tiktoken", name="gpt2"), lambda: iter([])).save(folder)
     record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
     subprocess.run(
         [sys.executable, Path(source) / "convert_hf_to_gguf.py", folder, "--outtype", "f32", "--outfile",
@@ -67,5 +73,6 @@ def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_
 
     mine, reference = fields(ours), fields(theirs)
     assert {key: mine.get(key) for key in reference} == reference
-    # Only what the converter leaves out for Qwen3, and writes for Llama.
-    assert set(mine) - set(reference) <= {"qwen3.vocab_size", "qwen3.rope.dimension_count"}
+    # Only what the converter leaves out for Qwen and writes for Llama, and what it leaves to llama.cpp's default.
+    more = ("vocab_size", "rope.dimension_count", "attention.sliding_window_pattern")
+    assert set(mine) - set(reference) <= {f"{arch}.{key}" for key in more}

@@ -12,6 +12,7 @@ from serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone,
 from serve.engine.scheduler import Scheduler
 from serve.engine.sequence import Sequence
 from slm.llama.quantize import quantize
+from tests.helpers import tiny_checkpoint
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
 MESSAGES = [{"role": "user", "content": SYSTEM}]
@@ -72,6 +73,24 @@ def test_a_conversation_is_computed_once(tiny_path, plain, options):
     assert cached == len(prompt) - 1
     assert text == plain(prompt)
     one.close()
+
+
+def test_a_model_with_sliding_windows_takes_prefixes_where_they_are_kept(tmp_path):
+    """With a cache per slot; in one for all, other requests get the cells that a window has left behind."""
+    path = tiny_checkpoint.gguf_file(
+        tmp_path / "gemma.gguf", arch="gemma3", tie_embeddings=True, n_layers=3, sliding_window=12, rope_theta=1e6,
+        local_layers=(True, False, True), seq_len=512,
+    )  # fmt: skip
+    plain = engine(path, slots=1, prefix_cache=False)
+    prompts = [SYSTEM + "one", SYSTEM + "two", SYSTEM[:60] + "three"]
+    expected = [run(plain, ask("a", prompt, max_tokens=30))["a"][0] for prompt in prompts]
+    plain.close()
+    for options, hits in (({"slots": 1}, [0, 60, 20]), ({"slots": 2, "kv_tokens": 512}, [0, 0, 0])):
+        one = engine(path, **options)
+        found = [run(one, ask("a", prompt, max_tokens=30))["a"] for prompt in prompts]
+        one.close()
+        assert [text for text, _ in found] == expected
+        assert all(cached >= hit and bool(cached) == bool(hit) for (_, cached), hit in zip(found, hits, strict=True))
 
 
 def test_a_prompt_may_go_back_behind_the_reply_and_differ(tiny_path, plain):

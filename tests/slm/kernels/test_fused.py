@@ -15,6 +15,19 @@ SHAPES = {
     "grouped": dict(n_heads=4, n_kv_heads=2, head_dim=64, d_model=160),
     "qk-norm": dict(arch="qwen3", n_heads=4, n_kv_heads=1, head_dim=32, d_model=128, tie_embeddings=False),
     "wide heads": dict(arch="qwen3", n_heads=2, n_kv_heads=2, head_dim=128, d_model=128),
+    "biases": dict(arch="qwen2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128),
+    "gemma3": dict(
+        arch="gemma3",
+        n_heads=4,
+        n_kv_heads=1,
+        head_dim=32,
+        d_model=96,
+        n_layers=3,
+        sliding_window=40,
+        local_layers=(True, False, True),
+        query_scalar=48.0,
+        rope_theta=1e6,
+    ),
 }
 
 
@@ -89,8 +102,9 @@ def test_loss_and_gradients_are_the_models(shape, length, kernels):
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
 @pytest.mark.parametrize("keep_packed", [True, False])
-def test_recomputing_and_repacking_change_nothing(recompute, keep_packed, kernels):
-    model = new_model(**SHAPES["qk-norm"])
+@pytest.mark.parametrize("shape", ["qk-norm", "gemma3"])
+def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed, kernels):
+    model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 65)
     plain_way, thrifty = Fused(model, kernels), None
     first = plain_way.loss_and_gradients(ids, targets)
@@ -106,8 +120,9 @@ def test_the_head_works_in_chunks_and_skips_what_is_not_scored(kernels):
     check(model, Fused(model, kernels), *batch(2, HEAD_ROWS // 2 + 50, ignored=True))
 
 
-def test_documents_do_not_see_each_other(kernels):
-    model = new_model(**SHAPES["grouped"])
+@pytest.mark.parametrize("shape", ["grouped", "gemma3"])
+def test_documents_do_not_see_each_other(shape, kernels):
+    model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 200)
     starts = torch.zeros(2, 200, dtype=torch.int32)
     starts[0, 50:], starts[0, 130:], starts[1, 199:] = 50, 130, 199
@@ -132,8 +147,9 @@ def test_gradients_add_up_and_scale(kernels):
         assert distance(gradient, 0.75 * once[name]) < 0.004, name
 
 
-def test_threads_do_not_change_a_bit(kernels):
-    model = new_model(**SHAPES["grouped"])
+@pytest.mark.parametrize("shape", ["grouped", "biases"])
+def test_threads_do_not_change_a_bit(shape, kernels):
+    model = new_model(**SHAPES[shape])
     ids, targets = batch(3, 100)
     found = []
     before = torch.get_num_threads()
@@ -164,8 +180,9 @@ def test_losses_are_those_of_training_and_follow_the_weights(kernels):
     assert fused.losses(ids, targets).sum() < 0.9 * losses.sum()
 
 
-def test_hooks_hear_of_every_parameter_once(kernels):
-    model = new_model(**SHAPES["qk-norm"])
+@pytest.mark.parametrize("shape", ["qk-norm", "biases", "gemma3"])
+def test_hooks_hear_of_every_parameter_once(shape, kernels):
+    model = new_model(**SHAPES[shape])
     heard = []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: heard.append((name, p.grad is not None)))

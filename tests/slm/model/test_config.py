@@ -36,8 +36,11 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
     [
         (
             dict(architectures=["GPT2LMHeadModel"]),
-            "know LlamaForCausalLM and Qwen3ForCausalLM. For others, llama.cpp's convert_hf_to_gguf.py may",
+            "know LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Gemma3ForCausalLM. For others, llama.cpp's",
         ),
+        (dict(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForConditionalGeneration is not supported"),
+        (dict(use_sliding_window=True), "use_sliding_window=true"),
+        (dict(hidden_act="gelu"), "hidden_act=gelu in config.json is not supported: only silu is"),
         (dict(attention_bias=True), "attention_bias=true"),
         (dict(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'yarn' is not supported"),
     ],
@@ -48,6 +51,63 @@ def test_models_that_compute_something_else_are_refused(change, says):
     assert says in str(caught.value)
 
 
-def test_config_survives_the_trip_through_hugging_face_form():
-    config = ModelConfig(**{**SMALL, "arch": "qwen3", "rope_theta": 1e6, "bos_id": 1})
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(arch="qwen3", rope_theta=1e6, bos_id=1),
+        dict(arch="qwen2", tie_embeddings=False),
+        dict(arch="gemma3", sliding_window=16, local_layers=(False, True), local_rope_theta=5e3, query_scalar=24.0),
+        dict(arch="gemma3", sliding_window=16),
+        dict(arch="gemma3", query_scalar=16.0),
+    ],
+)
+def test_config_survives_the_trip_through_hugging_face_form(change):
+    config = ModelConfig(**{**SMALL, **change})
     assert ModelConfig.from_hf(config.to_hf()) == config
+
+
+GEMMA_270M = {
+    "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False,
+    "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": [1, 106], "final_logit_softcapping": None,
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "intermediate_size": 2048,
+    "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 18,
+    "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
+    "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": False,
+    "vocab_size": 262144,
+}  # fmt: skip
+
+
+def test_a_gemma_config_as_transformers_4_wrote_it():
+    config = ModelConfig.from_hf(GEMMA_270M)
+    assert config.tie_embeddings  # which the file leaves to the class
+    assert (config.rope_theta, config.local_rope_theta, config.sliding_window) == (1e6, 1e4, 512)
+    assert [layer for layer in range(18) if not config.is_local(layer)] == [5, 11, 17]
+    assert config.query_scalar is None  # it is head_dim
+    assert config.n_params == 268_098_176
+    # 15 layers see 512 positions, or 256 on average of the first 512, and 3 all of them.
+    assert config.flops_per_token(512) - 6 * config.n_matmul_params == 6 * 18 * 512 * 1024
+    assert config.flops_per_token(2048) - 6 * config.n_matmul_params == 6 * (3 * 2048 + 15 * 896) * 1024
+
+
+def test_shapes_that_llama_cpp_does_not_run_are_refused():
+    ModelConfig(**{**SMALL, "arch": "gemma3", "query_scalar": 16.0}).check_runs_in_llama_cpp()  # the root of head_dim
+    ModelConfig(**{**SMALL, "arch": "qwen2"}).check_runs_in_llama_cpp()
+    with pytest.raises(UserError, match=r"query_pre_attn_scalar=8 cannot be exported.*head_dim=16"):
+        ModelConfig(**{**SMALL, "arch": "gemma3", "query_scalar": 8.0}).check_runs_in_llama_cpp()
+    with pytest.raises(UserError, match=r"n_heads\*head_dim=32 is not its d_model=64"):
+        ModelConfig(**{**SMALL, "arch": "qwen2", "head_dim": 8}).check_runs_in_llama_cpp()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(hidden_activation="gelu"), "hidden_activation=gelu in config.json is not supported"),
+        (dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0"),
+        (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "'linear' is not supported"),
+        (dict(layer_types=["sliding_attention"]), "names 1 layers, the model has 18"),
+    ],
+)
+def test_gemmas_that_compute_something_else_are_refused(change, says):
+    with pytest.raises(UserError) as caught:
+        ModelConfig.from_hf({**GEMMA_270M, **change})
+    assert says in str(caught.value)

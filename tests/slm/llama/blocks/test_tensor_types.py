@@ -13,31 +13,21 @@ SHAPES = {
     "llama": {"arch": "llama", "tie_embeddings": False, "n_layers": 3},
     "tied": {"arch": "qwen3", "tie_embeddings": True, "n_layers": 8, "n_kv_heads": 1},
     "narrow": {"arch": "qwen3", "tie_embeddings": False, "d_model": 96, "head_dim": 24, "ffn_dim": 160},
+    "biases": {"arch": "qwen2", "tie_embeddings": True},
+    "sliding": {"arch": "gemma3", "tie_embeddings": True, "sliding_window": 16, "n_layers": 7},
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_they_are_what_llama_cpp_gives_a_file_of_the_model(shape, tmp_path):
-    from export.config import Naming
-    from export.gguf.vocab import build_vocab
-    from export.gguf.writer import identify_model, write_gguf
-    from slm.runs import Run
-
-    directory = tiny.checkpoint(tmp_path / "model", **SHAPES[shape])
     config = tiny.config(**SHAPES[shape])
     model = LanguageModel(config)
-    write_gguf(
-        tmp_path / "f32.gguf",
-        "f32",
-        model=config,
-        weights=model.state_dict(),
-        vocab=build_vocab(directory, config.vocab_size, arch=config.arch),
-        identity=identify_model(Naming(), Run(root=directory, is_hf=True), directory, config.n_params),
-        record="{}",
-    )
+    tiny.gguf_file(tmp_path / "f32.gguf", **SHAPES[shape])
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for kind in ("q4_0", "iq4_nl", "q4_k_m", "tq2_0"):
         path = tmp_path / f"{kind}.gguf"
         quantize(tmp_path / "f32.gguf", path, kind, n_threads=1)
         real = {tensor.name: tensor.type for tensor in read_header(path).tensors}
-        assert {gguf_name(name): found for name, found in tensor_types(config, shapes, kind).items()} == real
+        assert {
+            gguf_name(name, config.arch): found for name, found in tensor_types(config, shapes, kind).items()
+        } == real

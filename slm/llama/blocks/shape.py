@@ -1,0 +1,36 @@
+"""A model's sizes as GGUF metadata, under llama.cpp's keys.
+
+Tested in tests/export/gguf/test_writer.py, tests/export/test_pipeline.py.
+"""
+
+from typing import Any
+
+from slm.model.config import ModelConfig, every_nth_global
+
+
+def add_shape(writer: Any, model: ModelConfig) -> None:
+    """Add everything that llama.cpp reads of the model's shape to a ``gguf.GGUFWriter``."""
+    writer.add_block_count(model.n_layers)
+    writer.add_context_length(model.seq_len)
+    writer.add_embedding_length(model.d_model)
+    writer.add_feed_forward_length(model.ffn_dim)
+    writer.add_head_count(model.n_heads)
+    writer.add_head_count_kv(model.n_kv_heads)
+    writer.add_rope_freq_base(model.rope_theta)
+    writer.add_layer_norm_rms_eps(model.norm_eps)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_vocab_size(model.vocab_size)
+    writer.add_rope_dimension_count(model.head_dim)
+    if model.sliding_window is not None:
+        writer.add_sliding_window(model.sliding_window)
+        writer.add_rope_freq_base_swa(model.local_rope_theta)
+        writer.add_sliding_window_pattern(_pattern(model))
+
+
+def _pattern(model: ModelConfig) -> int | list[bool]:
+    """The number n where the last of every n layers sees all positions, as in published models; else layer by layer."""
+    for n in range(2, model.n_layers + 2):
+        if model.local_layers == every_nth_global(model.n_layers, n):
+            return n
+    return list(model.local_layers)

@@ -1,0 +1,68 @@
+"""The architectures, and what sets each apart from the plain one: all of them are what stock llama.cpp runs.
+
+``slm/model/transformer.py`` computes by these traits, the export writes by them. So a new architecture of the same
+kind is a row here, as long as it needs no operation that none of them has.
+
+Tested in tests/slm/model/test_architectures.py.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
+"""llama.cpp's names (``general.architecture``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """One architecture. The defaults are Llama's, but for the order of values in a head."""
+
+    hf_class: str
+    """transformers' class, ``architectures`` in config.json."""
+    hf_type: str
+    """``model_type`` in config.json."""
+    head_dim: int | None = None
+    """``head_dim`` where config.json has none; None: hidden_size / num_attention_heads."""
+    tied: bool = False
+    """``tie_word_embeddings`` where config.json has none."""
+    qkv_bias: bool = False
+    """The projections to queries, keys and values add a bias."""
+    qk_norm: bool = False
+    """An RMSNorm over each head's queries and keys."""
+    post_norms: bool = False
+    """Attention and feed-forward have an RMSNorm behind them as well as before."""
+    norm_offset: float = 0.0
+    """What is added to the stored weight of every RMSNorm to get its gain. A GGUF holds the gains."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gated feed-forward."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by sqrt(d_model)."""
+    sliding_window: bool = False
+    """Some layers see only the last positions, and have a RoPE base of their own."""
+    interleaved_heads: bool = False
+    """llama.cpp turns neighbouring values of a head together; Hugging Face turns value i with i + head_dim / 2."""
+
+
+TRAITS: dict[Architecture, Traits] = {
+    "llama": Traits(hf_class="LlamaForCausalLM", hf_type="llama", interleaved_heads=True),
+    "qwen2": Traits(hf_class="Qwen2ForCausalLM", hf_type="qwen2", qkv_bias=True),
+    "qwen3": Traits(hf_class="Qwen3ForCausalLM", hf_type="qwen3", head_dim=128, qk_norm=True),
+    "gemma3": Traits(
+        hf_class="Gemma3ForCausalLM",
+        hf_type="gemma3_text",
+        head_dim=256,
+        tied=True,
+        qk_norm=True,
+        post_norms=True,
+        norm_offset=1.0,
+        activation="gelu_tanh",
+        scaled_embedding=True,
+        sliding_window=True,
+    ),
+}
+
+
+def known_classes() -> str:
+    """transformers' classes in words: ``A, B and C``."""
+    *first, last = [traits.hf_class for traits in TRAITS.values()]
+    return f"{', '.join(first)} and {last}"
