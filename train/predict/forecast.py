@@ -60,9 +60,10 @@ class Outlook:
 
 
 def make_forecast(config: RunConfig) -> "Forecast | None":
-    """The forecast of a run; None for a model that was trained before, for conversations, and without a decay."""
+    """The forecast of a run; None for a model that was trained before, for conversations, with a teacher, and without a
+    decay."""
     optim, model, predicted = config.optim, config.model, config.facts.get("predicted") or {}
-    if config.init_from or optim.min_lr_ratio > 0.15 or config.data.has_chat:
+    if config.init_from or config.distill.teacher or optim.min_lr_ratio > 0.15 or config.data.has_chat:
         return None
     heads = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     n_matrix = model.n_layers * model.d_model * (heads + 3 * model.ffn_dim)

@@ -114,9 +114,8 @@ FIXED_SECTIONS = ("model", "tokenizer", "data", "lora", "preference", "distill")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
 EARLIER_DOCUMENT_CHARS = 65536
 """The default of ``data.document_chars`` before there was ``data.separator``."""
-FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision", "distill.teacher")
-"""Of the fixed sections: where text or a teacher is kept, not what it is (the loader compares the commit itself, and
-the objective the teacher)."""
+FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision")
+"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit itself)."""
 
 
 def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> None:

@@ -11,6 +11,7 @@ from slm.runs import list_checkpoints
 from tests.helpers.programs import Program
 from tests.helpers.small_run import OPTIONS, SmallRun, differences, records
 from train.objective.teacher_cache import FACTS
+from train.predict.forecast import make_forecast
 from train.resolve import resolve
 from train.tune.qat import continuing
 
@@ -61,6 +62,13 @@ def test_quantized_weights_learn_from_the_model_that_they_came_from(base, tmp_pa
     assert first["loss"] == pytest.approx(first["teacher_kl"], rel=1e-6)
     assert first["teacher_kl"] > 1e-5
     assert load_quantized(list_checkpoints(root)[-1]).file_type == "tq2_0"
+
+
+def test_a_loss_with_a_teacher_is_no_point_of_the_loss_law():
+    """It is no cross-entropy, so nothing is predicted from it."""
+    plain, taught = (resolve(["preset=tiny", *more], lambda c: c) for more in ((), ("distill.teacher=a",)))
+    assert make_forecast(plain) is not None
+    assert make_forecast(taught) is None
 
 
 def test_what_does_not_fit_is_one_line(base):
