@@ -50,6 +50,7 @@ class Tasks:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of defaults that tasks are free to use
         self.config = config
         doing(f"loading the tasks {', '.join(names)}")
+        print(f"loading the tasks {', '.join(names)} (lm-evaluation-harness lists all of its own first)", flush=True)
         self.loaded = _load(names, config)
         self.tasks: dict[str, Any] = self.loaded["tasks"]
         for name, task in self.tasks.items():
