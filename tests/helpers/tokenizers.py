@@ -142,4 +142,9 @@ def save_gemma_like(folder, text, vocab_size=400):
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
     tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    # As transformers 4 wrote it, and published files have it: llama.cpp's converter knows added tokens from here.
+    settings["added_tokens_decoder"] = {str(each.pop("id")): each for each in added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return len(vocab)
