@@ -227,9 +227,11 @@ class Fused:
         return self._norm(self.model.model.norm, x_ND, None)
 
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
-        self.kernels.slm_embed(self.model.model.embed_tokens.weight, ids_N, *out_ND.shape, out_ND)
-        if self.model.config.traits.scaled_embedding:
-            out_ND *= self.model.config.embedding_scale
+        table_VD = self.model.model.embed_tokens.weight
+        if self.model.config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
+            out_ND.copy_(nn.functional.embedding(ids_N, table_VD).mul_(self.model.config.embedding_scale))
+        else:
+            self.kernels.slm_embed(table_VD, ids_N, *out_ND.shape, out_ND)
 
     def _norm(self, norm: RMSNorm, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
         h_ND = self._buffer("h", *x_ND.shape)
