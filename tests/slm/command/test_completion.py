@@ -23,7 +23,7 @@ def test_commands_come_first():
 
 
 def test_options_and_choices():
-    assert candidates(["train"], "pre") == ["preset="]
+    assert candidates(["train"], "prese") == ["preset="]
     assert candidates(["train"], "np") == ["nproc="]
     assert candidates(["train"], "train.checkpoint_e") == ["train.checkpoint_every="]
     assert candidates(["train"], "preset=1") == ["preset=10m", "preset=125m"]
@@ -82,7 +82,7 @@ def in_bash(line: str, folder) -> list[str]:
 
 def test_bash(folder):
     assert in_bash("slm tr", folder) == ["train"]
-    assert in_bash("slm train pre", folder) == ["preset="]
+    assert in_bash("slm train prese", folder) == ["preset="]
     assert in_bash("slm train name=x preset=1", folder) == ["10m", "125m"]
     assert in_bash("slm export ", folder)[:2] == ["--help", "run="]
     assert in_bash("slm export run=runs/m", folder) == ["runs/mine/", "runs/my\\ other/"]
