@@ -42,3 +42,7 @@ def steps(words: list[str], root: Path) -> list[list[str]]:
         ["exam", f"run={root}", f"questions={QUESTIONS}", "checkpoint=false"],
         ["chat", f"model={root}", f"prompt={question}", "max_tokens=64", "temperature=0"],
     ]
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -4,6 +4,7 @@ import pytest
 
 from data.errors import UserError
 from slm.command import demo_chat
+from tests.helpers import programs
 
 
 def test_the_demos_model_is_tuned_exported_examined_and_asked(monkeypatch, tmp_path, capsys):
@@ -18,6 +19,12 @@ def test_the_demos_model_is_tuned_exported_examined_and_asked(monkeypatch, tmp_p
     assert chat[1] == "model=runs/demo-chat"
     assert "?" in chat[2]
     assert chat[2].removeprefix("prompt=") in capsys.readouterr().out
+
+
+def test_the_command_itself_says_what_it_needs(tmp_path):
+    """By its name, in an empty folder: it must not end without a word."""
+    error = programs.run("slm", ["demo-chat"], tmp_path, status=2, cwd=tmp_path)
+    assert "runs/demo does not exist" in error
 
 
 def test_it_needs_the_demo(monkeypatch, tmp_path):

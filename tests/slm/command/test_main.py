@@ -1,10 +1,12 @@
 """The command ``slm``: every sub-command is there, explains itself quickly, and is what it hands over to."""
 
+import ast
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +138,16 @@ def test_the_installed_command_hides_the_current_folder_from_child_processes(mon
     assert ended.value.code == 0
     assert os.environ["PYTHONSAFEPATH"] == "1"
     del os.environ["PYTHONSAFEPATH"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_module_of_every_command_runs_when_it_is_run(name):
+    """A module without its last two lines would do nothing, and end with 0."""
+    module = COMMANDS[name].module
+    spec = importlib.util.find_spec(module)
+    if spec.submodule_search_locations:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    last = ast.parse(Path(spec.origin).read_text()).body[-1]
+    assert isinstance(last, ast.If)
+    assert ast.unparse(last.test) == "__name__ == '__main__'"
+    assert "main" in ast.unparse(last.body)
