@@ -164,18 +164,7 @@ class GGUFScorer:
             return
         context, batch = self._context_for(max(window.stop - window.start for window in windows))
         for group in _groups(windows, most_windows=context.n_seq_max):
-            context.clear()
-            batch.clear()
-            for sequence, window in enumerate(group):
-                for position, token in enumerate(window.inputs(stream).tolist()):
-                    batch.add(token, position, sequence, window.first <= position < window.last)
-            context.decode(batch)
-            for sequence, window in enumerate(group):
-                start = sequence * (window.stop - window.start)
-                logits_NV = np.empty((window.last - window.first, self.llama.n_vocab), np.float32)
-                for row, position in enumerate(range(window.first, window.last)):
-                    logits_NV[row] = context.logits(start + position)
-                yield window, logits_NV
+            yield from self._decoded(context, batch, group, stream)
 
     def ragged_logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
         """``logits`` of windows of any lengths, several at a time. Fastest where the windows are sorted by length."""
@@ -186,18 +175,26 @@ class GGUFScorer:
             here = next((i for i, each in enumerate(left) if _length(each) > length), len(left))
             context, batch = self._context_for(length)
             for group in _ragged_groups(left[:here], most_windows=context.n_seq_max):
-                context.clear()
-                batch.clear()
-                for sequence, window in enumerate(group):
-                    for position, token in enumerate(window.inputs(stream).tolist()):
-                        batch.add(token, position, sequence, window.first <= position < window.last)
-                context.decode(batch)
-                start = 0
-                for window in group:
-                    places = range(start + window.first, start + window.last)
-                    yield window, np.stack([context.logits(place) for place in places])
-                    start += _length(window)
+                yield from self._decoded(context, batch, group, stream)
             left = left[here:]
+
+    def _decoded(
+        self, context: "Context", batch: "Batch", group: Sequence[Window], stream: np.ndarray
+    ) -> Iterator[tuple[Window, np.ndarray]]:
+        """The logits of windows that go through the model together, each a sequence of its own."""
+        context.clear()
+        batch.clear()
+        for sequence, window in enumerate(group):
+            for position, token in enumerate(window.inputs(stream).tolist()):
+                batch.add(token, position, sequence, window.first <= position < window.last)
+        context.decode(batch)
+        start = 0
+        for window in group:
+            logits_NV = np.empty((window.last - window.first, self.llama.n_vocab), np.float32)
+            for row, position in enumerate(range(window.first, window.last)):
+                logits_NV[row] = context.logits(start + position)
+            yield window, logits_NV
+            start += _length(window)
 
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         found = []
