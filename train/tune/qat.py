@@ -58,7 +58,7 @@ def continuing(argv: list[str]) -> RunConfig:
         )
     run, directory = recipe.base_of(own.base)
     kind = own.train.qat or DEFAULT_TYPE
-    saved = _saved(run)
+    saved = recipe.saved_config(run)
     options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=lambda name: name in given)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
@@ -77,13 +77,6 @@ def continuing(argv: list[str]) -> RunConfig:
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
     print(f"continuing {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
     return config
-
-
-def _saved(run: Run) -> dict[str, Any]:
-    """The base's own configuration; empty for a model from elsewhere."""
-    import yaml
-
-    return yaml.safe_load(run.config_file.read_text(encoding="utf-8")) if run.config_file else {}
 
 
 def _own_text(run: Run, saved: dict[str, Any]) -> DataConfig:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.tokens import ChatEncoder, chat_tokenizer
-from data.config import DataConfig
+from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
@@ -107,12 +107,21 @@ def _own_optimizer(run: Run) -> dict[str, Any] | None:
 
     None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's.
     """
+    config = saved_config(run)
+    return None if not config or (config.get("lora") or {}).get("rank") else config["optim"]
+
+
+def saved_config(run: Run) -> dict[str, Any]:
+    """The base's own configuration; empty for a model from elsewhere."""
     import yaml
 
-    if run.config_file is None:
-        return None
-    config = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
-    return None if (config.get("lora") or {}).get("rank") else config["optim"]
+    return yaml.safe_load(run.config_file.read_text(encoding="utf-8")) if run.config_file else {}
+
+
+def _own_data(run: Run) -> tuple[DataConfig, list[SourceConfig]]:
+    """What the run read, and those of its sources that are no conversations."""
+    data = build(DataConfig, saved_config(run)["data"])
+    return data, [each for each in data.all_sources() if not each.is_chat]
 
 
 def size_lr(shape: ModelConfig) -> float:
@@ -130,12 +139,9 @@ def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
 
     An adapter leaves the weights alone, and needs none. ``pairs`` of answers do not mix with text.
     """
-    import yaml
-
     if tune.replay is not None or tune.lora or pairs or run.config_file is None:
         return tune.replay or 0.0
-    base = build(DataConfig, yaml.safe_load(run.config_file.read_text(encoding="utf-8"))["data"])
-    texts = [each for each in base.all_sources() if not each.is_chat]
+    _, texts = _own_data(run)
     here = all(each.kind == "tales" or (each.kind == "files" and _found(each.files)) for each in texts)
     return REPLAY if texts and here else 0.0
 
@@ -152,12 +158,9 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
 
     Validations score conversations only: whether they get worse decides when a run ends.
     """
-    import yaml
-
     if run.config_file is None:
         raise UserError(f"tune.replay needs the base's own text, and {run.root} is not a run of slm: leave it 0")
-    base = build(DataConfig, yaml.safe_load(run.config_file.read_text(encoding="utf-8"))["data"])
-    talks, texts = chat.all_sources(), [each for each in base.all_sources() if not each.is_chat]
+    talks, (base, texts) = chat.all_sources(), _own_data(run)
     if not texts:
         raise UserError(f"tune.replay: {run.root} was trained on conversations only: name the base of that run")
     sources = [
