@@ -63,6 +63,11 @@ class Plan:
         return self.source.kind == "hub" or (self.source.kind == "chat" and bool(self.source.path))
 
     @property
+    def is_own_text(self) -> bool:
+        """Whether the split is a text of its own, and not documents or passages held out of a larger one."""
+        return self.source.kind not in ("tales", "story_chat") and not self.held_out and not self.passage
+
+    @property
     def corpus(self) -> str:
         """Identifies what is read: the files' names and sizes, or the Hub's names and commit."""
         sizes = [(os.path.basename(path), os.path.getsize(path)) for path in self.files]

@@ -1,6 +1,7 @@
 """Batches for the training loop: worker processes read ahead, and the position is exactly what was consumed."""
 
 import contextlib
+import itertools
 import multiprocessing
 import pickle
 import signal
@@ -25,6 +26,7 @@ class EndOfTextError(UserError):
     """The training text is used up: every source was read as often as ``max_epochs`` allows."""
 
 
+SPREAD = 16  # validation blocks are spread over the first so many times as many of a validation text of its own
 PIPE_BYTES = 1 << 20  # bytes of blocks read ahead per worker, if the system allows such a pipe (else 64 KB)
 
 
@@ -302,12 +304,18 @@ def _plans(config: DataConfig, split: Split, pairs: bool) -> list[Plan]:
 def validation_blocks(
     config: DataConfig, tokenizer: Tokenizer, seq_len: int, max_blocks: int, seed: int, *, pairs: bool = False
 ) -> np.ndarray:
-    """The first ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
+    """At most ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
+
+    Of a validation text of its own (``val_files``, ``val_split``) they are spread evenly over the first
+    ``max_blocks * SPREAD`` blocks, since neighbours are often of one book. Where documents are held out of the training
+    text, and of a mixture, they are the first ones: to go on would mean reading the corpus, or one source alone.
 
     They do not depend on the number of workers and ranks. Raises UserError if there is less than one block of text.
     """
+    plans = _plans(config, "validation", pairs)
+    spread = SPREAD if len(plans) == 1 and plans[0].is_own_text else 1
     pipeline = open_pipeline(
-        plans=_plans(config, "validation", pairs),
+        plans=plans,
         tokenizer=tokenizer,
         seq_len=seq_len,
         seed=seed,
@@ -315,14 +323,11 @@ def validation_blocks(
         endless=False,
         pairs=pairs,
     )
-    blocks = []
-    for block in pipeline:
-        blocks.append(block)
-        if len(blocks) == max_blocks:
-            break
+    blocks = list(itertools.islice(pipeline, max_blocks * spread))
     if not blocks:
         raise UserError(
             f"the validation text is {pipeline.queued} tokens, less than one block of seq_len + 1 = {seq_len + 1}: "
             "give more text or data.val_files=[...], raise data.val_fraction, or lower the sequence length"
         )
-    return np.stack(blocks)
+    n = min(max_blocks, len(blocks))
+    return np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])

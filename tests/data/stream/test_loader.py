@@ -14,7 +14,7 @@ import pytest
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from data.stream.loader import Loader, validation_blocks
+from data.stream.loader import SPREAD, Loader, validation_blocks
 from data.tales.story import story
 from data.tokenizers.make import make_tokenizer
 
@@ -230,6 +230,29 @@ def test_validation_ends_and_does_not_depend_on_workers(corpus, tokenizer):
             rows = list(batches)
         assert sum(map(len, rows)) in (len(everything), len(everything) - 1, len(everything) - 2)
         assert all(len(batch) == 4 for batch in rows[:-1])
+
+
+def test_validation_files_are_scored_throughout_and_held_out_text_from_its_beginning(tmp_path, tokenizer):
+    """One book after another: the first blocks would all be of the first one."""
+    books = [[f"book {number} line {line}" for line in range(200)] for number in range(4)]
+    rows = "".join(json.dumps({"text": line}) + "\n" for book in books for line in book)
+    (tmp_path / "validation.jsonl").write_text(rows)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "other text"}) + "\n")
+    own = DataConfig(
+        kind="files",
+        files=[str(tmp_path / "train.jsonl")],
+        val_files=[str(tmp_path / "validation.jsonl")],
+        shuffle_buffer=0,
+    )
+    everything = validation_blocks(own, tokenizer, 32, 10**9, 1)
+    few = len(everything) // SPREAD  # so that the whole text is within reach
+    blocks = validation_blocks(own, tokenizer, 32, few, 1)
+    assert len(blocks) == few
+    text = "".join(map(tokenizer.decode, blocks.tolist()))
+    assert set(re.findall(r"book (\d)", text)) == {"0", "1", "2", "3"}
+    held_out = DataConfig(kind="files", files=[str(tmp_path / "validation.jsonl")], val_fraction=0.5, shuffle_buffer=0)
+    first = validation_blocks(held_out, tokenizer, 32, few, 1)
+    assert np.array_equal(first, validation_blocks(held_out, tokenizer, 32, 10**9, 1)[:few])
 
 
 def test_too_little_validation_text(corpus, tokenizer):
