@@ -38,8 +38,8 @@ FORMAT ?=
 TASKS ?=
 # Of make report: "runs/a runs/b", or with commas, "runs/a,my runs/b".
 RUNS ?=
-# Tests run in parallel. Half of the time they wait for processes of their own, so two workers suit two cores.
-TEST_WORKERS ?= 2
+# Tests run in parallel. They also wait, for processes of their own among others: "auto" takes three workers for two cores.
+TEST_WORKERS ?= auto
 # Messages then advise make's targets.
 export SLM_MAKE := 1
 SLM := $(PY) -m slm
@@ -143,7 +143,7 @@ bench-serve: setup ## measure the server against llama.cpp's limit and other ser
 bench-quant: setup ## compare size, quality and speed of quantization types: RUN=runs/latest
 	@$(SLM) bench-quant $(call quote,run=$(RUN)) $(ARGS)
 
-test: setup ## run all tests, TEST_WORKERS=2 at a time; a failed one is run again alone
+test: setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run again alone
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 	    [ $$? -eq 1 ] && echo "the tests that failed, once more, one at a time:" && \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }

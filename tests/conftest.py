@@ -3,17 +3,22 @@
 import atexit
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from slm.machine.hardware import n_threads, share_cores
+from slm.machine.memory import available_bytes
 from tests.helpers import REPOSITORY
 
 share_cores()  # several workers compute at the same time: none waits for another's spinning threads
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, n_threads() // workers)))
+# Programs under test, and the workers, do not compile all of the sources and tests anew at each start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,31 +45,55 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+WORKER_BYTES = 2 * 2**30
+"""Memory of one worker, with the programs that its tests start."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores (``-n auto``), because tests also wait; fewer where memory is short."""
+    cores = n_threads()
+    return max(1, min(cores + max(1, cores // 2), available_bytes() // WORKER_BYTES))
+
+
 LONGEST = (
     "train/test_distributed",
     "train/test_reliability",
-    "train/test_main",
     "slm/command/test_demo",
-    "slm/kernels/test_fused",
-    "train/bench_recipe/test_bench_recipe",
-    "test_lifecycle",
-    "serve/test_reliability_load",
     "browser/test_page",
-    "slm/kernels/test_choice",
-    "examples/test_lifecycle_notebook",
-    "serve/test_life",
-    "test_wheel",
-    "export/test_quantize",
-    "slm/test_doctor",
+    "train/test_main",
+    "test_lifecycle",
+    "slm/kernels/test_fused",
     "export/test_pipeline",
+    "browser/test_report",
+    "test_wheel",
+    "slm/kernels/test_choice",
+    "export/test_reliability_export",
+    "train/bench_recipe/test_bench_recipe",
+    "soak/test_kill",
+    "serve/api/openai/test_openapi_cases",
+    "examples/test_own_notes",
+    "export/test_quantize",
+    "examples/test_lifecycle_notebook",
+    "test_portability",
 )
 """Files that take longest, the longest first."""
+WAITING = ("browser", "serve")
+"""Rooms whose tests often wait. Those of the others compute."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers take whole files in this order: none is left with a long one while the other has nothing to do."""
-    order = {REPOSITORY / "tests" / f"{name}.py": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    """Workers take whole files in this order: none is left with a long one while the others have nothing to do. What
+    waits and what computes lies mixed."""
+    tests = REPOSITORY / "tests"
+    order: dict[Path, float] = {}
+    kinds: tuple[list[Path], list[Path]] = ([], [])
+    for path in dict.fromkeys(item.path for item in items):
+        kinds[path.is_relative_to(tests) and path.relative_to(tests).parts[0] in WAITING].append(path)
+    for files in kinds:
+        order |= {path: (number + 0.5) / len(files) for number, path in enumerate(files)}
+    order |= {tests / f"{name}.py": number - len(LONGEST) for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order[item.path])
 
 
 @pytest.fixture(scope="session")

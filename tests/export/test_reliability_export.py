@@ -57,7 +57,7 @@ def test_a_disk_that_fills_up_while_it_is_written(tmp_path, start, name):
             until = time.monotonic() + 120
             while name == "F32" and "checkpoint" not in child.out and child.poll() is None:
                 assert time.monotonic() < until, child.out
-                time.sleep(0.001)
+                time.sleep(0.005)
             if name == "F32":
                 fill(disk, leave=300_000)
             said, error = child.communicate(timeout=120)

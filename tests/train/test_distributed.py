@@ -249,20 +249,6 @@ def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
 # How it ends.
 
 
-def test_a_signal_to_the_launcher_stops_all_at_the_same_step(words, tmp_path):
-    root = tmp_path / "runs" / "stopped"
-    arguments = words("stopped", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
-    process = two(arguments)
-    wait_for_steps(root, 3, process)
-    process.send_signal(signal.SIGTERM)
-    code, out, err = finish(process)
-    assert code == 143, out + err
-    assert "Traceback" not in err
-    (saved,) = list_checkpoints(root)
-    assert f"stopped at step {int(saved.name[5:])}" in out
-    assert len(losses(root)) == int(saved.name[5:])
-
-
 def test_a_hangup_of_one_rank_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
     """Every rank decides by rank 0's time: one that saved at another step than the others would wait for ever."""
     root = tmp_path / "runs" / "often"
@@ -277,7 +263,9 @@ def test_a_hangup_of_one_rank_and_checkpoints_by_time_are_agreed_on(words, tmp_p
     assert len(losses(root)) == int(list_checkpoints(root)[-1].name[5:])
 
 
-def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path, monkeypatch):
+def test_after_a_killed_process_the_run_goes_on_by_itself_and_a_signal_to_the_launcher_stops_all_at_the_same_step(
+    pair, words, tmp_path, monkeypatch
+):
     root, temporary = tmp_path / "runs" / "killed", tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -285,9 +273,12 @@ def test_after_a_killed_process_the_run_goes_on_by_itself(pair, words, tmp_path,
     wait_for_steps(root, 5, process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     wait_for_steps(root, 40, process)  # the records of what is computed again are dropped first
+    before = len(process.err)
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert code == 143, out + err
+    assert "Traceback" not in err[before:]
+    assert f"stopped at step {len(losses(root))}" in out
     assert "restart 1: a process of this run had ended" in out
     assert f"resuming {root} from step-" in out
     # Schedules of another length have other rates after the warm-up, so only its steps are the pair's.

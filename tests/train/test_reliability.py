@@ -70,7 +70,7 @@ def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, opt
     """To the whole group of processes, as a terminal sends Ctrl-C: the compiler dies of it, too."""
     prepare = functools.partial(train_faults.set_environment, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
     run = SmallRun(tmp_path, *options, "train.compile=true", "model.n_layers=4", prepare=prepare, session=True)
-    run.wait_for(lambda: any((tmp_path / "cold").rglob("*.cpp")))
+    run.wait_for(lambda: any((tmp_path / "cold").rglob("*.cpp")), timeout=180)
     assert losses(run.root) == {}
     os.killpg(run.pid, number)
     began = time.monotonic()

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,36 +76,49 @@ def tokenizer(tmp_path_factory):
     return tokenizer
 
 
-def read(repository, folder, tmp_path, tokenizer, *, failing, seed=0, cut=100):
+@contextmanager
+def reading(repository, folder, tmp_path, tokenizer, *, failing, seed=0, cut=100):
+    """Reads in a process of its own; hands over a function that waits for what it read, its errors and the Hub."""
     tmp_path.mkdir(exist_ok=True)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "read.py").write_text(READ)
     server = flaky_hub.FlakyHub(folder, failing=failing, seed=seed)
     environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     environment |= {"HF_ENDPOINT": server.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "read.py"), str(tmp_path / "tokenizer"), str(tmp_path / "cache"), str(cut)],
+        cwd=repository,
+        env=environment | {"PYTHONPATH": str(repository)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def result():
+        out, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors[-3000:]
+        return json.loads(out.splitlines()[-1]), errors, server
+
     try:
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "read.py"), str(tmp_path / "tokenizer"), str(tmp_path / "cache"), str(cut)],
-            cwd=repository,
-            env=environment | {"PYTHONPATH": str(repository)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
+        yield result
     finally:
+        process.kill()
+        process.communicate()
         server.stop()
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr, server
 
 
 @pytest.mark.slow
 def test_every_document_once_and_in_order(repository, folder, tmp_path, tokenizer):
-    steady, errors, _ = read(repository, folder, tmp_path / "steady", tokenizer, failing=0)
-    assert errors == ""
-    assert steady["whole"] == steady["parts"]
-    assert 280 < len(set(steady["whole"])) == len(steady["whole"]) < 360  # the rest is held out
-    assert steady["revision"] == "0123456789abcdef0123456789abcdef01234567"
-    flaky, errors, server = read(repository, folder, tmp_path / "flaky", tokenizer, failing=0.4, seed=1, cut=130)
+    with (
+        reading(repository, folder, tmp_path / "steady", tokenizer, failing=0) as steadily,
+        reading(repository, folder, tmp_path / "flaky", tokenizer, failing=0.4, seed=1, cut=130) as flakily,
+    ):
+        steady, errors, _ = steadily()
+        assert errors == ""
+        assert steady["whole"] == steady["parts"]
+        assert 280 < len(set(steady["whole"])) == len(steady["whole"]) < 360  # the rest is held out
+        assert steady["revision"] == "0123456789abcdef0123456789abcdef01234567"
+        flaky, errors, server = flakily()
     assert flaky == steady
     assert sum(server.failed.values()) >= 8
     assert all(line.startswith("owner/stories: ") and "; trying again in " in line for line in errors.splitlines())

@@ -50,41 +50,48 @@ static inline void zero() {
     memset(state.tile[T], 0, sizeof state.tile[T]);
 }
 
-// Denormal numbers are zero, before and after an operation, whatever MXCSR says. By bits, 16 numbers at once.
 typedef uint32_t words __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(64)));
-static inline floats flushed(floats x) {
-    const words bits = (words)x, normal = (words)((bits & 0x7f800000u) != 0u);
-    return (floats)(bits & (normal | 0x80000000u));
-}
-static inline words row(int tile, int r) {
+static inline words row(const State& tiles, int tile, int r) {
     words out;
-    memcpy(&out, state.tile[tile][r], 64);
+    memcpy(&out, tiles.tile[tile][r], 64);
     return out;
 }
-// One rounding: the compiler makes it one instruction (-mfma, -ffp-contract=fast).
-static inline floats fused(floats a, floats b, floats c) { return flushed(a * b + c); }
-
 // The products of even values and those of odd values are two chains of fused operations from zero; their sum is added.
+// The compiler makes each one instruction with one rounding (-mfma, -ffp-contract=fast).
+static inline void add_products(State& tiles, int sum, int a, int b) {
+    floats b_even[16], b_odd[16];
+    const int pairs = tiles.rows[b];
+    for (int k = 0; k < pairs; k++) {
+        const words values = row(tiles, b, k);
+        b_even[k] = (floats)(values << 16);
+        b_odd[k] = (floats)(values & 0xffff0000u);
+    }
+    for (int m = 0; m < tiles.rows[sum]; m++) {
+        const words values = row(tiles, a, m);
+        const floats a_even = (floats)(values << 16), a_odd = (floats)(values & 0xffff0000u);
+        floats evens = {}, odds = {};
+        for (int k = 0; k < pairs; k++) {
+            evens = a_even[k] * b_even[k] + evens;
+            odds = a_odd[k] * b_odd[k] + odds;
+        }
+        const floats added = (floats)row(tiles, sum, m) + (evens + odds);
+        memcpy(tiles.tile[sum][m], &added, 64);
+    }
+}
+
+// Denormal numbers are zero, before and after an operation, whatever the program's MXCSR says: bits 6 and 15 ask the
+// processor for that. Nothing moves across, because all values come from memory and go there.
 template <int Sum, int A, int B>
 static inline void multiply() {
-    check(state.configured && state.bytes[A] / 4 == state.rows[B] && state.bytes[Sum] == 64 && state.bytes[B] == 64);
-    floats b_even[16], b_odd[16];
-    for (int k = 0; k < state.rows[B]; k++) {
-        b_even[k] = flushed((floats)(row(B, k) << 16));
-        b_odd[k] = flushed((floats)(row(B, k) & 0xffff0000u));
-    }
-    for (int m = 0; m < state.rows[Sum]; m++) {
-        floats evens = {}, odds = {};
-        const words a = row(A, m);
-        const floats a_even = flushed((floats)(a << 16)), a_odd = flushed((floats)(a & 0xffff0000u));
-        for (int k = 0; k < state.rows[B]; k++) {
-            evens = fused(a_even[k] - floats{}, b_even[k], evens);
-            odds = fused(a_odd[k] - floats{}, b_odd[k], odds);
-        }
-        const floats sum = flushed(flushed((floats)row(Sum, m)) + flushed(evens + odds));
-        memcpy(state.tile[Sum][m], &sum, 64);
-    }
+    State& tiles = state;
+    check(tiles.configured && tiles.bytes[A] / 4 == tiles.rows[B] && tiles.bytes[Sum] == 64 && tiles.bytes[B] == 64);
+    const unsigned before = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(before | 0x8040);
+    asm volatile("" ::: "memory");
+    add_products(tiles, Sum, A, B);
+    asm volatile("" ::: "memory");
+    __builtin_ia32_ldmxcsr(before);
 }
 
 }  // namespace amx
