@@ -30,16 +30,19 @@ def fast(tokenizer):
     return encode
 
 
+@pytest.fixture(scope="module")
+def encode(tokenizer):
+    return fast(tokenizer)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(), st.text("ab \n'st1é日", max_size=60)))
-def test_the_same_ids_for_any_text(tokenizer, text):
-    encode = make_encode(tokenizer)
+def test_the_same_ids_for_any_text(tokenizer, encode, text):
     assert list(encode(text)) == tokenizer.encode(text)
 
 
-def test_the_same_ids_for_every_character(tokenizer):
+def test_the_same_ids_for_every_character(tokenizer, encode):
     """The classes of characters, which split a text into words, are each library's own."""
-    encode = fast(tokenizer)
     # The planes between hold no characters, the last two private ones.
     codes = [*range(0xD800), *range(0xE000, 0x32000), *range(0xDFFFF, 0xE0200), *range(0xF0000, 0xF0010)]
     texts = [
@@ -58,8 +61,7 @@ def test_trained_vocabularies_qualify(vocab_size):
         assert list(encode(story(1, index))) == tokenizer.encode(story(1, index))
 
 
-def test_special_and_broken_text(tokenizer):
-    encode = fast(tokenizer)
+def test_special_and_broken_text(tokenizer, encode):
     for text in ("", "<|endoftext|>", "a<|endoftext|>b", "\ud800 half", " " * 5000, "a" * 5000, "\n\n\n x"):
         assert list(encode(text)) == tokenizer.encode(text), text[:20]
 
