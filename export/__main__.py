@@ -7,6 +7,7 @@ from typing import Any
 from export.auto.show import show_choice
 from export.config import ExportConfig
 from export.staging import exit_on_sigterm
+from export.steps import Steps, show_steps
 from slm import cli, report
 from slm.configuration import load
 from slm.llama.verdict import crash_advice, require_working_build
@@ -24,11 +25,14 @@ def main(argv: list[str]) -> int:
     if config.format != "gguf":
         return export_interchange(config)
     require_working_build()
-    from export.pipeline import export  # loads torch: mistakes in the options are reported before
+    steps = Steps()
+    with steps.step("loading PyTorch"):  # mistakes in the options are reported before
+        from export.pipeline import export
 
     with exit_on_sigterm():
-        record = export(config, log=lambda line: print(line, flush=True))
+        record = export(config, log=lambda line: print(line, flush=True), steps=steps)
     show(record)
+    show_steps(record)
     report.final_json(record)
     return 0 if record["published"] else EXIT_NOT_PROVEN
 

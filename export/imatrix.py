@@ -1,15 +1,17 @@
 """The importance of each input column of each matrix: the mean square of what arrives there.
 
-Quantization then spends its precision where it matters. Measured with forward hooks on the checkpoint, over the
-same windows and with the same sums as llama.cpp's own llama-imatrix, and kept in its file format:
+Quantization then spends its precision where it matters. Measured in f32 on the checkpoint, by PyTorch with forward
+hooks or by the training kernels, over the same windows and with the same sums as llama.cpp's own llama-imatrix, and
+kept in its file format:
 ``general.type = "imatrix"``, ``imatrix.datasets``, ``imatrix.chunk_count``, ``imatrix.chunk_size``, and for every
 matrix ``<name>.in_sum2`` (sums of squares) and ``<name>.counts`` (rows summed), both f32.
 
 Shape suffixes: B windows, T positions, D input columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
+from slm.kernels.choice import open_kernels
+from slm.kernels.fused import Fused, unsupported
+from slm.kernels.library import Kernels
 from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
 
@@ -28,6 +33,10 @@ SHARED_INPUTS = {
     "mlp.down_proj": ("mlp.down_proj",),
 }
 """The matrix that is hooked -> the matrices that read the same input."""
+_TOKENS = 2_048
+"""That go through the kernels together: weights are packed anew for each such group."""
+_WORTH_FLOPS = 2e12
+"""Of a pass from which on the kernels are used: some 10 s of PyTorch on two cores."""
 
 
 @dataclass(kw_only=True)
@@ -89,45 +98,37 @@ def collect(
     *,
     dataset: str,
     output: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+    kernels: Kernels | None = None,
 ) -> ImportanceMatrix:
     """Run ``windows`` (int32 [n, T] token ids) through the model and sum squares of every matrix's input.
 
-    ``output`` adds the output projection. ``progress`` is called with (windows done, windows in all).
-    UserError where an activation is not finite.
+    ``output`` adds the output projection. ``progress`` is called with the number of windows done since
+    its last call. ``kernels``: in f32, to compute with instead of PyTorch. UserError where an activation is not finite.
     """
-    sums: dict[str, Tensor] = {}
-    reached: set[str] = set()
-    handles = []
-
-    def watch(module: nn.Module, name: str, shared: list[str]) -> None:
-        total_D = torch.zeros(module.get_parameter("weight").shape[1], dtype=torch.float64)
-        for each in shared:
-            sums[gguf_name(each + ".weight")] = total_D
-
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            reached.update(gguf_name(each + ".weight") for each in shared)
-            total_D.add_(inputs[0].float().square().flatten(0, -2).sum(0, dtype=torch.float64))
-
-        handles.append(module.register_forward_pre_hook(hook))
-
-    for index, layer in enumerate(model.model.layers):
-        for hooked, shared in SHARED_INPUTS.items():
-            prefix = f"model.layers.{index}."
-            watch(layer.get_submodule(hooked), prefix + hooked, [prefix + each for each in shared])
+    names = {id(model.get_parameter(name)): gguf_name(name) for name in _matrices(model)}
+    sums = {
+        name: torch.zeros(model.get_parameter(parameter).shape[1], dtype=torch.float64)
+        for parameter, name in zip(_matrices(model), names.values(), strict=True)
+    }
     output_sum_D = torch.zeros(model.config.d_model, dtype=torch.float64)
-    n_rows = 0
-    try:
-        for done, window_T in enumerate(windows):
-            x_BTD = model.hidden_states(torch.from_numpy(window_T.astype(np.int64))[None])
-            if output:
-                output_sum_D.add_(x_BTD.float().square().flatten(0, -2).sum(0, dtype=torch.float64))
-            n_rows += len(window_T)
-            if progress:
-                progress(done + 1, len(windows))
-    finally:
-        for handle in handles:
-            handle.remove()
+    reached: set[str] = set()
+
+    def add(weights: Iterable[Tensor], x: Tensor) -> None:
+        squares_D = _sum_of_squares(x)
+        for each in weights:
+            reached.add(names[id(each)])
+            sums[names[id(each)]].add_(squares_D)
+
+    run = _torch_pass(model, add) if kernels is None else _kernel_pass(model, kernels, add)
+    n_together = max(1, (1 if kernels is None else _TOKENS) // windows.shape[1])
+    for start in range(0, len(windows), n_together):
+        some_BT = windows[start : start + n_together]
+        x = run(torch.from_numpy(some_BT.astype(np.int64)))
+        if output:
+            output_sum_D += _sum_of_squares(x)
+        if progress:
+            progress(len(some_BT))
     assert reached == set(sums), f"never reached: {sorted(set(sums) - reached)}"
     if output:
         # With tied embeddings the matrix is called token_embd; llama.cpp looks the name up as it is.
@@ -140,8 +141,64 @@ def collect(
             )
     return ImportanceMatrix(
         sums={name: total_D.numpy().copy() for name, total_D in sums.items()},
-        n_rows=n_rows,
+        n_rows=windows.size,
         chunk_size=windows.shape[1],
         n_chunks=len(windows),
         datasets=[dataset],
     )
+
+
+def quick_kernels(model: LanguageModel, n_tokens: int) -> Kernels | None:
+    """The f32 training kernels, where they can run the model and the pass is long enough to make loading (and perhaps
+    building) them worth it."""
+    if 2 * model.config.n_params * n_tokens < _WORTH_FLOPS:
+        return None
+    kernels, _ = open_kernels("auto", "f32")
+    return kernels if kernels is not None and unsupported(model, kernels) is None else None
+
+
+def _matrices(model: LanguageModel) -> list[str]:
+    """Hugging Face's names of the layers' matrices."""
+    return [
+        f"model.layers.{index}.{each}.weight"
+        for index in range(model.config.n_layers)
+        for shared in SHARED_INPUTS.values()
+        for each in shared
+    ]
+
+
+def _torch_pass(model: LanguageModel, add: Callable[[Iterable[Tensor], Tensor], None]) -> Callable[[Tensor], Tensor]:
+    """The hidden states of ids [B, T] by PyTorch; ``add`` gets the inputs of the layers' matrices."""
+
+    def run(ids_BT: Tensor) -> Tensor:
+        handles = []
+        for layer in model.model.layers:
+            for hooked, shared in SHARED_INPUTS.items():
+                weights = [layer.get_submodule(each).get_parameter("weight") for each in shared]
+                hook = partial(_hook, add, weights)
+                handles.append(layer.get_submodule(hooked).register_forward_pre_hook(hook))
+        try:
+            return model.hidden_states(ids_BT)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    return run
+
+
+def _hook(
+    add: Callable[[Iterable[Tensor], Tensor], None], weights: Iterable[Tensor], _: nn.Module, inputs: tuple[Any, ...]
+) -> None:
+    add(weights, inputs[0])
+
+
+def _kernel_pass(
+    model: LanguageModel, kernels: Kernels, add: Callable[[Iterable[Tensor], Tensor], None]
+) -> Callable[[Tensor], Tensor]:
+    """The same by the training kernels."""
+    fused = Fused(model, kernels, recompute="layer", keep_packed=False)
+    return partial(fused.observed_hidden_states, observe=add)
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    return x.float().square().flatten(0, -2).sum(0, dtype=torch.float64)

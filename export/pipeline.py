@@ -19,6 +19,7 @@ from export.quantize import size_bound
 from export.rounding.make import METADATA, round_again
 from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
 from export.staging import Staging, check_room
+from export.steps import Steps
 from export.target import is_target, parse_target
 from export.texts import Text, calibration_text, validation_text
 from slm import runs
@@ -33,18 +34,21 @@ from slm.report import atomic_write_json
 IMATRIX_FILE = "imatrix.gguf"
 
 
-def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def export(
+    config: ExportConfig, log: Callable[[str], None] = lambda line: None, steps: Steps | None = None
+) -> dict[str, Any]:
     """Write every type asked for, prove each, publish all or none; returns the record saved as ``export.json``.
 
-    ``UserError`` for what a person can mend. A failed proof is not an error here: the record's ``published`` is False
-    and its ``files`` name the failures.
+    ``steps``: measured already, before this function was called. ``UserError`` for what a person can mend. A failed
+    proof is not an error here: the record's ``published`` is False and its ``files`` name the failures.
     """
-    types = resolve_types(config.quant, quant_types())
+    types, steps = resolve_types(config.quant, quant_types()), steps or Steps()
     run = models.resolve(config.run)
     out = config.out or run.gguf_dir
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
-    source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming())
+    with steps.step("reading the checkpoint"):
+        source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming())
     plain = [kind for kind in UNQUANTIZED if kind in types]
     quantized = [kind for kind in types if kind not in UNQUANTIZED]
     base = config.base if quantized else plain[0]
@@ -57,23 +61,29 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
             log(f"warning: {warning}")
         for kind, path in written.items():
             log(f"writing {kind}" + ("" if kind in plain else " (temporary)"))
-            source.write(path, kind)
+            with steps.step(f"conversion to {kind}"):
+                source.write(path, kind)
         log("comparing with the checkpoint: token ids, logits, perplexity")
-        proof = Proof(
-            source.scorer,
-            source.tokenizer.encode,
-            proof_text.content,
-            n_ctx=config.proof.n_ctx,
-            chunks=config.proof.chunks,
-            kl_tokens=config.proof.kl_tokens,
-            nfc=bool(source.vocab.warnings),
-            n_threads=threads,
-            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=bool(source.vocab.warnings)),
-        )
-        compared = {kind: proof.compare(path, kind) for kind, path in written.items()}
+        with steps.step("proof: the checkpoint's side"):
+            proof = Proof(
+                source.scorer,
+                source.tokenizer.encode,
+                proof_text.content,
+                n_ctx=config.proof.n_ctx,
+                chunks=config.proof.chunks,
+                kl_tokens=config.proof.kl_tokens,
+                nfc=bool(source.vocab.warnings),
+                n_threads=threads,
+                more=partial(chat_failures, tokenizer=source.tokenizer, nfc=bool(source.vocab.warnings)),
+            )
+        compared = {}
+        for kind, path in written.items():
+            with steps.step(f"proof: {kind}"):
+                compared[kind] = proof.compare(path, kind)
         finished = [written[kind] for kind in plain]
         if (adapter := open_adapter(source, log)) and all_passed(compared.values()):
-            path, compared[ADAPTER_TYPE] = write_proven(source, adapter, staging, proof, log)
+            with steps.step("adapter: conversion and proof"):
+                path, compared[ADAPTER_TYPE] = write_proven(source, adapter, staging, proof, log)
             finished.append(path)
         imatrix = None
         choices: dict[str, Any] = {}
@@ -81,8 +91,9 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
         if quantized and all_passed(compared.values()):
             if config.calibration.imatrix and quantized != [source.trained_for]:
                 header = read_header(written[base])
-                imatrix = importance_matrix(source, calibration, config.calibration, header.tensors, log)
-                imatrix.write(staging.path(IMATRIX_FILE))
+                with steps.step("importance matrix"):
+                    imatrix = importance_matrix(source, calibration, config.calibration, header.tensors, log)
+                    imatrix.write(staging.path(IMATRIX_FILE))
                 finished.append(staging.path(IMATRIX_FILE))
             planner = None
             for kind in quantized:
@@ -94,25 +105,35 @@ def export(config: ExportConfig, log: Callable[[str], None] = lambda line: None)
                         source, read_header(written[base]), calibration, imatrix, threads=threads, log=log
                     )
                     target = parse_target(kind)
-                    compared[kind], choice = make_chosen(planner, written[base], path, target, proof.compare, log, more)
+                    with steps.step(f"choice, quantization and proof: {kind}"):
+                        compared[kind], choice = make_chosen(
+                            planner, written[base], path, target, proof.compare, log, more
+                        )
                     choices[path.name] = choice.record() | {"groups": planner.options.checks}
                 else:
-                    make_quantized(source, written[base], path, kind, imatrix, threads, log, more)
+                    with steps.step(f"quantization: {kind}"):
+                        make_quantized(source, written[base], path, kind, imatrix, threads, log, more)
                 if again:
-                    roundings[path.name] = round_again(
-                        source, path, calibration, config.calibration, imatrix, threads, log
-                    )
+                    with steps.step(f"rounding (gptq): {kind}"):
+                        roundings[path.name] = round_again(
+                            source, path, calibration, config.calibration, imatrix, threads, log
+                        )
                 if again or kind not in compared:
-                    compared[kind] = proof.compare(path, kind)
+                    with steps.step(f"proof: {kind}"):
+                        compared[kind] = proof.compare(path, kind)
                 finished.append(path)
         published = all_passed(compared.values())
-        sums = {path.name: sha256(path) for path in finished} if published else {}
+        with steps.step("check sums and publishing"):
+            sums = {path.name: sha256(path) for path in finished} if published else {}
         shown = [each for kind, each in compared.items() if kind in (*types, ADAPTER_TYPE) or each.failures]
         record = make_record(config, source, proof, shown, imatrix, proof_text, out, published)
         record |= {"choices": choices, "rounding": roundings}
         record["sha256"] = forget_sums(out, sums) | sums
         if published:
-            staging.publish(finished)
+            with steps.step("check sums and publishing"):
+                staging.publish(finished)
+        record |= steps.record()
+        if published:
             atomic_write_json(out / RECORD_FILE, record)
     return record
 

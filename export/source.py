@@ -3,10 +3,10 @@
 The export and the sweep over types both go through here.
 """
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,15 @@ from export.config import CalibrationConfig, Naming
 from export.gguf.tensors import check_weights
 from export.gguf.vocab import Vocab, build_vocab
 from export.gguf.writer import Identity, identify_model, run_record, write_gguf
-from export.imatrix import ImportanceMatrix, collect
+from export.imatrix import ImportanceMatrix, collect, quick_kernels
 from export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
 from export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
 from export.texts import Text, read_text
 from slm import runs
 from slm.evaluate.perplexity import Window, chunked_plan
+from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import TorchScorer
+from slm.kernels.library import VARIANTS
 from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import GgufTensor, read_header
 from slm.llama.quantize import quant_types
@@ -159,20 +161,23 @@ def measure_importance(
     source: Source, text: Text, options: CalibrationConfig, log: Callable[[str], None]
 ) -> ImportanceMatrix:
     """The importance matrix over at most ``options.chunks`` windows of the text."""
-    from rich.progress import Progress
-
     windows, stream = calibration_windows(source, text, options)
     n_ctx = windows[0].stop - windows[0].start
-    log(f"importance matrix: {len(windows)} chunks of {n_ctx} tokens of {text.origin}")
-    with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task("importance matrix", total=len(windows))
-        return collect(
+    kernels = quick_kernels(source.model, len(windows) * n_ctx)
+    by = f"{VARIANTS[kernels.name].title} kernels" if kernels else "PyTorch"
+    log(f"importance matrix: {len(windows)} chunks of {n_ctx} tokens of {text.origin}, f32, {by}")
+    began = perf_counter()
+    with progress_bar("importance matrix", len(windows), "chunks") as progress:
+        found = collect(
             source.model,
             np.stack([window.inputs(stream) for window in windows]),
             dataset=text.origin,
             output=options.output,
-            progress=lambda done, _: bar.update(task, completed=done),
+            progress=progress,
+            kernels=kernels,
         )
+    log(f"importance matrix: {found.n_rows:,} tokens, {found.n_rows / (perf_counter() - began):,.0f} tokens/s")
+    return found
 
 
 def calibration_windows(source: Source, text: Text, options: CalibrationConfig) -> tuple[list[Window], np.ndarray]:

@@ -95,6 +95,7 @@ class Fused:
         self._down = [pack(layer.mlp.down_proj) for layer in self._layers]
         self._head = PackedWeights(kernels, [model.head_weight_VD], keep=keep_packed)
         self._versions: tuple[int, ...] = ()
+        self._observe: Callable[[list[Tensor], Tensor], None] | None = None
         self._shape = (0, 0)
         self._buffers: dict[str, Tensor] = {}
 
@@ -153,6 +154,15 @@ class Fused:
         """The final normed hidden states [N, D], in the kernels' precision. The next call writes over them."""
         self._prepare(ids_BT, ids_BT, starts_BT)
         return self._top(ids_BT)
+
+    def observed_hidden_states(self, ids_BT: Tensor, *, observe: Callable[[list[Tensor], Tensor], None]) -> Tensor:
+        """``hidden_states``, with ``observe(weights, x_NI)`` called for the input of every matrix of the layers:
+        ``weights`` are the parameters that read ``x_NI`` [N, inputs], whose memory is soon written over."""
+        self._observe = observe
+        try:
+            return self.hidden_states(ids_BT)
+        finally:
+            self._observe = None
 
     def forget_weights(self) -> None:
         """Convert the weights anew at the next call. Changes that autograd counts are noticed without it."""
@@ -239,6 +249,8 @@ class Fused:
         return h_ND
 
     def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
+        if self._observe:
+            self._observe(packed.weights, x)
         weights = packed.layout("forward")
         self.kernels.slm_linear(x, len(x), packed.width, weights, packed.rows, residual, out)
 
@@ -289,6 +301,8 @@ class Fused:
         h_ND = self._norm(self._layers[index].feedforward_norm, s.mid_ND, s.inverse_rms_2)
         (N, D), F = h_ND.shape, self.model.config.ffn_dim
         act_NF = self._buffer("act", N, F)
+        if self._observe:
+            self._observe(self._gate_up[index].weights, h_ND)
         self.kernels.slm_gate_up(h_ND, N, D, self._gate_up[index].layout("forward"), F, *gate_up, act_NF, self._gelu)
         return act_NF
 

@@ -1,5 +1,6 @@
 """What a process gets from this machine: threads, a CPU quota, memory, the speed of bf16. Torch is imported late."""
 
+import contextlib
 import ctypes
 import math
 import os
@@ -77,6 +78,20 @@ def peak_rss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts KiB
+
+
+def reset_peak_rss() -> None:
+    """Let ``recent_peak_rss_bytes`` count from now on, where the system can do that (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak, and nothing else
+
+
+def recent_peak_rss_bytes() -> int:
+    """The most resident memory since ``reset_peak_rss``, bytes; where the system cannot tell, the most so far."""
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    return peak_rss_bytes()
 
 
 def keep_freed_memory() -> bool:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from data.errors import UserError
-from export.imatrix import collect
+from export.imatrix import collect, quick_kernels
+from slm.kernels.choice import open_kernels
 from slm.model.transformer import LanguageModel
 from tests.helpers import tiny_checkpoint as tiny
 
@@ -65,3 +66,26 @@ def test_activations_that_are_not_finite_are_named(model):
         broken.model.layers[1].input_layernorm.weight[3] = float("inf")
     with pytest.raises(UserError, match=r"blk.1.attn_q.weight is not finite"):
         collect(broken, WINDOWS, dataset="test")
+
+
+def test_the_training_kernels_give_the_same_sums():
+    """Another engine, several windows at a time, the last group smaller."""
+    kernels, why = open_kernels("auto", "f32")
+    if kernels is None:
+        pytest.skip(why)
+    for arch in ("qwen3", "gemma3"):
+        model = LanguageModel(tiny.config(arch=arch, n_layers=3)).eval()
+        tiny.randomize(model)
+        windows = np.random.default_rng(1).integers(0, model.config.vocab_size, (9, 500), dtype=np.int32)
+        steps: list[int] = []
+        ours = collect(model, windows, dataset="x", output=True, kernels=kernels, progress=steps.append)
+        theirs = collect(model, windows, dataset="x", output=True)
+        assert steps == [4, 4, 1]
+        assert ours.sums.keys() == theirs.sums.keys()
+        assert (ours.n_rows, ours.n_chunks, ours.chunk_size) == (theirs.n_rows, theirs.n_chunks, theirs.chunk_size)
+        for name, sums in ours.sums.items():
+            np.testing.assert_allclose(sums, theirs.sums[name], rtol=2e-3, err_msg=name)
+
+
+def test_short_passes_do_not_load_the_kernels(model):
+    assert quick_kernels(model, 1_000) is None

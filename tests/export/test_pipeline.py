@@ -36,6 +36,12 @@ def test_files_names_and_record(exported):
     for each in record["files"]:
         assert each["failures"] == []
         assert each["size_mb"] == pytest.approx((root / "gguf" / each["file"]).stat().st_size / 1e6)
+    assert [each["step"] for each in record["steps"]] == [
+        *("loading PyTorch", "reading the checkpoint", "conversion to f32", "proof: the checkpoint's side"),
+        *("proof: f32", "importance matrix", "quantization: q4_k_m", "proof: q4_k_m", "check sums and publishing"),
+    ]
+    assert all(each["seconds"] >= 0 and each["peak_rss_mb"] > 10 for each in record["steps"])
+    assert record["seconds"] == pytest.approx(sum(each["seconds"] for each in record["steps"]))
     exact, small = record["files"]
     assert exact["bits_per_weight"] == 32
     assert abs(exact["perplexity_change"]) < 1e-4
