@@ -8,13 +8,16 @@ import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from fnmatch import fnmatch
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, excerpt, nearest
 from slm import report
 from slm.evaluate.config import HarnessConfig
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
+from slm.evaluate.task_index import folders_of_all, plain_tasks
 from slm.machine.crash_guard import doing
 
 BOOTSTRAP = 1_000
@@ -50,7 +53,7 @@ class Tasks:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of defaults that tasks are free to use
         self.config = config
         doing(f"loading the tasks {', '.join(names)}")
-        print(f"loading the tasks {', '.join(names)} (lm-evaluation-harness lists all of its own first)", flush=True)
+        print(f"loading the tasks {', '.join(names)}", flush=True)
         self.loaded = _load(names, config)
         self.tasks: dict[str, Any] = self.loaded["tasks"]
         for name, task in self.tasks.items():
@@ -193,31 +196,55 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _load(names: list[str], config: HarnessConfig) -> Any:
-    """What the harness loads for the names. Its own thousands of tasks are listed, which takes seconds, only where the
-    folder of one's own does not have them all."""
+    """What the harness loads for the names, with as few of its thousands of files read as that takes."""
+    import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
-    folder = config.include_path
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: harness.include_path holds YAML files of tasks")
-    if folder is not None:
-        own = TaskManager(include_path=str(folder), include_defaults=False)
-        if set(names) <= set(own.all_tasks):
+    own, root = config.include_path, Path(lm_eval.tasks.__file__).parent
+    if own is not None and not own.is_dir():
+        raise UserError(f"there is no folder {own}: harness.include_path holds YAML files of tasks")
+
+    def manager_of(folders: Iterable[str]) -> Any:
+        # The harness's folders first: what is in one's own has precedence.
+        paths = [str(root / each) for each in sorted(set(folders))] + ([str(own)] if own else [])
+        return TaskManager(include_path=paths, include_defaults=False)
+
+    mine: list[str] = []
+    if own is not None:
+        manager = manager_of([])
+        mine = list(manager.all_tasks)
+        if set(names) <= set(mine):
             with suppress(KeyError):  # a group may name tasks of the harness
-                return _load_from(own, names)
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+                return _load_from(manager, names)
+    known = plain_tasks(root)
+    if all(name in mine or len(known.get(name, [])) == 1 for name in names):
+        manager = manager_of(known[name][0] for name in names if name not in mine)
+        if set(names) <= set(manager.all_subtasks):
+            return _load_from(manager, names)
+    folders = folders_of_all(root, lambda: _listed(TaskManager))
     matched = []
     for name in names:
-        found = manager.match_tasks([name])
+        found = sorted(each for each in {*folders, *mine} if fnmatch(each, name))
         if not found:
-            hint = nearest(name, manager.all_tasks) or "lm_eval ls tasks lists them"
-            where = f" or {folder}" if folder else ""
+            hint = nearest(name, [*mine, *folders]) or "lm_eval ls tasks lists them"
+            where = f" or {own}" if own else ""
             raise UserError(f"there is no task {name!r} in lm-evaluation-harness{where}; {hint}")
         matched += found
+    # A group in one's own folder may name any task of the harness.
+    manager = (
+        TaskManager(include_path=str(own))
+        if set(matched) & set(mine)
+        else manager_of(top for name in matched for top in folders[name])
+    )
     try:
         return _load_from(manager, list(dict.fromkeys(matched)))
     except KeyError as error:
         raise UserError(f"{', '.join(names)} cannot be loaded ({_reason(error)}); check the task's file") from error
+
+
+def _listed(task_manager: Any) -> Any:
+    print("listing all tasks of lm-evaluation-harness (half a minute or more; kept for the next time)", flush=True)
+    return task_manager().task_index
 
 
 def _load_from(manager: Any, names: list[str]) -> Any:
@@ -228,12 +255,19 @@ def _load_from(manager: Any, names: list[str]) -> Any:
     except Exception as error:  # the harness's and datasets' own code, on whatever the task names
         offline = isinstance(error, ConnectionError) or "offline" in str(error).lower()
         advice = (
-            "without a network, tasks need data that an earlier run left in the cache, or files of your own "
-            "(harness.include_path, docs/tutorial.md)"
+            f"without a network, {_datasets(manager, names)} must be in the Hub's cache from an earlier run, or the "
+            "task must read files of your own (harness.include_path; docs/tutorial.md has an example)"
             if offline
             else "check the task's file and its data"
         )
         raise UserError(f"the data of {', '.join(names)} cannot be read ({_reason(error)}); {advice}") from error
+
+
+def _datasets(manager: Any, names: list[str]) -> str:
+    """The data sets of the Hub that tasks name, as far as their files say it."""
+    entries = [manager.task_index.get(name) for name in names]
+    paths = {(entry.cfg or {}).get("dataset_path") for entry in entries if entry is not None}
+    return ", ".join(sorted(path for path in paths if isinstance(path, str))) or "their data"
 
 
 def _reason(error: Exception) -> str:

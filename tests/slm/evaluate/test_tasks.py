@@ -5,6 +5,7 @@ What the harness reports is compared with a computation of its own: plain forwar
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from slm.evaluate import tasks
 from slm.evaluate.continuations import Request, score_continuations
 from slm.evaluate.evaluate import main
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
+from slm.evaluate.task_index import folders_of_all, plain_tasks
 from slm.model.checkpoint import load_model
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
@@ -230,22 +232,65 @@ def test_mistakes_are_one_line(run, folder, options, message, only_local):
 
 
 @pytest.fixture
-def only_local(monkeypatch):
-    """The harness without its own thousands of tasks, which take seconds to list, but with hellaswag."""
+def only_local(monkeypatch, tmp_path) -> list[bool]:
+    """The harness with three of its folders: to list its thousands of files takes seconds. Returns, per list of tasks
+    that was read, whether it was that of all folders."""
     tasks_of = pytest.importorskip("lm_eval.tasks")
+    there, root = Path(tasks_of.__file__).parent, tmp_path / "harness"
+    for name in ("arc", "blimp", "hellaswag"):
+        shutil.copytree(there / name, root / name)
+    monkeypatch.setattr(tasks_of, "__file__", str(root / "__init__.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    read: list[bool] = []
 
     def manager(include_path=None, include_defaults=True):
-        paths = [include_path] if include_path else []
-        paths += [str(Path(tasks_of.__file__).parent / "hellaswag")] if include_defaults else []
-        return real(include_path=paths, include_defaults=False)
+        read.append(include_defaults)
+        paths = include_path if isinstance(include_path, list) else [include_path] if include_path else []
+        return real(include_path=[str(root)] * include_defaults + paths, include_defaults=False)
 
     real = tasks_of.TaskManager
     monkeypatch.setattr(tasks_of, "TaskManager", manager)
+    return read
 
 
 def test_a_task_of_the_hub_without_a_network(run, only_local):
-    with pytest.raises(UserError, match=r"the data of hellaswag cannot be read .* files of your own"):
+    """One line that names the data set, and no list of all tasks was read for it."""
+    message = r"the data of hellaswag cannot be read .*, Rowan/hellaswag must be in the Hub's cache .* of your own"
+    with pytest.raises(UserError, match=message) as caught:
         main([f"run={run}", "eval.files=[]", "tasks=hellaswag"])
+    assert "\n" not in str(caught.value)
+    assert only_local == [False]
+
+
+def test_the_list_of_all_tasks_is_read_once(run, only_local):
+    for name in ("blimp", "arc_*", "blimp"):
+        with pytest.raises(UserError, match=f"the data of .*{name.strip('*')}.* cannot be read"):
+            main([f"run={run}", "eval.files=[]", f"tasks={name}"])
+    assert only_local == [True, False, False, False]
+
+
+def test_where_tasks_groups_and_tags_lie(tmp_path, monkeypatch):
+    """A group's folders are those of its members, too; a tag's those of its tasks."""
+    harness = pytest.importorskip("lm_eval.tasks")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    root = tmp_path / "tasks"
+    for path, content in (
+        ("a/one.yaml", "task: one\ntag: [odd, low]\n"),
+        ("a/deep/er/two.yaml", "task: 'two'\n"),
+        ("b/three.yaml", "tag: odd\ntask: three\n"),
+        ("c/all.yaml", "group: all\ntask:\n  - two\n  - group: inside\n    task: [{task: three}, own]\n"),
+        ("d/more.yaml", "group: more\ntask: [all, odd]\n"),
+    ):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content, encoding="utf-8")
+    assert plain_tasks(root) == {"one": ["a"], "two": ["a"], "three": ["b"]}
+    index = harness.TaskManager(include_path=str(root), include_defaults=False).task_index
+    found = folders_of_all(root, lambda: index)
+    assert found == {
+        **{"one": ["a"], "two": ["a"], "three": ["b"], "odd": ["a", "b"], "low": ["a"]},
+        **{"all": ["a", "b", "c"], "more": ["a", "b", "c", "d"]},
+    }
+    assert folders_of_all(root, dict) == found, "it was not kept"
 
 
 def test_without_the_harness(run, monkeypatch):
