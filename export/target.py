@@ -2,6 +2,8 @@
 
 - ``auto``: the fastest decoding on this machine. One percent of added loss has to save ten percent of a token's time,
   and the loss may rise by one percent at most.
+- ``auto:400tok/s``: the least loss among choices that decode at least so many tokens per second on this machine: one
+  sequence, token by token, with a short context and the command's threads.
 - ``auto:4.5``: the least loss at that many bits per weight, over all weights of the file.
 - ``auto:60MB``: the least loss in a file of at most that length (MB, GB: 10^6, 10^9 bytes; MiB, GiB: 2^20, 2^30).
 - ``auto:1%``: the smallest file whose added loss is at most that. Added loss: the mean Kullback-Leibler divergence of
@@ -19,17 +21,21 @@ from data.errors import UserError
 FASTEST_LOSS = math.log(1.01)
 """The most that ``auto`` without a number may add to the loss, nats per token."""
 _BYTES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z%]*)")
-_EXAMPLES = "auto, auto:4.5 (bits per weight), auto:60MB (file size), auto:1% (added loss) or auto:0.01nats"
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z%/]*)")
+_EXAMPLES = (
+    "auto, auto:4.5 (bits per weight), auto:60MB (file size), auto:400tok/s (decode speed), auto:1% (added loss) or "
+    "auto:0.01nats"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One goal."""
 
-    goal: Literal["speed", "bits", "size", "loss"]
+    goal: Literal["speed", "bits", "size", "loss", "decode"]
     value: float
-    """speed and loss: the most that may be added, nats per token; bits: per weight; size: bytes of the file."""
+    """speed and loss: the most that may be added, nats per token; bits: per weight; size: bytes of the file; decode:
+    the least tokens per second."""
     spelled: str
     """As it is written in ``quant=``: one spelling per goal."""
     encoding: str
@@ -66,6 +72,10 @@ def parse_target(word: str) -> Target:
         return Target(goal="loss", value=loss, spelled=f"auto:{short}%", encoding=f"auto-{short}pct")
     if unit in ("nat", "nats"):
         return Target(goal="loss", value=value, spelled=f"auto:{short}nats", encoding=f"auto-{short}nats")
+    if unit in ("tok/s", "tokens/s", "t/s"):
+        if value >= 1e6:
+            raise UserError(f"quant {word!r} asks for a million tokens per second or more; give {_EXAMPLES}")
+        return Target(goal="decode", value=value, spelled=f"auto:{short}tok/s", encoding=f"auto-{short}tps")
     if unit in _BYTES:
         shown = unit[0].upper() + unit[1:].replace("b", "B")
         return Target(

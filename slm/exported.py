@@ -21,8 +21,8 @@ CONFIG_KEY = "slm.config"
 RECORD_FILE = "export.json"
 """Stands next to the exported files. ``sha256`` in it maps file names to hexadecimal digests."""
 _QUANT = re.compile(r"-((?:bf|f|i?q|tq|mxfp)\d+(?:_[a-z0-9]+)*)$", re.IGNORECASE)
-_AUTO = re.compile(r"-(auto)(?:-(\d+(?:\.\d+)?)(bpw|[KMG]i?B|pct|nats))?$")
-_GOAL_UNITS = {"bpw": "", "pct": "%"}
+_AUTO = re.compile(r"-(auto)(?:-(\d+(?:\.\d+)?)(bpw|[KMG]i?B|pct|nats|tps))?$")
+_GOAL_UNITS = {"bpw": "", "pct": "%", "tps": "tok/s"}
 _READ = 1 << 20
 
 

@@ -50,6 +50,8 @@ class Choice:
     bits_per_weight: float
     decode_tok_s: float | None = None
     """Expected on this machine; None where speed was not asked for."""
+    measured_tok_s: float | None = None
+    """The same, measured on the finished file; None where it was not."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """One per role of matrices: what a person reads."""
 
@@ -89,6 +91,7 @@ class Choice:
             "predicted_bytes": self.n_bytes,
             "bits_per_weight": self.bits_per_weight,
             "predicted_decode_tok_s": self.decode_tok_s,
+            "measured_decode_tok_s": self.measured_tok_s,
             "types": self.types,
             "roles": self.rows,
         }
@@ -150,9 +153,11 @@ class Planner:
         return decode_speeds(Shape.of(config), kinds, self.threads, self.log)
 
     def choose(self, target: Target, stricter: float = 1.0) -> Choice:
-        """The choice for a goal. ``stricter``: a part of the loss that may be added, where an earlier choice turned out
-        to add more. UserError where nothing meets the goal."""
+        """The choice for a goal. ``stricter``: what the goal's number is multiplied by, where an earlier choice turned
+        out to miss it. UserError where nothing meets the goal."""
         value = target.value * stricter
+        if target.goal == "decode":
+            return self._fast_enough(target, value)
         if target.goal in ("bits", "size"):
             return self._within_bytes(target, value)
         return self._within_loss(target, value)
@@ -173,6 +178,18 @@ class Planner:
             raise UserError(
                 f"quant={target.spelled} cannot be met: this model's smallest choice has "
                 f"{smallest.bits_per_weight:.2f} bits per weight, {smallest.n_bytes / 1e6:.2f} MB; give more"
+            )
+        return self._choice(target, chosen)
+
+    def _fast_enough(self, target: Target, tok_s: float) -> Choice:
+        matrices = self.options.matrices
+        seconds = [self._seconds(each) for each in matrices]
+        chosen = least([each.loss for each in matrices], seconds, 1 / tok_s)
+        if chosen is None:
+            fastest = self._choice(target, [int(np.argmin(each)) for each in seconds])
+            raise UserError(
+                f"quant={target.spelled} cannot be met: with {self.speeds.threads} threads of this machine the fastest "
+                f"choice decodes about {fastest.decode_tok_s:,.0f} tokens/s; ask for less"
             )
         return self._choice(target, chosen)
 
@@ -252,7 +269,7 @@ class Planner:
         own = [each.n_bytes(each.kinds[k]) for each, k in zip(matrices, chosen, strict=True)]
         n_weights = sum(math.prod(each.shape) for each in self.header.tensors)
         speed = None
-        if target.goal == "speed":
+        if target.goal in ("speed", "decode"):
             pure = [each.n_weights * self.speeds.seconds_per_weight(types[each.name]) for each in matrices
                     if each.name != "token_embd.weight" or self.source.model.config.tie_embeddings]  # fmt: skip
             speed = 1 / sum(pure)

@@ -27,7 +27,7 @@ def show_choice(file: str, choice: dict[str, Any], measured_kl: float | None) ->
     predicted = f"KL predicted {choice['predicted_kl']:.3g}"
     if measured_kl is not None:
         predicted += f", measured {measured_kl:.3g} nats"
-    speed = choice["predicted_decode_tok_s"]
+    speed, measured_speed = choice["predicted_decode_tok_s"], choice["measured_decode_tok_s"]
     report.table(
         f"{choice['goal']}: the types in {file}",
         ["matrices", "types (layers)", "bits/weight", "MB", "KL (nats)", "one type smaller", "one type larger"],
@@ -36,6 +36,7 @@ def show_choice(file: str, choice: dict[str, Any], measured_kl: float | None) ->
             f"KL: what the rounding of these matrices adds to the loss, nats per token, predicted; of the file, "
             f"{predicted}. Next types: bytes and nats that all matrices of the row together would change"
             + (f". Decoding: about {speed:,.0f} tokens/s on this machine, by its speed in each type" if speed else "")
+            + (f"; measured {measured_speed:,.0f}" if measured_speed else "")
         ),
     )
 

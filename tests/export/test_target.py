@@ -21,6 +21,8 @@ from slm.llama.quantize import quant_types
         ("auto:1.5GiB", "size", 1.5 * 2**30, "auto-1.5GiB"),
         ("auto:1%", "loss", math.log(1.01), "auto-1pct"),
         ("auto:0.02nats", "loss", 0.02, "auto-0.02nats"),
+        ("auto:400tok/s", "decode", 400, "auto-400tps"),
+        ("auto:62.5 tokens/s", "decode", 62.5, "auto-62.5tps"),
     ],
 )
 def test_goals(word, goal, value, encoding):
@@ -33,7 +35,18 @@ def test_goals(word, goal, value, encoding):
 
 
 @pytest.mark.parametrize(
-    "word", ["auto:", "auto:x", "auto:0", "auto:-1", "auto:99", "auto:5parsecs", "auto:200%", "auto:4.5.1"]
+    "word",
+    [
+        "auto:",
+        "auto:x",
+        "auto:0",
+        "auto:-1",
+        "auto:99",
+        "auto:5parsecs",
+        "auto:200%",
+        "auto:4.5.1",
+        "auto:4000000tok/s",
+    ],
 )
 def test_what_is_no_goal_is_one_line_with_examples(word):
     with pytest.raises(UserError, match=r"auto:1%|60MB") as error:
@@ -42,7 +55,9 @@ def test_what_is_no_goal_is_one_line_with_examples(word):
 
 
 def test_goals_stand_among_types_each_once():
-    config = load(ExportConfig, "export", ["quant=q4_k,auto:4.5,auto:4.50,auto,auto:1%"], literal=("run",))
-    assert resolve_types(config.quant, quant_types()) == ["q4_k_m", "auto:4.5", "auto", "auto:1%"]
+    config = load(
+        ExportConfig, "export", ["quant=q4_k,auto:4.5,auto:4.50,auto,auto:1%,auto:400tok/s"], literal=("run",)
+    )
+    assert resolve_types(config.quant, quant_types()) == ["q4_k_m", "auto:4.5", "auto", "auto:1%", "auto:400tok/s"]
     assert quant_of(Path("a-1M-v1.0-Q4_K_M.gguf")) == "q4_k_m"
     assert quant_of(Path("automatic.gguf")) is None

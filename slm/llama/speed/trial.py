@@ -120,6 +120,15 @@ def rates(folder: Path, shape: Shape, kinds: Sequence[str], threads: int) -> dic
     return found
 
 
+def file_rate(path: Path, threads: int) -> float:
+    """Tokens per second of one file as it is, measured in this process: the median of a few short rounds."""
+    decoder = Decoder(path, threads)
+    for _ in range(ROUNDS):
+        decoder.round(ROUND_S)
+    decoder.close()
+    return float(np.median(decoder.rates))
+
+
 def main(folder: Path, request: str) -> None:
     """Measure what ``kept.py`` asks for."""
     asked = json.loads(request)

@@ -9,7 +9,9 @@ import pytest
 from data.errors import UserError
 from export.__main__ import main
 from export.auto.candidates import TYPES, bits
+from export.auto.make import make_chosen
 from export.auto.planner import Planner
+from export.proof import Proof
 from export.source import open_source
 from export.target import parse_target
 from export.texts import calibration_text
@@ -107,12 +109,53 @@ def test_the_machines_speeds_decide_where_no_size_is_given(planner):
     assert small.n_bytes < large.n_bytes
 
 
+def test_a_decode_speed_is_met_with_the_least_loss(planner):
+    """On the fixture's machine: q8_0 everywhere gives 100 / 8.5 tokens/s, q4_0 100 / 4.5."""
+    found = [planner.choose(parse_target(f"auto:{tok_s}tok/s")) for tok_s in (12, 16, 22, 30)]
+    for asked, choice in zip((12, 16, 22, 30), found, strict=True):
+        assert asked <= choice.decode_tok_s < 1.1 * asked
+        assert choice.measured_kl is None
+    losses = [choice.predicted_kl for choice in found]
+    assert losses == sorted(losses)
+    assert losses[-1] > 3 * losses[0]
+    assert len(set(found[1].types.values())) > 1
+
+
+def test_a_file_that_decodes_too_slowly_is_chosen_again(planner, tmp_path):
+    """Speeds that no machine has: the finished file is measured, and a line says that nothing is faster."""
+    tok_s = {kind: 2e4 * rate for kind, rate in planner.speeds.tok_s.items()}
+    speeds = DecodeSpeeds(shape=planner.speeds.shape, threads=1, tok_s=tok_s)
+    lines: list[str] = []
+    other = Planner(planner.source, planner.header, planner.text, None, threads=1, log=print, speeds=speeds)
+    other.options = planner.options
+    base = tmp_path / "f32.gguf"
+    planner.source.write(base, "f32")
+    proof = Proof(
+        planner.source.scorer, planner.source.tokenizer.encode, planner.text.content, n_ctx=64, chunks=2, kl_tokens=64
+    )
+    path, target = tmp_path / "fast.gguf", parse_target("auto:500000tok/s")
+    compared, choice = make_chosen(other, base, path, target, proof.compare, lines.append)
+    assert compared.file == path.name
+    assert choice.measured_tok_s is not None
+    assert 10 < choice.measured_tok_s < target.value < choice.decode_tok_s
+    assert sum("decodes" in line and "not 500,000" in line for line in lines) == 1  # nothing is so much faster
+    assert lines[-1].startswith("note: fast.gguf misses auto:500000tok/s")
+    met, choice = make_chosen(planner, base, path, parse_target("auto:20tok/s"), proof.compare, lines.append)
+    assert choice.record()["measured_decode_tok_s"] > 20
+    assert lines[-1].startswith("quantizing to auto:20tok/s")
+    assert met.kl < compared.kl
+
+
 @pytest.mark.parametrize(
     ("goal", "message"),
     [
         ("auto:1.5", r"this model's smallest choice has 2\.\d\d bits per weight, 0\.\d\d MB; give more"),
         ("auto:0.2MB", "this model's smallest choice has"),
         ("auto:0.0001%", "cannot be met: the best types for every matrix add about"),
+        (
+            "auto:100tok/s",
+            r"with 1 threads of this machine the fastest choice decodes about 3\d tokens/s; ask for less",
+        ),
     ],
 )
 def test_goals_that_cannot_be_met_are_one_line(planner, goal, message):
