@@ -18,6 +18,8 @@ from slm.configuration import load
 from slm.evaluate.evaluate import check_is_model
 from slm.evaluate.progress import progress_bar
 from slm.hub import models
+from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.crash_guard import doing, guarded
 from slm.machine.hardware import compute_threads, share_cores
 
 
@@ -65,6 +67,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")
     questions = exam(config.questions)
     threads = config.threads or compute_threads()
+    if files:
+        require_working_build()
     rows = []
     if config.checkpoint:
         path = run.checkpoint()
@@ -73,7 +77,9 @@ def main(argv: list[str]) -> int:
         )
     for path in files:
         check_is_model(path)
+        doing(f"loading {path.name}")
         with GGUFAnswers(path, config.max_tokens, threads) as answers:
+            doing(f"asking {path.name}")
             rows.append(ask(path.name, "llama.cpp", answers, questions, config.show))
     show(run, rows)
     report.final_json(rows)
@@ -228,4 +234,4 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda argv: guarded(lambda: main(argv), advice=crash_advice))

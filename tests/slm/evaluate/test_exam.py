@@ -1,6 +1,9 @@
 """The exam counts what is right and what stops, for a model that answers and one that does not."""
 
+import functools
 import json
+import signal
+import sys
 
 import pytest
 
@@ -8,6 +11,7 @@ from data.chat.story_chat import exam
 from data.errors import UserError
 from slm.evaluate import exam as module
 from slm.evaluate.exam import ExamConfig, Reply, ask, plain
+from tests.helpers import export_faults, programs
 
 QUESTIONS = exam(60)
 
@@ -54,3 +58,17 @@ def test_checkpoint_and_gguf_of_a_chat_model_are_asked(tmp_path, capsys):
     with module.GGUFAnswers(gguf, 8, 1) as in_llama:
         for each in QUESTIONS[:4]:
             assert in_torch(each.messages) == in_llama(each.messages)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the command is not watched elsewhere")
+def test_a_crash_of_llama_cpp_is_one_line(tmp_path):
+    from tests.helpers.chat_model import make_chat_run
+
+    run = make_chat_run(tmp_path / "runs" / "chat")
+    (gguf,) = (run / "gguf").glob("*.gguf")
+    crash = functools.partial(export_faults.crash_in, "slm.llama.context", "llama_decode")
+    words = [f"run={run}", "questions=1", "checkpoint=false", "threads=1"]
+    error = programs.run("slm.evaluate.exam", words, tmp_path, status=128 + signal.SIGSEGV, prepare=crash)
+    (line,) = [each for each in error.splitlines() if each.startswith("error")]
+    assert line.startswith(f"error: native code died with SIGSEGV while asking {gguf.name}; ")
+    assert "Traceback" not in error
