@@ -16,6 +16,7 @@ from data.errors import UserError
 from data.storage import cache_home
 from slm import cli
 from slm.configuration import load
+from slm.kernels import roofline
 from slm.llama import verdict
 from slm.llama.speed.kept import STANDARD, STANDARD_TYPES, decode_speeds
 from slm.machine import hardware, memory, probes, topology
@@ -66,7 +67,8 @@ def examine(runs_dir: Path, *, try_compile: bool = True, time_decoding: bool = F
         record["inductor"] = trial.result(TRIAL_SECONDS) if trial else None
     record |= _rates() | _llama()
     record["decode_tok_s"] = _decode_speeds() if time_decoding and record["llama_cpp_check"]["works"] else None
-    return record | _kernels(record["precision"])
+    record |= _kernels(record["precision"])
+    return record | _roofline(record)
 
 
 def _software(busy: float) -> dict[str, Any]:
@@ -152,6 +154,22 @@ def _rates() -> dict[str, Any]:
     }
 
 
+def _roofline(record: dict[str, Any]) -> dict[str, Any]:
+    """``roofline``: what registers and memory give at most; ``training_step``: the kernels' rate, and its shares of
+    that and of the best matrix product. Each is None where it was not measured."""
+    threads, precision = record["threads"]["train"], record["precision"]
+    limits = roofline.measure(threads)
+    step = None
+    if record["kernel_variant"]:
+        from slm.kernels.step_rate import step_rate
+
+        step = step_rate(record["kernel_variant"], threads)
+        peak = limits.peak(precision) if limits else None
+        step["gemm_peak_fraction"] = step["gflops"] / max(1, record["gemm_gflops"][precision][threads])
+        step["register_peak_fraction"] = step["gflops"] / peak if peak else None
+    return {"roofline": limits.record() if limits else None, "training_step": step}
+
+
 def _llama() -> dict[str, Any]:
     """What llama.cpp was built with, None where it cannot be loaded; which types compute right; what is wrong with
     the build. llama.cpp is loaded in another process only, because a wrong build would end this one."""
@@ -189,11 +207,15 @@ def machine_rows(record: dict[str, Any]) -> list[list[str]]:
         ["usable", cores],
         ["instruction sets", " ".join(record["isa"]) or "unknown"],
         ["memory", f"{record['memory_gib']} GiB, {record['memory_available_gib']} GiB available"],
-        ["memory bandwidth", f"{record['memory_gb_per_s']} GB/s (copy)"],
+        ["memory bandwidth", _bandwidth(record)],
     ]
+    limits = record.get("roofline") or {}
+    for name, rates in limits.get("register_peak_gflops", {}).items():
+        rows.append([f"register peak, {roofline.TITLES[name]}", roofline.listed(rates)])
     for dtype, rates in record["gemm_gflops"].items():
-        listed = ", ".join(f"{rate:,} with {count} thread{'s' * (count > 1)}" for count, rate in rates.items())
-        rows.append([f"matrix products, {dtype}", f"{listed} (GFLOP/s)"])
+        rows.append([f"matrix products, {dtype}", roofline.listed(rates)])
+    if step := record.get("training_step"):
+        rows.append(["training step", _step(step, record["precision"])])
     disk = (
         "not writable" if record["disk_mb_per_s"] is None else f"{record['disk_mb_per_s']:,} MB/s written and flushed"
     )
@@ -210,6 +232,19 @@ def machine_rows(record: dict[str, Any]) -> list[list[str]]:
         ["packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version)],
     ]
     return rows
+
+
+def _bandwidth(record: dict[str, Any]) -> str:
+    copied = f"{record['memory_gb_per_s']} GB/s copied (read and written)"
+    limits = record.get("roofline")
+    return f"{limits['memory_read_gb_per_s']:.1f} GB/s read, {copied}" if limits else copied
+
+
+def _step(step: dict[str, Any], precision: str) -> str:
+    of = f"{step['gemm_peak_fraction']:.2f} of the {precision} matrix product"
+    if step["register_peak_fraction"]:
+        of += f", {step['register_peak_fraction']:.2f} of the register peak"
+    return f"{step['gflops']:,.0f} GFLOP/s forward and backward, a small model: {of}"
 
 
 def _decoding(rates: dict[str, float] | None) -> str:

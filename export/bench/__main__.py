@@ -52,7 +52,10 @@ def show(record: dict[str, Any]) -> None:
                 f"{each['kl']:.2g}" if number else "",
                 f"{each['same_top']:.1%}" if number else "",
                 *(
-                    [f"{each[key]:,.0f}" for key in ("prefill_tok_s", "decode_tok_s", "decode_bound_tok_s")]
+                    [
+                        f"{each[key]:,.0f}" if each[key] else ""
+                        for key in ("prefill_tok_s", "decode_tok_s", "decode_bound_tok_s")
+                    ]
                     if speed
                     else []
                 ),
@@ -71,7 +74,7 @@ def show(record: dict[str, Any]) -> None:
         + (
             f"\nspeed: one sequence, a prompt of {speed['prefill']} tokens in one batch, then {speed['decode']} "
             f"tokens one at a time; {record['threads']} threads; medians of {speed['rounds']}; bound: the measured "
-            "copy bandwidth of the memory over the bytes that a token reads"
+            "rate of reading memory over the bytes of weights that a token reads (a model in the caches may be faster)"
             if speed
             else ""
         )

@@ -45,8 +45,10 @@ class FileResult:
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
     decode_bound_tok_s: float | None = None
-    """What the memory allows: its measured bandwidth over the bytes that a token reads. A model that fits the
+    """What the memory allows: the measured rate of reading it over ``bytes_per_token``. A model that fits the
     processor's caches may be faster."""
+    bytes_per_token: int | None = None
+    """Bytes of weights that decoding a token reads; None where the file was not timed."""
 
     def summary(self, *, is_reference: bool) -> str:
         """The figures of quality in a few words."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from export.bench.config import SpeedConfig
 from slm.llama.context import Batch, Context
-from slm.llama.gguf_check import GgufHeader
 from slm.llama.model import Model
 
 
@@ -85,12 +84,6 @@ def time_file(path: Path, tokens: np.ndarray, prefill: int, threads: int) -> tup
         for position in range(prefill, len(tokens)):
             run(tokens[position : position + 1], position)
         return between - began, perf_counter() - between
-
-
-def read_bytes(header: GgufHeader) -> int:
-    """Bytes of weights that decoding a token reads: all but an embedding that does not predict as well."""
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    return sum(tensor.n_bytes for tensor in header.tensors if tied or tensor.name != "token_embd.weight")
 
 
 def time_left(seconds: float) -> str:

@@ -15,7 +15,7 @@ from export.bench.config import SweepConfig, Variant, variants
 from export.bench.front import fronts, recommendation
 from export.bench.kept import FOLDER, KeptRows, fingerprint
 from export.bench.reference import ReferenceComparison
-from export.bench.speed import SpeedPlan, measure_speed, read_bytes, time_left
+from export.bench.speed import SpeedPlan, measure_speed, time_left
 from export.config import UNQUANTIZED
 from export.imatrix import ImportanceMatrix
 from export.quantize import size_bound
@@ -25,9 +25,9 @@ from export.target import is_target, parse_target
 from export.texts import Text, calibration_text
 from slm.evaluate.text import read_text
 from slm.hub import models
+from slm.kernels import roofline
 from slm.llama.gguf_check import read_header
 from slm.machine.hardware import compute_threads
-from slm.machine.probes import memory_gb_per_s
 from slm.machine.record import machine_record
 
 Log = Callable[[str], None]
@@ -60,10 +60,11 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     kept = KeptRows(out / FOLDER, question)
     known = [each for each in wanted if each.label in kept.rows]
     timed = not config.speed.rounds or all(
-        each.label in kept.rows and kept.rows[each.label].decode_tok_s for each in wanted
+        each.label in kept.rows and kept.rows[each.label].bytes_per_token for each in wanted
     )
     if known:
         log(f"{len(known)} of {len(wanted)} rows were measured before ({kept.path})")
+    limits = None
     with Staging(out) as staging:
         logits_bytes = 4 * config.eval.kl_tokens * source.model.config.vocab_size
         check_room(out, logits_bytes + sum(size_bound(source.n_params, each.kind) for each in wanted))
@@ -80,11 +81,12 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
                 if not path.is_file():
                     makers.make(variant, path)
             speeds = measure_speed(plan, paths, reference.stream, threads, log)
-            bandwidth = memory_gb_per_s(threads)
+            limits = roofline.measure(threads)
             for path, variant, speed in zip(paths, wanted, speeds, strict=True):
-                bound = bandwidth * 1e9 / read_bytes(read_header(path))
-                row = kept.rows[variant.label]
-                kept.add(variant.label, replace(row, **asdict(speed), decode_bound_tok_s=bound))
+                n_bytes = read_header(path).decode_bytes
+                bound = limits.decode_bound(n_bytes) if limits else None
+                row = replace(kept.rows[variant.label], bytes_per_token=n_bytes, decode_bound_tok_s=bound)
+                kept.add(variant.label, replace(row, **asdict(speed)))
         imatrix = makers.used
     files = [asdict(kept.rows[each.label]) | {"label": each.label} for each in wanted]
     for shown, names in zip(files, fronts(files), strict=True):
@@ -99,6 +101,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
         "imatrix": imatrix_record(imatrix),
         "speed": plan.record() if plan else None,
         "threads": threads,
+        "memory_read_gb_per_s": limits.read_gb_per_s if limits else None,
         "seconds": perf_counter() - began,
         "files": files,
         "choices": {each.label: kept.choices[each.label] for each in wanted if each.label in kept.choices},

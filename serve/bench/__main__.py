@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from serve.bench.config import BenchConfig, BenchOptions
 from serve.bench.contenders import Contender, contenders, ours
-from serve.bench.limit import Limiter
+from serve.bench.limit import Limiter, memory_bound
 from serve.bench.measure import Measured, measure, median_figures
 from serve.bench.record import make_record
 from serve.bench.report import show
@@ -16,7 +16,8 @@ from serve.bench.workloads import Case, Prompts, cases, mean_tokens
 from serve.config import load
 from serve.pool.model_files import resolve_model
 from slm import cli
-from slm.llama.verdict import require_working_build
+from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.crash_guard import doing, guarded
 from slm.report import final_json
 
 
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         print(note, file=sys.stderr)
     require_working_build()
     prompts = Prompts(options)
+    doing(f"reading the vocabulary of {path.name}")
     prompt_tokens = mean_tokens(path, [prompts.take() for _ in range(32)])
     servers, notes = contenders(options)
     for line in notes:
@@ -50,7 +52,8 @@ def main(argv: list[str]) -> int:
         name: {key: {n: median_figures(each) for n, each in by_n.items()} for key, by_n in by_key.items()}
         for name, by_key in measured.items()
     }
-    record = make_record(options, path, figures, limiter, prompt_tokens)
+    memory = memory_bound(path, prompt_tokens=prompt_tokens, new_tokens=options.new_tokens)
+    record = make_record(options, path, figures, limiter, prompt_tokens, memory)
     show(record, notes)
     final_json(record)
     return 0
@@ -68,4 +71,4 @@ def _starts(server: Contender, planned: list[Case], options: BenchOptions) -> li
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda argv: guarded(lambda: main(argv), advice=crash_advice))

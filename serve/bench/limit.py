@@ -20,8 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from data.errors import UserError
 from serve.bench.config import BenchOptions
 from serve.bench.tools import find_tool
+from serve.pool.memory_plan import read_facts
+from slm.kernels import roofline
+from slm.llama.gguf_check import read_header
+from slm.llama.verdict import crash_advice
+from slm.machine.crashes import ended_by
 from slm.machine.hardware import compute_threads
 
 if TYPE_CHECKING:
@@ -54,8 +60,12 @@ def library_bench(model: Path, batches: list[int], *, prompt_tokens: int, new_to
     """The rates at each batch size by llama.cpp's library in a fresh process."""
     job = {"model": str(model), "batches": batches, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     done = subprocess.run(
-        [sys.executable, "-m", "serve.bench.limit"], input=json.dumps(job).encode(), stdout=subprocess.PIPE, check=True
+        [sys.executable, "-m", "serve.bench.limit"], input=json.dumps(job).encode(), stdout=subprocess.PIPE
     )
+    if name := ended_by(done.returncode):
+        raise UserError(f"llama.cpp died with {name} while the limit of {model.name} was measured; {crash_advice()}")
+    if done.returncode:
+        raise UserError(f"the limit of {model.name} could not be measured (exit status {done.returncode}; see above)")
     return [Rates(**each) for each in json.loads(done.stdout)]
 
 
@@ -129,8 +139,41 @@ def llama_bench(binary: str, model: Path, *, prompt_tokens: int, new_tokens: int
 
 
 def _json_lines(command: list[str]) -> list[dict[str, Any]]:
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        how = ended_by(done.returncode) or f"exit status {done.returncode}"
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise UserError(
+            f"{command[0]} failed ({how}; it said: {said}); bench.llama_server=off measures with the library instead"
+        )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBound:
+    """What reading memory allows, whatever the processor computes."""
+
+    read_gb_per_s: float
+    """10^9 bytes per second that all threads read."""
+    weight_bytes: int
+    """Of the file, read once in a decode step."""
+    kv_bytes: float
+    """Of one sequence's cache, read in a decode step: f16, half of the new tokens written."""
+
+    def decode(self, sequences: int) -> float:
+        """Tokens per second of so many sequences that are decoded together. A model in the caches may be faster."""
+        return sequences * self.read_gb_per_s * 1e9 / (self.weight_bytes + sequences * self.kv_bytes)
+
+
+def memory_bound(path: Path, *, prompt_tokens: float, new_tokens: int) -> MemoryBound | None:
+    """Measured now; None where the machine's bandwidth cannot be measured."""
+    limits = roofline.measure(compute_threads())
+    if limits is None:
+        return None
+    kv_bytes = read_facts(path).kv_bytes("f16") * (prompt_tokens + new_tokens / 2)
+    return MemoryBound(
+        read_gb_per_s=limits.read_gb_per_s, weight_bytes=read_header(path).decode_bytes, kv_bytes=kv_bytes
+    )
 
 
 class Limiter:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.bench.config import BenchOptions
-from serve.bench.limit import Limiter
+from serve.bench.limit import Limiter, MemoryBound
 from slm.machine.record import machine_record
 
 
@@ -19,10 +19,12 @@ def make_record(
     servers: dict[str, dict[str, dict[str, Any]]],
     limiter: Limiter,
     mean_tokens: float,
+    memory: MemoryBound | None = None,
 ) -> dict[str, Any]:
     """``servers`` holds the figures by server, workload and number of clients; ``mean_tokens`` is a prompt's length.
 
     ``ratios`` compares our server's throughput in the closed loop with the limit and with each other server.
+    ``memory_bound`` is what reading the weights and caches from memory allows.
     ``busy_to_quiet`` compares each server's throughput next to a busy process with its own without one.
     """
     limit = {
@@ -52,6 +54,14 @@ def make_record(
         "new_tokens": options.new_tokens,
         "limit_by": limiter.source,
         "limit": limit,
+        "memory_bound": {
+            "read_gb_per_s": memory.read_gb_per_s,
+            "weight_bytes": memory.weight_bytes,
+            "kv_bytes": memory.kv_bytes,
+            "decode": {f"{each.batch}": memory.decode(each.batch) for each in limiter.limit},
+        }
+        if memory
+        else None,
         "single_stream": {"llama-bench": vars(single)} if single is not None else {},
         "servers": servers,
         "ratios": ratios,

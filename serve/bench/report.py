@@ -21,11 +21,21 @@ _TITLES = {
 def show(record: dict[str, Any], notes: list[str]) -> None:
     """Prints a table for each workload, and the notes."""
     shape = f"{record['prompt_tokens']:.0f} prompt and {record['new_tokens']} new tokens"
+    memory = record["memory_bound"]
     rows = [
         [n, f"{each['prefill']:,.0f}", f"{each['decode']:,.0f}", f"{each['tokens_per_s']:,.0f}"]
+        + ([f"{memory['decode'][n]:,.0f}"] if memory else [])
         for n, each in record["limit"].items()
     ]
-    table(f"The limit, by {record['limit_by']}", ["sequences", "prefill", "decode", "tokens/s"], rows, caption=shape)
+    columns = ["sequences", "prefill", "decode", "tokens/s"]
+    if memory:
+        columns.append("memory allows")
+        shape += (
+            "\nmemory allows: decoded tokens/s if a step only read the weights "
+            f"({memory['weight_bytes'] / 1e6:,.1f} MB) and each sequence's cache ({memory['kv_bytes'] / 1e6:,.2f} MB) "
+            f"at {memory['read_gb_per_s']:.1f} GB/s; a model in the processor's caches may be faster"
+        )
+    table(f"The limit, by {record['limit_by']}", columns, rows, caption=shape)
     for key, title in _TITLES.items():
         rows = []
         for name, by_key in record["servers"].items():

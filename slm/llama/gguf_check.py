@@ -110,6 +110,12 @@ class GgufHeader:
         """Of all tensors together."""
         return 8 * sum(tensor.n_bytes for tensor in self.tensors) / sum(math.prod(t.shape) for t in self.tensors)
 
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes of weights that decoding a token reads: all but an embedding that does not predict as well."""
+        tied = not any(tensor.name == "output.weight" for tensor in self.tensors)
+        return sum(tensor.n_bytes for tensor in self.tensors if tied or tensor.name != "token_embd.weight")
+
 
 class _DamagedError(Exception):
     pass

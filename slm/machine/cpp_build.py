@@ -42,12 +42,14 @@ def cache_dir() -> Path:
     return cache_home() / "kernels"
 
 
-def build(sources: Sequence[Path], flags: Sequence[str], *, headers: Sequence[Path] = (), what: str) -> Path:
+def build(
+    sources: Sequence[Path], flags: Sequence[str], *, headers: Sequence[Path] = (), what: str, openmp: bool = True
+) -> Path:
     """The library's path; compiled where it is not there. RuntimeError with the compiler's message where that fails.
 
-    ``what`` names the library in that message.
+    ``what`` names the library in that message. ``openmp``: it shares torch's threads, so that only GCC can build it.
     """
-    command = compiler(gcc_only=True)
+    command = compiler(gcc_only=openmp)
     if command is None:
         raise RuntimeError("there is no C++ compiler")
     # Not its version, which takes a process to ask for: another one is another file.

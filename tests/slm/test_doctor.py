@@ -43,7 +43,7 @@ def test_it_examines_this_machine(repository, tmp_path):
         cwd=repository,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
@@ -54,6 +54,13 @@ def test_it_examines_this_machine(repository, tmp_path):
     for rates in record["gemm_gflops"].values():
         assert set(rates) == {str(n) for n in {1, record["threads"]["train"]}} | set(rates)
         assert all(rate > 0 for rate in rates.values())
+    assert record["roofline"]["memory_read_gb_per_s"] > 0.1
+    assert record["roofline"]["threads"] == record["threads"]["train"]
+    if record["kernel_variant"]:
+        step = record["training_step"]
+        assert 0 < step["register_peak_fraction"] < 1
+        assert step["gemm_peak_fraction"] > 0
+        assert "forward and backward, a small model" in done.stdout
     assert record["disk_mb_per_s"] > 0
     assert record["llama_cpp"]
     assert record["llama_cpp_check"]["fault"] is None

@@ -2,7 +2,8 @@
 
 Each contender runs in a process of its own, one after the other, on the same seeded random token ids in the same
 shapes: forward, backward, clipping and AdamW. The limit is the rate of one large bf16 matrix product measured in
-the same run (f32 where training would choose f32). GFLOP/s count 6 N + causal attention, without recomputation.
+the same run (f32 where training would choose f32). GFLOP/s count 6 N + causal attention, without recomputation. The
+roofline stands next to it: what registers and memory give at most.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 from data.errors import UserError
 from slm import cli
 from slm.configuration import load
+from slm.kernels import roofline
 from slm.machine.record import machine_record
 from slm.report import final_json, table
 from train.config import RunConfig
@@ -62,14 +64,19 @@ def main(argv: list[str]) -> int:
         results[name] = in_process(CONTENDERS[name], task)
         if "skipped" in results[name]:
             print(f"  left out: {results[name]['skipped']}", flush=True)
-    show(config, results)
     ours = results["ours"]
+    limits = roofline.measure(ours["threads"])
+    peak = limits.peak(ours["precision"]) if limits else None
+    show(config, results)
+    show_roofline(ours, limits, peak)
     record = {
         "preset": config.preset,
         "tokens_per_s": ours["tokens_per_s"],
         "gflops": ours["gflops"],
         "gemm_peak_gflops": ours["gemm_peak_gflops"],
         "gemm_peak_fraction": ours["gflops"] / ours["gemm_peak_gflops"],
+        "register_peak_fraction": ours["gflops"] / peak if peak else None,
+        "roofline": limits.record() if limits else None,
         "ratio_hf_trainer": ratio(results, "hf_trainer"),
         "ratio_eager": ratio(results, "eager"),
         "peak_rss_gb": ours["peak_rss_gb"],
@@ -129,6 +136,31 @@ def show(config: RunConfig, results: dict[str, Any]) -> None:
         caption=f"GFLOP/s: 6N + causal attention; GEMM peak of this run: {ours['gemm_peak_gflops']:,.0f} GFLOP/s",
     )
     print(f"where a step's time goes: {shares}")
+
+
+def show_roofline(ours: dict[str, Any], limits: roofline.Roofline | None, peak: float | None) -> None:
+    """Print what the machine gives at most, and where our step stands."""
+    if limits is None:
+        print("the roofline was not measured: its loops could not be built or run")
+        return
+    gemm, precision = ours["gemm_peak_gflops"], ours["precision"]
+    rows = [*limits.rows(), [f"best matrix product, {precision}", f"{gemm:,.0f} GFLOP/s"]]
+    stands = f"{ours['gflops']:,.0f} GFLOP/s: {ours['gflops'] / gemm:.2f} of the best matrix product"
+    if peak:
+        rows[-1][1] += f": {gemm / peak:.2f} of the register peak"
+        stands += f", {ours['gflops'] / peak:.2f} of the register peak"
+        rows.append(
+            [
+                "balance",
+                f"{peak / limits.read_gb_per_s:,.0f} operations for each byte read use registers and memory alike",
+            ]
+        )
+    rows.append(["our step", stands])
+    caption = (
+        "register peak: multiply-adds (two operations) on registers alone, per second of processor time; "
+        f"memory: a read of {limits.read_mib:,} MiB"
+    )
+    table("The roofline of this machine", ["what", "rate"], rows, caption=caption)
 
 
 if __name__ == "__main__":

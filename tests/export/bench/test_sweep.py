@@ -91,6 +91,10 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
     assert all(each["prefill_tok_s"] > 0 and each["decode_tok_s"] > 0 for each in record["files"])
     assert all(each["decode_bound_tok_s"] > each["decode_tok_s"] * 1e-3 for each in record["files"])
     assert large["decode_bound_tok_s"] < small["decode_bound_tok_s"]
+    for each in record["files"]:
+        read = record["memory_read_gb_per_s"] * 1e9
+        assert each["decode_bound_tok_s"] == pytest.approx(read / each["bytes_per_token"])
+    assert 0.5 < large["bytes_per_token"] / (large["size_mib"] * 2**20) <= 1
     assert "[4 of 4] q8_0" in out
     assert record["recommendation"] in out
 

@@ -3,6 +3,7 @@ import stat
 
 import pytest
 
+from data.errors import UserError
 from serve.bench import limit
 from serve.bench.config import BenchOptions
 from serve.bench.limit import Limiter, Rates, measure_here, median_rates
@@ -36,6 +37,24 @@ def test_the_tools_use_physical_cores(tools, tiny_path):
     for name in ("llama-batched-bench", "llama-bench"):
         for words in (tools / f"{name}.args").read_text().splitlines():
             assert " -t 3 " in words
+
+
+def test_a_tool_that_dies_is_one_line(tools, tiny_path):
+    (tools / "llama-bench").write_text("#!/bin/sh\necho 'illegal' >&2\nkill -ILL $$\n")
+    options = BenchOptions(clients=[1], extra=[], new_tokens=6, llama_server=str(tools / "llama-server"))
+    with pytest.raises(UserError, match=r"llama-bench failed \(SIGILL; it said: illegal\); bench.llama_server=off"):
+        Limiter(options, tiny_path, 20).measure()
+
+
+def test_the_library_that_dies_is_one_line(tmp_path, tiny_path, monkeypatch):
+    """The child's Python dies where it would load llama.cpp."""
+    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(limit, "crash_advice", lambda: "build it again")
+    with pytest.raises(
+        UserError, match=f"died with SIGSEGV while the limit of {tiny_path.name} was measured; build it"
+    ):
+        limit.library_bench(tiny_path, [1], prompt_tokens=20, new_tokens=4)
 
 
 def test_medians():

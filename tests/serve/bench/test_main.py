@@ -41,6 +41,9 @@ def test_our_server_alone(tiny_path):
     for n, limit in record["limit"].items():
         assert 0 < limit["tokens_per_s"] < limit["decode"]
         assert record["ratios"]["limit"][n] == pytest.approx(ours["plain"][n]["tokens_per_s"] / limit["tokens_per_s"])
+    memory = record["memory_bound"]
+    assert memory["weight_bytes"] < tiny_path.stat().st_size
+    assert memory["decode"]["1"] < memory["decode"]["2"] < 2 * memory["decode"]["1"]
     busy, quiet = ours["busy"]["2"]["tokens_per_s"], ours["plain"]["2"]["tokens_per_s"]
     assert record["busy_to_quiet"] == {"ours": {"2": pytest.approx(busy / quiet)}}
     assert "clients" in done.stdout, "a table for people"

@@ -8,6 +8,8 @@ import pytest
 
 from slm.kernels import choice, self_check
 from slm.kernels.library import VARIANTS, Variant
+from slm.kernels.self_check import SHAPE
+from slm.kernels.step_rate import step_rate
 from slm.machine import crashes
 from tests.helpers.kernels import kernels_for_test
 
@@ -110,6 +112,15 @@ def test_the_fastest_kernels_that_work_are_chosen(monkeypatch):
 @needs_avx2
 def test_the_real_kernels_pass_their_real_trial():
     assert choice._try_it("avx2") == (True, None)
+
+
+@needs_avx2
+def test_the_kernels_rate_counts_operations_and_tokens_alike():
+    shape = replace(SHAPE, n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=96, vocab_size=160)
+    found = step_rate("avx2", 1, shape)
+    assert (found["kernels"], found["threads"]) == ("avx2", 1)
+    assert found["gflops"] * 1e9 == pytest.approx(found["tokens_per_s"] * shape.flops_per_token(shape.seq_len))
+    assert found["gflops"] > 0.1
 
 
 def test_amx_needs_linuxs_permission(monkeypatch):

@@ -28,6 +28,9 @@ def test_the_last_line_holds_our_speed_the_ratios_and_where_the_time_goes(capfd)
     assert record["ratio_eager"] == pytest.approx(record["tokens_per_s"] / eager)
     assert record["ratio_hf_trainer"] is None
     assert record["gemm_peak_fraction"] == pytest.approx(record["gflops"] / record["gemm_peak_gflops"])
+    assert record["register_peak_fraction"] < 1
+    assert record["roofline"]["memory_read_gb_per_s"] > 0.1
+    assert "operations for each byte read" in out
     assert sum(record["breakdown"].values()) == pytest.approx(1)
     assert set(record["breakdown"]) == {"forward and backward", "optimizer", "data wait"}
     assert (record["precision"], record["threads"]) == ("f32", 2)
