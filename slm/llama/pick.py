@@ -48,7 +48,7 @@ def available() -> bool:
 def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(
-            str(cpp_build.build([Path(__file__).with_name("pick.cpp")], _FLAGS, what="the token picker"))
+            str(cpp_build.build([Path(__file__).with_name("pick.cpp")], _FLAGS, what="the token picker", openmp=False))
         )
     except (RuntimeError, OSError):
         return None

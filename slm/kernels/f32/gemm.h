@@ -1,7 +1,6 @@
 // Matrix products over packed operands. Work is cut into tasks that any thread may take: each result is computed by one
 // task in one order, so it depends neither on the number of threads nor on which thread takes which task.
 #pragma once
-#include <omp.h>
 
 #include "sizes.h"
 

@@ -1,0 +1,73 @@
+"""The f32 kernels by other compilers: by clang, and for ARM by Debian's cross compiler in an emulator."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slm.kernels import roofline, self_check
+from slm.kernels.library import FOLDER, VARIANTS, Kernels
+from slm.machine import cpp_build
+from slm.machine.cpp_build import compiler
+from tests.helpers import REPOSITORY
+
+AVX2 = VARIANTS["avx2"]
+CHECK = REPOSITORY / "tests" / "helpers" / "kernel_check.cpp"
+CHECKED = (
+    *("linear", "linear backward", "gate and up with SiLU", "weight gradient", "norm", "cross-entropy"),
+    *("gradient in the logits", "attention", "attention backward"),
+)
+
+
+def run_check(tmp_path: Path, command: str, *flags: str, runner: tuple[str, ...] = ()) -> list[str]:
+    """The check program, built with 4 lanes by a compiler, and what it prints."""
+    program = tmp_path / "check"
+    words = [command, "-O1", "-std=gnu++17", "-ffp-contract=fast", "-w", "-DSLM_LANES=4", f"-I{FOLDER}", *flags]
+    sources = [*(FOLDER / name for name in AVX2.sources), CHECK]
+    subprocess.run([*words, *map(str, sources), "-o", str(program)], check=True)
+    done = subprocess.run([*runner, str(program)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def assert_all_right(lines: list[str]) -> None:
+    assert lines[0] == "4 lanes"
+    assert tuple(line.rpartition(" ")[0] for line in lines[1:]) == CHECKED
+    assert all(float(line.rpartition(" ")[2]) < 1e-5 for line in lines[1:])
+
+
+@pytest.mark.skipif(compiler(gcc_only=True) is None, reason="no g++")
+def test_the_kernels_with_four_lanes_agree_with_plain_loops(tmp_path):
+    assert_all_right(run_check(tmp_path, str(compiler(gcc_only=True)), "-fopenmp"))
+
+
+def test_the_kernels_run_on_arm(tmp_path):
+    for program, package in (("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu"), ("qemu-aarch64", "qemu-user")):
+        if not shutil.which(program):
+            pytest.skip(f"needs {program} (apt install {package})")
+    lines = run_check(
+        tmp_path, "aarch64-linux-gnu-g++", "-march=armv8-a", "-fopenmp", "-static", runner=("qemu-aarch64",)
+    )
+    assert_all_right(lines)
+
+
+@pytest.mark.skipif(AVX2.unavailable() is not None, reason=f"kernels: {AVX2.unavailable()}")
+def test_clang_builds_right_kernels(tmp_path, monkeypatch):
+    """Without its OpenMP: PyTorch brings GCC's, and one process should not have both."""
+    clang = shutil.which("clang++")
+    if clang is None:
+        pytest.skip("needs clang++ (apt install clang)")
+    library = tmp_path / "kernels.so"
+    flags = [each for each in AVX2.flags if not each.startswith("-mtune")]
+    sources = [str(FOLDER / name) for name in AVX2.sources]
+    subprocess.run([clang, "-O1", "-shared", "-fPIC", "-w", *flags, *sources, "-o", str(library)], check=True)
+    assert self_check.distance(Kernels(library, "avx2")) < 1e-4
+    # What needs no OpenMP is built by clang where there is no g++.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for program in ("clang++", "ld"):
+        (tools / program).symlink_to(str(shutil.which(program)))
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(cpp_build, "cache_dir", lambda: tmp_path / "cache")
+    assert roofline.open_library().slm_f32_peak(1, 0.001) > 0
