@@ -42,7 +42,7 @@ def show(record: dict[str, Any]) -> None:
     for number, each in enumerate(record["files"]):
         rows.append(
             [
-                each["type"],
+                each["type"] + _rounding(each),
                 "" if each["type"] in UNQUANTIZED else "yes" if each["imatrix"] else "no",
                 f"{each['size_mib']:.2f}",
                 f"{each['bits_per_weight']:.2f}",
@@ -70,7 +70,12 @@ def show(record: dict[str, Any]) -> None:
         f"once), {text['tokens']:,} tokens of {text['name']}\n"
         f"change, KL, same top (first choices that agree): against {record['reference']} in llama.cpp, "
         f"KL and same top on {record['kl_positions']:,} positions\n"
-        "best by: no other row has a smaller KL and is smaller (size) or faster (decode, prefill)"
+        + (
+            "gptq: rounding that makes up for its errors (not kept: llama.cpp's own was measured better, and stays)\n"
+            if any(each["rounding"] == "gptq" for each in record["files"])
+            else ""
+        )
+        + "best by: no other row has a smaller KL and is smaller (size) or faster (decode, prefill)"
         + (
             f"\nspeed: one sequence, a prompt of {speed['prefill']} tokens in one batch, then {speed['decode']} "
             f"tokens one at a time; {record['threads']} threads; medians of {speed['rounds']}; bound: the measured "
@@ -85,6 +90,12 @@ def show(record: dict[str, Any]) -> None:
     page = Path(record["report"]) / PAGE
     write_page(page, title, columns, rows, caption, record)
     print(f"written: {page}")
+
+
+def _rounding(row: dict[str, Any]) -> str:
+    if row["rounding"] == "nearest":
+        return ""
+    return " gptq" if row["rounding_kept"] else " gptq (not kept)"
 
 
 if __name__ == "__main__":

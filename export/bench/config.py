@@ -13,6 +13,7 @@ from export.config import UNQUANTIZED, CalibrationConfig, check_quant_and_thread
 from export.quantize import base_type
 from export.target import is_target, parse_target
 from slm.evaluate.config import TextOptions
+from slm.llama.blocks.grids import KINDS
 from slm.llama.gguf_check import GGML_TYPES
 from slm.llama.quantize import quant_types
 
@@ -67,6 +68,8 @@ class SweepConfig:
     """Types to measure, any case; ``auto...``: a type per tensor, chosen for a goal."""
     base: Literal["f32", "f16", "bf16"] = "f32"
     """The reference: quantized types are made from it and compared with it."""
+    rounding: list[str] = field(default_factory=lambda: ["nearest"])
+    """nearest: llama.cpp's own; gptq: rows of their own for files whose errors are made up for (export's option)."""
     plain_below: float = 5.0
     """Types of fewer bits per weight are made without the importance matrix too."""
     out: Path | None = None
@@ -79,6 +82,11 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         check_quant_and_threads(self.quant, self.threads)
+        if not self.rounding or not set(self.rounding) <= {"nearest", "gptq"}:
+            raise UserError(
+                f"rounding={','.join(self.rounding) or '[]'} must be of nearest and gptq, for example "
+                "rounding=nearest,gptq"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,39 +95,53 @@ class Variant:
 
     kind: str
     imatrix: bool
+    rounding: str = "nearest"
 
     @property
     def file(self) -> str:
         """Of the temporary file's name."""
-        return parse_target(self.kind).encoding if is_target(self.kind) else self.kind
+        kind = parse_target(self.kind).encoding if is_target(self.kind) else self.kind
+        return kind if self.rounding == "nearest" else f"{kind}-{self.rounding}"
 
     @property
     def label(self) -> str:
         """In the table, and of the kept row."""
-        return f"{self.kind}{'' if self.imatrix or self.kind in UNQUANTIZED else ' without imatrix'}"
+        rounding = "" if self.rounding == "nearest" else f" {self.rounding}"
+        return f"{self.kind}{rounding}{'' if self.imatrix or self.kind in UNQUANTIZED else ' without imatrix'}"
 
 
 def variants(config: SweepConfig) -> list[Variant]:
-    """The files to make, the reference first. UserError for a type that llama.cpp does not write."""
+    """The files to make, the reference first. UserError for a type that llama.cpp does not write, and for gptq alone
+    where no type has it."""
     found = [Variant(kind=config.base, imatrix=False)]
     for kind in resolve_types(config.quant, quant_types()):
         if kind in UNQUANTIZED:
             found += [] if kind == config.base else [Variant(kind=kind, imatrix=False)]
             continue
-        if is_target(kind):
-            found.append(Variant(kind=kind, imatrix=config.calibration.imatrix))
-            continue
-        if config.calibration.imatrix:
-            found.append(Variant(kind=kind, imatrix=True))
-        needs = base_type(kind) in NEEDS_IMATRIX or kind in NEEDS_IMATRIX_FILES
-        if needs and not config.calibration.imatrix:
-            raise UserError(
-                f"{kind} cannot be made without an importance matrix: leave it out of quant=, "
-                "or give calibration.imatrix=true"
-            )
-        if not config.calibration.imatrix or (nominal_bits(kind) < config.plain_below and not needs):
-            found.append(Variant(kind=kind, imatrix=False))
+        for imatrix in _with_imatrix(config, kind):
+            found += [
+                Variant(kind=kind, imatrix=imatrix, rounding=rounding)
+                for rounding in dict.fromkeys(config.rounding)
+                if rounding == "nearest" or is_target(kind) or base_type(kind) in KINDS
+            ]
+    if config.rounding == ["gptq"] and len(found) == 1:
+        raise UserError(f"rounding=gptq is for the types {', '.join(KINDS)} and for goals; quant= names none of them")
     return found
+
+
+def _with_imatrix(config: SweepConfig, kind: str) -> list[bool]:
+    """Whether a type's files are made with the importance matrix, without, or one of each."""
+    if is_target(kind):
+        return [config.calibration.imatrix]
+    needs = base_type(kind) in NEEDS_IMATRIX or kind in NEEDS_IMATRIX_FILES
+    if needs and not config.calibration.imatrix:
+        raise UserError(
+            f"{kind} cannot be made without an importance matrix: leave it out of quant=, "
+            "or give calibration.imatrix=true"
+        )
+    if not config.calibration.imatrix:
+        return [False]
+    return [True, False] if nominal_bits(kind) < config.plain_below and not needs else [True]
 
 
 def nominal_bits(kind: str) -> float:

@@ -44,6 +44,9 @@ class FileResult:
     """Part of positions where the likeliest token is the reference's."""
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
+    rounding: str = "nearest"
+    rounding_kept: bool | None = None
+    """Of gptq: whether it was measured better than llama.cpp's own rounding, which the file has otherwise."""
     decode_bound_tok_s: float | None = None
     """What the memory allows: the measured rate of reading it over ``bytes_per_token``. A model that fits the
     processor's caches may be faster."""
@@ -116,6 +119,7 @@ class ReferenceComparison:
         return FileResult(
             type=variant.kind,
             imatrix=variant.imatrix,
+            rounding=variant.rounding,
             size_mib=path.stat().st_size / 2**20,
             bits_per_weight=header.bits_per_weight,
             perplexity=score.perplexity,

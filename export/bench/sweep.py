@@ -19,6 +19,7 @@ from export.bench.speed import SpeedPlan, measure_speed, time_left
 from export.config import UNQUANTIZED
 from export.imatrix import ImportanceMatrix
 from export.quantize import size_bound
+from export.rounding.make import round_again
 from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
 from export.staging import Staging, check_room
 from export.target import is_target, parse_target
@@ -46,7 +47,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     source = open_source(run, [each.kind for each in wanted])
     out = config.out or run.root
     began = perf_counter()
-    needs_text = any(each.imatrix or is_target(each.kind) for each in wanted)
+    needs_text = any(each.imatrix or each.rounding != "nearest" or is_target(each.kind) for each in wanted)
     calibration = calibration_text(config.calibration.text, run, log) if needs_text else None
     question = {
         "checkpoint": [str(source.checkpoint), fingerprint(source.checkpoint)],
@@ -121,6 +122,7 @@ class _Makers:
         self.config, self.threads, self.log = config, threads, log
         self.used: ImportanceMatrix | None = None
         self.choices: dict[str, dict[str, Any]] = {}
+        self.rounding_kept: dict[str, bool] = {}
 
     def make(self, variant: Variant, path: Path) -> None:
         """Make the file of a variant that is not the reference."""
@@ -133,6 +135,18 @@ class _Makers:
         else:
             matrix = self.imatrix if variant.imatrix else None
             make_quantized(self.source, self.base, path, variant.kind, matrix, self.threads, _only_warnings(self.log))
+        if variant.rounding == "gptq":
+            self._round_again(variant, path)
+
+    def _round_again(self, variant: Variant, path: Path) -> None:
+        if variant.kind == self.source.trained_for:
+            self.rounding_kept[variant.label] = False  # its blocks are those that it was trained with
+            return
+        assert self.calibration is not None
+        matrix = self.imatrix if variant.imatrix else None
+        options = self.config.calibration
+        record = round_again(self.source, path, self.calibration, options, matrix, self.threads, self.log)
+        self.rounding_kept[variant.label] = record["kept"]
 
     @cached_property
     def imatrix(self) -> ImportanceMatrix:
@@ -167,6 +181,7 @@ def _compare_all(
         if i:
             makers.make(wanted[i], paths[i])
         row = reference.compare(paths[i], wanted[i])
+        row = replace(row, rounding_kept=makers.rounding_kept.get(wanted[i].label))
         kept.add(wanted[i].label, row, makers.choices.get(wanted[i].label))
         remaining_s = (perf_counter() - began) / done * (len(todo) - done)
         summary = row.summary(is_reference=i == 0)

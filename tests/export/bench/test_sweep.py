@@ -119,9 +119,30 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
     assert "auto:5" in page
 
 
+def test_rows_of_gptq_stand_next_to_the_others(run, tmp_path, capsys):
+    assert labels(quant=["f16", "q4_0", "iq3_xxs", "auto:5"], rounding=["nearest", "gptq"], plain_below=0) == [
+        *("f32", "f16", "q4_0", "q4_0 gptq"),
+        "iq3_xxs",  # its blocks cannot be chosen
+        *("auto:5", "auto:5 gptq"),
+    ]
+    words = ["threads=1", "eval.max_tokens=1500", "eval.kl_tokens=1000", "speed.rounds=0", "plain_below=0"]
+    words += ["calibration.chunks=16", "quant=q4_0", "rounding=nearest,gptq", f"out={tmp_path}"]
+    assert main([f"run={run}", *words]) == 0
+    out = capsys.readouterr().out
+    record = json.loads(out.splitlines()[-1])
+    _, nearest, gptq = record["files"]
+    assert [each["label"] for each in record["files"]] == ["f32", "q4_0", "q4_0 gptq"]
+    assert (nearest["rounding_kept"], gptq["rounding_kept"]) == (None, True)
+    assert gptq["bits_per_weight"] == nearest["bits_per_weight"]
+    assert gptq["kl"] < 0.95 * nearest["kl"]
+    assert "q4_0 gptq" in out
+    assert "not kept: llama.cpp's own" in out
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("rounding=gtpq", "must be of nearest and gptq"),
         ("quant=q4km", "did you mean 'q4_k_m'"),
         ("eval.text=/nowhere.txt", "/nowhere.txt"),
         ("eval.max_tokens=3", "at least 16"),
