@@ -87,10 +87,10 @@ train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC
 	@$(SLM) train $(PROCESSES) $(SIZE) $(ARGS)
 
 tune: setup ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
-	@$(SLM) tune $(call quote,base=$(MODEL)) $(ARGS)
+	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(ARGS)
 
 qat: setup ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
-	@$(SLM) qat $(call quote,base=$(MODEL)) $(ARGS)
+	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(ARGS)
 
 sweep: setup ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
 	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(ARGS)

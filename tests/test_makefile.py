@@ -70,6 +70,12 @@ def test_training_and_its_processes(checkout):
     ]
 
 
+def test_tuning_and_its_processes(checkout):
+    for target in ("tune", "qat"):
+        assert words(checkout, target, "MODEL=a b", "NPROC=2") == [target, "nproc=2", "nnodes=1", "base=a b"]
+        assert words(checkout, target, "MODEL=x", "ARGS=tune.lora=16") == [target, "base=x", "tune.lora=16"]
+
+
 def test_a_budget_chooses_the_size_unless_a_preset_is_named(checkout):
     for target in ("train", "plan"):
         assert words(checkout, target, "BUDGET=8h") == [target, "budget=8h", "preset=auto"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slm.command.option_names import options
-from slm.command.table import COMMANDS
+from slm.command.table import COMMANDS, SEVERAL
 from slm.configuration import CONFIG_DIR, choices
 
 _SCRIPTS = {"bash": "slm.bash", "zsh": "slm.zsh", "fish": "slm.fish"}
@@ -34,7 +34,7 @@ def candidates(words: list[str], current: str) -> list[str]:
     known = options(COMMANDS[name].config, [word for word in words[1:] if "=" in word])
     key, sign, value = current.partition("=")
     if not sign:
-        extra = {"nproc": 1, "nnodes": 1, "main": ""} if name == "train" else {}
+        extra = {"nproc": 1, "nnodes": 1, "main": ""} if name in SEVERAL else {}
         return _beginning(current, ["--help", *(f"{each}=" for each in [*known, *extra])])
     if (CONFIG_DIR / key).is_dir():
         return [f"{key}={each}" for each in _beginning(value, choices(key))]

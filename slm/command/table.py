@@ -23,6 +23,8 @@ class Command:
 
 
 NEWEST = "model=runs/latest"
+SEVERAL = ("train", "tune", "qat")
+"""Commands that run in several processes, too: ``nproc=``, ``nnodes=``, ``main=``."""
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(
@@ -64,6 +66,7 @@ COMMANDS: dict[str, Command] = {
             ("base=runs/mine", "the embedded conversations about stories (slm exam tests the result)"),
             ("base=path/to/model data=chat 'data.files=[chats.jsonl]'", "a downloaded Hugging Face model"),
             ("base=org/name data=chat 'data.files=[chats.jsonl]'", "a model of the Hugging Face Hub"),
+            ("nproc=2 base=runs/mine", "two processes (nnodes= and main= for several machines)"),
         ),
     ),
     "qat": Command(

@@ -1,6 +1,7 @@
 """``python -m train.distributed.launch``: one training run in several processes, on this machine or on several.
 
-Starts torchrun's agent with the options that fit this program and passes everything else on to ``python -m train``:
+Starts torchrun's agent with the options that fit this program and passes everything else on to ``python -m train``, or
+to another module that trains (``train.tune.processes``):
 
     python -m train.distributed.launch nproc=2 preset=10m name=mine
     python -m train.distributed.launch nnodes=2 main=192.168.1.10:29400 preset=125m name=mine   (on both machines)
@@ -19,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +31,10 @@ from slm.machine.hardware import share_cores
 from train.config import RunConfig
 from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, launch_folder, stop_file
 from train.interrupt import drop_lost_output, handle_stop_signals
-from train.resolve import resolve
+from train.resolve import ChooseMicroBatch, resolve
 
+Configure = Callable[[list[str], int, ChooseMicroBatch], RunConfig]
+"""From the words of a command, the number of processes and a way to choose the micro-batch to the configuration."""
 DEFAULT_PORT = 29400
 SAVING_SECONDS = 60
 """How long processes may take to save after a second signal, before they are killed."""
@@ -49,6 +53,11 @@ class LaunchConfig:
     restarts: int = 3
     """How often processes that died are restarted, from the last checkpoint."""
 
+    @property
+    def processes(self) -> int:
+        """Processes on all machines."""
+        return self.nproc * self.nnodes
+
     def __post_init__(self) -> None:
         for name in ("nproc", "nnodes"):
             if getattr(self, name) < 1:
@@ -60,9 +69,16 @@ class LaunchConfig:
 
 
 def main(argv: list[str]) -> int:
-    """Check what can be checked, start the processes, wait. Returns the run's exit code."""
-    launch, overrides = parse(argv)
-    name = _check(launch, overrides)
+    """Train in several processes. Returns the run's exit code."""
+    return start_processes(*parse(argv), "train", lambda words, _, choose: resolve(words, choose))
+
+
+def start_processes(launch: LaunchConfig, overrides: list[str], module: str, configure: Configure) -> int:
+    """Check what can be checked, start ``python -m MODULE`` in each process, wait. Returns the run's exit code.
+
+    ``configure`` makes of ``overrides`` the configuration that the processes will have.
+    """
+    name = _check(launch, overrides, configure)
     if launch.nnodes > 1 and (own := own_address(_address(launch)[0])).startswith("127."):
         raise UserError(f"main={launch.main} is {own} here, where no other machine reaches it: give its address there")
     share_cores()
@@ -72,7 +88,8 @@ def main(argv: list[str]) -> int:
         exit_file = folder / "exit"
         os.environ[EXIT_FILE] = str(exit_file)
         os.environ[MAIN_HOST] = "1" if launch.nnodes == 1 or is_here(_address(launch)[0]) else "0"
-        return _run([*torchrun_options(launch, name), "--log-dir", str(folder)], overrides, exit_file)
+        program = ["-m", module, *overrides]
+        return _run([*torchrun_options(launch, name), "--log-dir", str(folder)], program, exit_file)
 
 
 def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:
@@ -92,10 +109,10 @@ def parse(argv: list[str]) -> tuple[LaunchConfig, list[str]]:
     return build(LaunchConfig, own), rest
 
 
-def _check(launch: LaunchConfig, overrides: list[str]) -> str:
+def _check(launch: LaunchConfig, overrides: list[str], configure: Configure) -> str:
     """Report what can be found wrong before a process is started. Returns the run's name."""
-    config = resolve(overrides, _refuse_auto)
-    config.train.check_processes(launch.nproc * launch.nnodes)
+    config = configure(overrides, launch.processes, _refuse_auto)
+    config.train.check_processes(launch.processes)
     return config.root.name
 
 
@@ -146,7 +163,7 @@ def is_here(host: str) -> bool:
         return False
 
 
-def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
+def _run(options: list[str], program: list[str], exit_file: Path) -> int:
     # Without torchrun's reports of signals, dead processes and hosts without names: those below are shorter.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -175,7 +192,7 @@ def _run(options: list[str], overrides: list[str], exit_file: Path) -> int:
 
     handle_stop_signals(stop)
     try:
-        torchrun.run(torchrun.parse_args([*options, "-m", "train", *overrides]))
+        torchrun.run(torchrun.parse_args([*options, *program]))
     except SignalException as error:
         return _left_code(exit_file) or 128 + int(error.sigval)
     except ChildFailedError as error:

@@ -4,16 +4,16 @@ It is a training run that starts from the base (``init_from``), with the options
 call for. The options that were chosen are printed; every one can be set instead.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
-from slm.machine.hardware import share_cores
 from train import autobatch
 from train.config import RunConfig
-from train.resolve import resolve
+from train.resolve import ChooseMicroBatch, resolve
+from train.tune import processes as several
 from train.tune import recipe
 from train.tune.config import TuneConfig
 
@@ -22,19 +22,20 @@ SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.max_steps", "
 
 def main(argv: list[str]) -> int:
     """Choose the options, then train. Returns the exit code."""
-    share_cores()
-    from train.distributed.join import join
-    from train.distributed.rank_process import run_rank
-
-    config = tuning(argv)
-    ranks = join(pin=config.train.pin)
-    from train.start import start
-
-    return run_rank(ranks, config.root, partial(start, config, ranks))
+    return several.run(argv, "train.tune", tuning)
 
 
-def tuning(argv: list[str]) -> RunConfig:
-    """The run's configuration: what ``argv`` says, and for the rest what the base and the conversations call for."""
+def tuning(
+    argv: list[str],
+    *,
+    processes: int = 1,
+    choose: ChooseMicroBatch = autobatch.choose_micro_batch,
+    log: Callable[[str], None] = print,
+) -> RunConfig:
+    """The run's configuration: what ``argv`` says, and for the rest what the base and the conversations call for.
+
+    The parameters are those of ``several.Configure``.
+    """
     words = dict(word.partition("=")[::2] for word in argv)
 
     def given(name: str) -> bool:
@@ -50,9 +51,11 @@ def tuning(argv: list[str]) -> RunConfig:
     run, directory = recipe.base_of(own.base)
     options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss)
     replay = recipe.replay_share(run, own.tune, pairs=own.preference.on)
+    if not (given("train.micro_batch") or given("train.grad_accum")):
+        options |= several.shared_batch(options["train.micro_batch"], own.train.grad_accum, processes)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
-    config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
+    config = resolve([*recipe.words(options), *typed], choose)
     found = ""
     if not given("train.max_steps"):
         steps, found = recipe.length(
@@ -65,15 +68,15 @@ def tuning(argv: list[str]) -> RunConfig:
         options["train.max_steps"] = round(steps / (1 - replay))
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
     options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
-    config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
+    config = resolve([*recipe.words(options), *typed], choose)
     if replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))
     if found:
-        print(found)
+        log(found)
     names = ("lora.rank", *SHOWN) if config.lora.rank else SHOWN
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
-    print(f"tuning {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()), end="")
-    print(f" tune.replay={replay:g}")
+    options_shown = " ".join(f"{name}={value}" for name, value in shown.items())
+    log(f"tuning {directory}: {options_shown} tune.replay={replay:g}")
     return config
 
 

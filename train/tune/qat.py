@@ -7,8 +7,8 @@ Tested in tests/train/tune/test_qat.py.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from data.config import DataConfig
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
-from slm.machine.hardware import share_cores
 from slm.model.checkpoint import TRAINER_STATE
 from slm.runs import Run
 from train import autobatch
 from train.config import RunConfig
-from train.resolve import resolve
+from train.resolve import ChooseMicroBatch, resolve
+from train.tune import processes as several
 from train.tune import recipe
 from train.tune.config import QatConfig
 
@@ -36,19 +36,20 @@ SHOWN = ("train.qat", "train.max_steps", "optim.lr", "train.seq_len", "train.mic
 
 def main(argv: list[str]) -> int:
     """Choose the options, then train. Returns the exit code."""
-    share_cores()
-    from train.distributed.join import join
-    from train.distributed.rank_process import run_rank
-
-    config = continuing(argv)
-    ranks = join(pin=config.train.pin)
-    from train.start import start
-
-    return run_rank(ranks, config.root, partial(start, config, ranks))
+    return several.run(argv, "train.tune.qat", continuing)
 
 
-def continuing(argv: list[str]) -> RunConfig:
-    """The run's configuration: what ``argv`` says, and for the rest what the base calls for."""
+def continuing(
+    argv: list[str],
+    *,
+    processes: int = 1,
+    choose: ChooseMicroBatch = autobatch.choose_micro_batch,
+    log: Callable[[str], None] = print,
+) -> RunConfig:
+    """The run's configuration: what ``argv`` says, and for the rest what the base calls for.
+
+    The parameters are those of ``several.Configure``.
+    """
     given = {word.partition("=")[0] for word in argv}
     own = build(QatConfig, load_config("qat", argv, literal=("base",)))
     if not own.base:
@@ -69,13 +70,17 @@ def continuing(argv: list[str]) -> RunConfig:
     steps = STEPS if done is None else max(FEWEST_STEPS, round(own.qat.steps_share * done))
     options["train.max_steps"] = own.train.max_steps if "train.max_steps" in given else steps
     options["train.eval_every"] = options["train.checkpoint_every"] = max(10, options["train.max_steps"] // 4)
+    if not given & {"train.micro_batch", "train.grad_accum"}:
+        micro_batch = options.get("train.micro_batch", own.train.micro_batch)
+        grad_accum = options.get("train.grad_accum", own.train.grad_accum)
+        options |= several.shared_batch(micro_batch, grad_accum, processes)
     options = {name: value for name, value in options.items() if name not in given}
     typed = [word for word in argv if not word.startswith(("base=", "qat."))]
-    config = resolve([*recipe.words(options), *typed], autobatch.choose_micro_batch)
+    config = resolve([*recipe.words(options), *typed], choose)
     if not any(name == "data" or name.startswith("data.") for name in given):
         config = replace(config, data=_own_text(run, saved))
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
-    print(f"continuing {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
+    log(f"continuing {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
     return config
 
 

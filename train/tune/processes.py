@@ -1,0 +1,68 @@
+"""``make tune`` and ``make qat`` in this process or, with ``NPROC=2``, in several: by the launcher of ``make train``.
+
+Tested in tests/train/tune/test_processes.py.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from slm.machine.hardware import share_cores
+from train import autobatch
+from train.config import RunConfig
+from train.distributed.launch import parse, start_processes
+from train.resolve import ChooseMicroBatch
+
+
+class Configure(Protocol):
+    """From the words of a command to the run's configuration."""
+
+    def __call__(
+        self, argv: list[str], *, processes: int, choose: ChooseMicroBatch, log: Callable[[str], None]
+    ) -> RunConfig:
+        """``processes``: how many train together. ``choose`` divides a step where ``train.micro_batch`` is ``auto``.
+        ``log`` gets the lines for a person."""
+        ...
+
+
+def run(argv: list[str], module: str, configure: Configure) -> int:
+    """Train what ``configure`` makes of ``argv``. Returns the exit code.
+
+    Several processes (``nproc=2``) are started as ``python -m MODULE``, and come here, too.
+    """
+    share_cores()
+    launch, words = parse(argv)
+    if launch.processes > 1:
+        return start_processes(
+            launch,
+            words,
+            module,
+            lambda words, processes, choose: configure(words, processes=processes, choose=choose, log=_silent),
+        )
+    processes, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
+    log = print if rank == 0 else _silent
+    config = configure(words, processes=processes, choose=autobatch.choose_micro_batch, log=log)
+    # What follows takes seconds to import. Wrong options have been reported by now.
+    from train.distributed.join import join
+    from train.distributed.rank_process import run_rank
+
+    ranks = join(pin=config.train.pin)
+    from train.start import start
+
+    return run_rank(ranks, config.root, partial(start, config, ranks))
+
+
+def shared_batch(micro_batch: int, grad_accum: int, processes: int) -> dict[str, int]:
+    """The options of a step with the same sequences, in passes that ``processes`` can share.
+
+    As they are where the passes can be shared already, or the sequences cannot.
+    """
+    rows = micro_batch * grad_accum
+    fitting = (each for each in range(processes, rows + 1, processes) if each >= grad_accum and rows % each == 0)
+    passes = grad_accum if grad_accum % processes == 0 else next(fitting, grad_accum)
+    return {"train.micro_batch": rows // passes, "train.grad_accum": passes}
+
+
+def _silent(_: str) -> None:
+    """No line: another process writes it."""
