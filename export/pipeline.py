@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from export import modelfile
 from export.adapter import open_adapter, write_proven
 from export.auto.make import make_chosen
 from export.auto.planner import Planner
@@ -135,6 +136,8 @@ def export(
         record |= steps.record()
         if published:
             atomic_write_json(out / RECORD_FILE, record)
+            models_written = [out / each["file"] for each in record["files"] if each["type"] != ADAPTER_TYPE]
+            modelfile.write(out, source.tokenizer, models_written)
     return record
 
 

@@ -20,6 +20,8 @@ CONFIG_KEY = "slm.config"
 """The metadata key of what a file was made from, as JSON: run, checkpoint, configuration, shape."""
 RECORD_FILE = "export.json"
 """Stands next to the exported files. ``sha256`` in it maps file names to hexadecimal digests."""
+MODELFILE = "Modelfile"
+"""Ollama's description of one of the exported files, for a chat model."""
 _QUANT = re.compile(r"-((?:bf|f|i?q|tq|mxfp)\d+(?:_[a-z0-9]+)*)$", re.IGNORECASE)
 _AUTO = re.compile(r"-(auto)(?:-(\d+(?:\.\d+)?)(bpw|[KMG]i?B|pct|nats|tps))?$")
 _GOAL_UNITS = {"bpw": "", "pct": "%", "tps": "tok/s"}

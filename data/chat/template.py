@@ -66,7 +66,7 @@ class ChatTemplate:
     def __init__(
         self, text: str, *, bos: str, eos: str, control_tokens: tuple[str, ...], name: str = "the model"
     ) -> None:
-        self._bos, self._eos = bos, eos
+        self.bos, self._eos = bos, eos
         self.control = ControlTokens(control_tokens)
         self._names = sorted(control_tokens, key=len, reverse=True)
         try:
@@ -90,7 +90,7 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools or None,
             "add_generation_prompt": prompt,
-            "bos_token": self._bos,
+            "bos_token": self.bos,
             "eos_token": self._eos,
             "documents": None,
             "strftime_now": (now or datetime.datetime.now()).strftime,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slm.exported import RECORD_FILE
+from slm.exported import MODELFILE, RECORD_FILE
 from slm.report import perplexity_text, size
 from slm.runs import Run, checkpoint_step
 
@@ -40,12 +40,14 @@ class Facts:
     ggufs: list[str] = field(default_factory=list)
     """Names of the published GGUF files."""
     checkpoint: bool = True
+    modelfile: bool = False
+    """Whether Ollama's Modelfile is published."""
 
 
 def read_facts(
-    run: Run, checkpoint: Path, repo: str, *, license: str | None, ggufs: list[Path], weights: bool
+    run: Run, checkpoint: Path, repo: str, *, license: str | None, ggufs: list[Path], weights: bool, modelfile: bool
 ) -> Facts:
-    """The facts in the files of a run. ``ggufs``, ``weights``: what will be published."""
+    """The facts in the files of a run. ``ggufs``, ``weights``, ``modelfile``: what will be published."""
     import yaml
     from safetensors import safe_open
 
@@ -71,6 +73,7 @@ def read_facts(
         chat=bool(settings.get("chat_template")) or (checkpoint / "chat_template.jinja").is_file(),
         ggufs=[path.name for path in ggufs],
         checkpoint=weights,
+        modelfile=modelfile,
     )
 
 
@@ -207,7 +210,8 @@ def _usage(facts: Facts) -> str:
         quant = _quants(facts.ggufs)[0]
         lines += [
             f"llama.cpp:\n\n    llama-cli -hf {facts.repo}:{quant} -p {json.dumps(prompt)}",
-            f"Ollama:\n\n    ollama run hf.co/{facts.repo}:{quant}",
+            f"Ollama:\n\n    ollama run hf.co/{facts.repo}:{quant}"
+            + (f"\n\nor, with the chat template of the `{MODELFILE}`:\n\n{_ollama(facts)}" if facts.modelfile else ""),
             f"slm, in a terminal and as a server with OpenAI's API:\n\n    slm chat model={facts.repo}:{quant}\n"
             f"    slm serve model={facts.repo}:{quant}",
         ]
@@ -218,6 +222,12 @@ def _usage(facts: Facts) -> str:
             f"Train it further with slm:\n\n    slm tune base={facts.repo} data=chat 'data.files=[chats.jsonl]'",
         ]
     return "\n\n".join(lines)
+
+
+def _ollama(facts: Facts) -> str:
+    """The commands that make Ollama's model from the Modelfile."""
+    download = f"hf download {facts.repo} --include '*.gguf' {MODELFILE} --local-dir {facts.title}"
+    return f"    {download}\n    cd {facts.title} && ollama create {facts.title} -f {MODELFILE}"
 
 
 def _quants(names: list[str]) -> list[str]:

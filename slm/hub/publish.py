@@ -4,6 +4,7 @@ Checkpoint, GGUF files and a model card. Without ``dry_run=false`` nothing is up
 the card is written to the run, where it can be read and changed first.
 """
 
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from data.errors import UserError
 from data.storage import atomic_write_text
 from slm import cli, runs
 from slm.configuration import load
-from slm.exported import damage, recorded_sums, shown, stale_lines
+from slm.exported import MODELFILE, damage, recorded_sums, shown, stale_lines
 from slm.hub import card
 from slm.hub.errors import host, hub_errors
 from slm.hub.name import valid_repo
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     files, ggufs = collect(config, run, checkpoint)
     for line in stale_lines(ggufs):
         print(line)
-    card_path = write_card(config, run, checkpoint, ggufs)
+    card_path = write_card(config, run, checkpoint, ggufs, for_ollama=MODELFILE in files)
     files = {CARD: card_path, **files}
     rows = [[name, size(path.stat().st_size), shown(path)] for name, path in files.items()]
     table(f"{shown(run.root)} to {config.to} on {host()}", ["file", "size", "from"], rows, caption=card.summary(files))
@@ -102,7 +103,7 @@ def collect(config: PublishConfig, run: runs.Run, checkpoint: Path) -> tuple[dic
         for path in ggufs:
             if path.name in sums and (fault := damage(path, sums[path.name])):
                 raise UserError(fault)
-        files |= {path.name: path for path in ggufs}
+        files |= {path.name: path for path in ggufs} | modelfile(run, ggufs)
         if not ggufs:
             advice = cli.spelled("export", run=shown(run.root))
             if not config.checkpoint:
@@ -111,7 +112,19 @@ def collect(config: PublishConfig, run: runs.Run, checkpoint: Path) -> tuple[dic
     return files, ggufs
 
 
-def write_card(config: PublishConfig, run: runs.Run, checkpoint: Path, ggufs: list[Path]) -> Path:
+def modelfile(run: runs.Run, ggufs: list[Path]) -> dict[str, Path]:
+    """Ollama's Modelfile of the run, by its name, where the file that it is made from goes up, too."""
+    path = run.gguf_dir / MODELFILE
+    if not path.is_file():
+        return {}
+    source = re.search(r"^FROM\s+(?:\./)?(.+?)\s*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    if source is None or source[1] not in {each.name for each in ggufs}:
+        print(f"note: {shown(path)} stays here: it is not made FROM one of the files that go up")
+        return {}
+    return {MODELFILE: path}
+
+
+def write_card(config: PublishConfig, run: runs.Run, checkpoint: Path, ggufs: list[Path], *, for_ollama: bool) -> Path:
     """The card's path, in the run's folder. A card that a person has taken over is left as it is."""
     assert config.to is not None
     path = run.root / CARD
@@ -126,6 +139,7 @@ def write_card(config: PublishConfig, run: runs.Run, checkpoint: Path, ggufs: li
         license=config.license or licence_of(models),
         ggufs=models,
         weights=config.checkpoint,
+        modelfile=for_ollama,
     )
     atomic_write_text(path, card.write_card(facts))
     return path

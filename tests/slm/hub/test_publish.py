@@ -123,3 +123,22 @@ def test_mistakes_are_one_line(run, hub, monkeypatch):
     gguf.write_bytes(gguf.read_bytes()[:-1] + b"?")
     with pytest.raises(UserError, match=r"Q8_0.gguf is damaged"):
         publish.main(["run=runs/mine", "to=org/mine"])
+
+
+def test_ollamas_modelfile_goes_up_next_to_the_file_that_it_names(run, hub, capsys):
+    (gguf,) = (run / "gguf").glob("*Q8_0.gguf")
+    path = run / "gguf" / "Modelfile"
+    assert not path.exists()  # the run does not chat
+    path.write_text(f'FROM ./{gguf.name}\nPARAMETER stop "<|im_end|>"\n')
+    assert publish.main(["run=runs/mine", "to=org/mine", "dry_run=false"]) == 0
+    files = hub.repositories["org/mine"].files
+    assert files["Modelfile"] == path.read_bytes()
+    assert files[gguf.name] == gguf.read_bytes()
+    assert b"ollama create mine -f Modelfile" in files["README.md"]
+    path.write_text("FROM ./another.gguf\n")
+    capsys.readouterr()
+    assert publish.main(["run=runs/mine", "to=org/mine"]) == 0
+    out = capsys.readouterr().out
+    assert "it is not made FROM one of the files that go up" in out
+    assert "Modelfile" not in json.loads(out.splitlines()[-1])["files"]
+    assert "ollama create" not in (run / "README.md").read_text()
