@@ -41,7 +41,8 @@ def exported(run, rounding: str, quant: list[str]) -> dict:
 
 @pytest.fixture(scope="module")
 def records(run):
-    return {rounding: exported(run, rounding, ["q4_0", "q4_k_m"]) for rounding in ("nearest", "gptq")}
+    more = {"nearest": [], "gptq": ["auto:4.9"]}
+    return {rounding: exported(run, rounding, ["q4_0", "q4_k_m", *goals]) for rounding, goals in more.items()}
 
 
 def tensors(record, file) -> dict[str, tuple[str, bytes]]:
@@ -77,6 +78,20 @@ def test_only_the_blocks_of_kept_matrices_differ(records, kind):
         assert (data != before[name][1]) == (name in kept), name
     metadata = read_header(runs.Path(records["gptq"]["out"]) / names["gptq"]).metadata
     assert metadata["slm.rounding"] == "gptq where measured better"
+
+
+def test_a_choice_of_types_is_rounded_again_too(records):
+    record = records["gptq"]
+    file = next(each for each in record["files"] if each["type"] == "auto:4.9")
+    stored = {name: kind for name, (kind, _) in tensors(record, file["file"]).items()}
+    chosen = record["choices"][file["file"]]["types"]
+    assert {name: stored[name] for name in chosen} == chosen
+    again = record["rounding"][file["file"]]
+    assert again["kept"]
+    assert again["kl_gptq"] < again["kl_nearest"]
+    assert {name for name, kind in chosen.items() if kind in KINDS and name.startswith("blk")} == set(again["matrices"])
+    metadata = read_header(runs.Path(record["out"]) / file["file"]).metadata
+    assert (metadata["slm.auto.goal"], metadata["slm.rounding"]) == ("auto:4.9", "gptq where measured better")
 
 
 def test_the_file_holds_the_blocks_that_were_chosen(run, records):
