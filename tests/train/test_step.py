@@ -127,9 +127,13 @@ def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, varia
     starts = chance.integers(0, len(text) - 65, (200, 8))
     batches = [np.stack([text[at : at + 65] for at in row]).astype(np.int32) for row in starts]
 
-    def curve(environment: Environment) -> np.ndarray:
+    def curve(environment: Environment, rounded: bool = False) -> np.ndarray:
         torch.manual_seed(4)
         model = LanguageModel(shape).train()
+        if rounded:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(parameter.bfloat16())
         backend = make_backend(model, TrainConfig(max_steps=1, seq_len=64, micro_batch=4), environment)
         assert backend.name == ("kernels" if environment.kernels else "autograd")
         optimizer = make_optimizer(model, OPTIM)
@@ -144,11 +148,13 @@ def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, varia
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take most of the time here
     request.addfinalizer(lambda: torch.set_num_threads(before))
+    precision = VARIANTS[variant].precision
     plain = curve(PLAIN)
-    autocast = curve(replace(PLAIN, precision="bf16"))
-    ours = curve(replace(PLAIN, precision=VARIANTS[variant].precision, kernels=kernels))
+    ours = curve(replace(PLAIN, precision=precision, kernels=kernels))
     assert plain[-20:].mean() < plain[0] - 2.5
-    noise = np.abs(autocast - plain)
+    # A curve in bf16 takes minutes on a processor without it. First weights rounded to bf16 once are a smaller noise.
+    noisy = curve(replace(PLAIN, precision="bf16")) if precision == "bf16" else curve(PLAIN, rounded=True)
+    noise = np.abs(noisy - plain)
     assert np.abs(ours - plain).max() < max(0.02, 2 * noise.max())
     assert np.abs(ours - plain).mean() < max(0.003, 1.5 * noise.mean())
-    print(f"mean distance to f32: kernels {np.abs(ours - plain).mean():.5f}, autocast {noise.mean():.5f}")
+    print(f"mean distance to f32: kernels {np.abs(ours - plain).mean():.5f}, noise {noise.mean():.5f}")
