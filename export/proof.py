@@ -132,18 +132,23 @@ class Proof:
         n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + 1) // 2, 4))
         self.stream, self.windows = chunked_plan(checkpoint, ids, n_ctx, chunks)
         self.n_ctx = n_ctx
-        self.score: Score = reduce(checkpoint.nll(self.windows, self.stream))
+        self.nll_N = checkpoint.nll(self.windows, self.stream)
+        self.score: Score = reduce(self.nll_N)
         length = min(256, n_ctx)
         n_windows = max(1, min(kl_tokens // length, len(self.stream) // length))
         self.whole = [Window(start=i * length, stop=(i + 1) * length, first=0, last=length) for i in range(n_windows)]
         self.logits = [logits for _, logits in checkpoint.logits(self.whole, self.stream)]
         """f32 [N, V] per window of ``whole``."""
 
-    def compare(self, path: Path, file_type: str, *, adapter: Path | None = None) -> Comparison:
+    def compare(
+        self, path: Path, file_type: str, *, adapter: Path | None = None, chunks: int | None = None
+    ) -> Comparison:
         """Run the GGUF at ``path``, with an ``adapter`` on it where one is given, and compare it with the checkpoint.
 
-        With an adapter the record is about the adapter's file.
+        With an adapter the record is about the adapter's file. ``chunks``: the most chunks for the perplexity.
         """
+        windows = self.windows[:chunks]
+        reference = reduce(self.nll_N[: sum(window.last - window.first for window in windows)])
         with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True, adapter=adapter) as scorer:
             doing(f"comparing {(adapter or path).name} with its checkpoint")
             failures = token_failures(scorer.llama, self.strings, self.ids) + self.more(scorer.llama)
@@ -152,10 +157,10 @@ class Proof:
                     f"the file adds the token {scorer.bos} before a text, the checkpoint {self.checkpoint.bos}"
                 )
             difference = compare_logits(self.logits, (found for _, found in scorer.logits(self.whole, self.stream)))
-            nll_N = scorer.nll(self.windows, self.stream)
+            nll_N = scorer.nll(windows, self.stream)
             header = scorer.llama.header if adapter is None else adapter_header(adapter)
         score = reduce(nll_N)
-        change = score.perplexity / self.score.perplexity - 1
+        change = score.perplexity / reference.perplexity - 1
         if not np.isfinite(nll_N).all() or not difference.finite:
             failures.append("its logits are not finite")
         elif file_type in TOLERANCES:

@@ -7,7 +7,7 @@ import torch
 import export.gguf.tensors
 import export.source
 from export.__main__ import EXIT_NOT_PROVEN, main
-from export.proof import TOLERANCES, LogitDifference, compare_logits, logit_failures, token_failures
+from export.proof import TOLERANCES, LogitDifference, Proof, compare_logits, logit_failures, token_failures
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -84,3 +84,19 @@ def test_a_wrong_beginning_of_text_is_caught(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(export.source, "build_vocab", wrong)
     assert "before a text" in export_broken(tiny.run(tmp_path / "run"), capsys, "quant=f32")
+
+
+def test_a_temporary_file_is_compared_on_less_text_with_the_checkpoint_on_the_same(tmp_path, monkeypatch):
+    compare, seen = Proof.compare, {}
+
+    def kept(self, path, kind, **options):
+        seen[kind] = compare(self, path, kind, **options)
+        return seen[kind]
+
+    monkeypatch.setattr(Proof, "compare", kept)
+    root = tiny.run(tmp_path / "run")
+    assert main([f"run={root}", "threads=1", "quant=q8_0", "proof.n_ctx=32", "calibration.imatrix=false"]) == 0
+    assert (
+        seen["q8_0"].tokens == 4 * seen["f32"].tokens == 16 * 15
+    )  # in each of 16 chunks the second half, but for its first
+    assert abs(seen["f32"].perplexity_change) < 1e-4
