@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_nothing_and_says_how_much_was_needed(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_export_leaves_no_file_under_a_final_name(tmp_path, how):
     root = tiny.run(tmp_path / "run")
-    child = programs.Program("export", [f"run={root}", "quant=f32,q4_k_m"], tmp_path)
+    child = programs.Program("export", [f"run={root}", "quant=f32,q8_0,q6_k,q5_k_m,q4_k_m"], tmp_path)
     out = root / "gguf"
     until = time.monotonic() + 120
     while time.monotonic() < until and not list(out.glob(".export-*/*.gguf")):
