@@ -75,8 +75,8 @@ def write(out: Path, tokenizer: Tokenizer, files: Sequence[Path]) -> Path | None
         return None
     if path.is_file() and MARK not in path.read_text(encoding="utf-8"):
         return None
-    by_type = {kind: each for kind in reversed(PREFERRED) for each in files if each.stem.lower().endswith(f"-{kind}")}
-    chosen = list(by_type.values())[-1] if by_type else files[0]
+    preferred = (each for kind in PREFERRED for each in files if each.stem.lower().endswith(f"-{kind}"))
+    chosen = next(preferred, files[0])
     adds_bos = bool(read_header(chosen).metadata.get("tokenizer.ggml.add_bos_token"))
     try:
         encoder = ChatEncoder(tokenizer)

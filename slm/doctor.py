@@ -210,8 +210,7 @@ def machine_rows(record: dict[str, Any]) -> list[list[str]]:
         ["memory bandwidth", _bandwidth(record)],
     ]
     limits = record.get("roofline") or {}
-    for name, rates in limits.get("register_peak_gflops", {}).items():
-        rows.append([f"register peak, {roofline.TITLES[name]}", roofline.listed(rates)])
+    rows += roofline.peak_rows(limits.get("register_peak_gflops", {}))
     for dtype, rates in record["gemm_gflops"].items():
         rows.append([f"matrix products, {dtype}", roofline.listed(rates)])
     if step := record.get("training_step"):

@@ -10,6 +10,7 @@ import math
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +77,16 @@ class Roofline:
 
     def rows(self) -> list[list[str]]:
         """For a table: what, and how much."""
-        rows = []
-        for name, rates in self.register_peak_gflops.items():
-            rows.append([f"register peak, {TITLES[name]}", listed(rates)])
-        return [*rows, ["memory bandwidth", f"{self.read_gb_per_s:.1f} GB/s read by all threads"]]
+        bandwidth = ["memory bandwidth", f"{self.read_gb_per_s:.1f} GB/s read by all threads"]
+        return [*peak_rows(self.register_peak_gflops), bandwidth]
 
 
-def listed(rates: dict[int, float]) -> str:
+def peak_rows(register_peak_gflops: Mapping[str, Mapping[Any, float]]) -> list[list[str]]:
+    """``Roofline.register_peak_gflops``, or what ``record`` has of it, for a table."""
+    return [[f"register peak, {TITLES[name]}", listed(rates)] for name, rates in register_peak_gflops.items()]
+
+
+def listed(rates: Mapping[Any, float]) -> str:
     """Rates by number of threads, in words."""
     each = ", ".join(f"{rate:,.0f} with {n} thread{'s' * (int(n) > 1)}" for n, rate in rates.items())
     return f"{each} (GFLOP/s)"
