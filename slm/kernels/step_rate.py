@@ -10,6 +10,7 @@ import torch
 
 from slm.kernels.fused import Fused
 from slm.kernels.library import load
+from slm.machine.probes import torch_threads
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
@@ -31,9 +32,7 @@ SEQUENCES, PASSES = 2, 3
 
 def step_rate(name: str, threads: int, shape: ModelConfig = SHAPE) -> dict[str, Any]:
     """GFLOP/s (6 N + causal attention per token) of the kernels of the variant ``name``, without the optimizer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         torch.manual_seed(1)
         fused = Fused(LanguageModel(shape).train(), load(name))
         ids_BT = torch.randint(0, shape.vocab_size, (SEQUENCES, shape.seq_len))
@@ -42,8 +41,6 @@ def step_rate(name: str, threads: int, shape: ModelConfig = SHAPE) -> dict[str, 
             began = perf_counter()
             fused.loss_and_gradients(ids_BT, ids_BT)
             best = min(best, perf_counter() - began) if index else best
-    finally:
-        torch.set_num_threads(before)
     n_tokens = ids_BT.numel()
     flops = shape.flops_per_token(shape.seq_len) * n_tokens
     return {"kernels": name, "gflops": flops / best / 1e9, "tokens_per_s": n_tokens / best, "threads": threads}

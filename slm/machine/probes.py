@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -58,14 +59,25 @@ def huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled
     return text[text.index("[") + 1 : text.index("]")] if "[" in text else None
 
 
+@contextlib.contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Torch computes with ``threads`` threads inside, and with as many as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def gemm_gflops(dtype: str, threads: int, seconds: float = 0.3) -> float:
     """The rate of ``F.linear`` of 2048 x 2048 by 2048 x 768 in ``dtype`` ("f32", "bf16"): the best of many, GFLOP/s."""
     import torch
 
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         a_MK, b_NK = torch.randn(2048, 768).to(kind), torch.randn(2048, 768).to(kind)
         flops = 2 * 2048 * 2048 * 768
         torch.nn.functional.linear(a_MK, b_NK)  # the first call picks a kernel
@@ -75,17 +87,13 @@ def gemm_gflops(dtype: str, threads: int, seconds: float = 0.3) -> float:
             torch.nn.functional.linear(a_MK, b_NK)
             best = min(best, perf_counter() - start)
         return flops / best / 1e9
-    finally:
-        torch.set_num_threads(before)
 
 
 def memory_gb_per_s(threads: int, megabytes: int = 256) -> float:
     """Bytes read and written per second while copying ``megabytes`` of f32 (best of 4), GB/s."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         source = torch.ones(megabytes * 2**20 // 4)
         target = torch.zeros_like(source)
         best = float("inf")
@@ -94,8 +102,6 @@ def memory_gb_per_s(threads: int, megabytes: int = 256) -> float:
             target.copy_(source)
             best = min(best, perf_counter() - start)
         return 2 * source.nbytes / best / 1e9
-    finally:
-        torch.set_num_threads(before)
 
 
 def disk_mb_per_s(folder: Path, megabytes: int = 64) -> float:
