@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from slm.llama.context import Batch, Context
     from slm.model.transformer import LanguageModel
 
+BATCH_TOKENS = 2_048
+"""Most tokens that go through a model at once (llama-perplexity's default). More need more memory and are no faster."""
+
 
 class TorchScorer:
     """Scores a checkpoint, f32, in this process."""
@@ -61,7 +64,7 @@ class TorchScorer:
         import torch.nn.functional as F
 
         with torch.inference_mode():
-            for group in _ragged_groups(windows, most_tokens=2_048):
+            for group in _ragged_groups(windows, most_tokens=BATCH_TOKENS):
                 ids_BT = np.zeros((len(group), max(map(_length, group))), np.int64)
                 for row_T, window in zip(ids_BT, group, strict=True):
                     row_T[: _length(window)] = window.inputs(stream)
@@ -76,7 +79,7 @@ class TorchScorer:
 
         found = []
         with torch.inference_mode():
-            for group in _groups(windows, most_tokens=8_192):
+            for group in _groups(windows, most_tokens=BATCH_TOKENS):
                 x_BTD = self._hidden(group, stream)
                 first, last = group[0].first, group[0].last
                 x_ND = x_BTD[:, first:last].flatten(0, 1)
@@ -126,8 +129,6 @@ class GGUFScorer:
     """
 
     engine = "llama.cpp"
-    batch_tokens = 2_048
-    """Tokens of one batch (llama-perplexity's default)."""
     logits_budget = 128 * 2**20
     """Most logits of one batch (4 bytes each); fewer windows go together where the vocabulary is large."""
 
@@ -209,7 +210,7 @@ class GGUFScorer:
         from slm.llama.context import Batch, Context
 
         # A vocabulary of 150,000 would need over a gigabyte for the logits of a whole batch.
-        tokens = min(self.batch_tokens, self.logits_budget // self.llama.n_vocab)
+        tokens = min(BATCH_TOKENS, self.logits_budget // self.llama.n_vocab)
         n_windows = min(max(1, tokens // length), 64)
         if self._context is None or self._length != length:
             if self._context is not None:

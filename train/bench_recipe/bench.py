@@ -20,16 +20,19 @@ from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry
 from train.bench_recipe.hf_trainer import available, hf_trainer
 from train.bench_recipe.nanochat import nanochat, python_of, score_nanochat
-from train.bench_recipe.ours import ours
+from train.bench_recipe.ours import NAME as OURS
+from train.bench_recipe.ours import chosen, ours
 from train.bench_recipe.score import score
 from train.bench_recipe.texts import documents_of, validation_documents, write_documents
+from train.resolve import AUTO, given_value
 
-NOT_TRAININGS = ("minutes", "name", "runs_dir", "resume")
+NOT_TRAININGS = ("minutes", "budget", "name", "runs_dir", "resume")
 
 
 def main(argv: list[str]) -> int:
     """Train everybody, score everybody, print the table and the JSON line. Returns the exit code."""
-    config = load(BenchRecipeConfig, "bench_recipe", argv)
+    automatic = given_value(argv, "preset") == AUTO
+    config = load(BenchRecipeConfig, "bench_recipe", [word for word in argv if word != f"preset={AUTO}"])
     if config.data.has_chat:
         raise UserError("bench-recipe compares models of text: conversations are not for it")
     folder = Path(config.runs_dir) / "bench-recipe" / time.strftime("%Y%m%d-%H%M%S")
@@ -38,14 +41,15 @@ def main(argv: list[str]) -> int:
         texts.append((config.bench.second_text.name, documents_of(config.bench.second_text)))
     folder.mkdir(parents=True)
     folder = folder.absolute()
-    plan = _plan(config, argv, folder)
+    plan = _plan(config, argv, automatic, folder)
     total = 60 * config.minutes * len(plan)
     print(f"{folder}: {len(plan)} runs of {config.minutes:g} minutes, about {duration(1.1 * total)} in all", flush=True)
     entries: list[Entry] = []
     for index, (name, train) in enumerate(plan, start=1):
         print(f"[{index}/{len(plan)}] {name} ...", flush=True)
-        entries.append(train())
-        done = entries[-1]
+        entries.append(done := train(config))
+        if automatic and done.name == OURS:
+            config = chosen(config, folder)
         print(f"  {done.tokens:,} tokens in {duration(done.seconds)} ({done.note})", flush=True)
     files = [write_documents(folder / f"text-{index}.jsonl", text) for index, (_, text) in enumerate(texts)]
     rows = []
@@ -73,33 +77,25 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _plan(config: BenchRecipeConfig, argv: list[str], folder: Path) -> list[tuple[str, Callable[[], Entry]]]:
-    """Everybody's runs, by name, in their order."""
+def _plan(
+    config: BenchRecipeConfig, argv: list[str], automatic: bool, folder: Path
+) -> list[tuple[str, Callable[[BenchRecipeConfig], Entry]]]:
+    """Everybody's runs, by name, in their order: ours first, since it may choose the shape for all."""
     mine = (*NOT_TRAININGS, "bench")
     words = [word for word in argv if word.partition("=")[0].split(".")[0] not in mine]
-    plan: list[tuple[str, Callable[[], Entry]]] = [("ours", partial(ours, words, config.minutes, folder))]
+    words = [f"preset={AUTO if automatic else config.preset}", *(word for word in words if word != f"preset={AUTO}")]
+    plan: list[tuple[str, Callable[[BenchRecipeConfig], Entry]]] = [(OURS, partial(ours, words=words, folder=folder))]
     if "hf_trainer" in config.bench.baselines:
         if reason := available():
             print(f"hf_trainer is left out: {reason}", flush=True)
         else:
-            plan += [
-                (f"hf_trainer at {lr:g}", partial(hf_trainer, _run_config(config), lr, config.minutes, folder))
-                for lr in config.bench.learning_rates
-            ]
+            rates = config.bench.learning_rates
+            plan += [(f"hf_trainer at {lr:g}", partial(hf_trainer, lr=lr, folder=folder)) for lr in rates]
     if config.bench.nanochat is not None:
         python_of(config)
         depths = config.bench.nanochat_depths
-        plan += [(f"nanochat depth {depth}", partial(nanochat, config, depth, folder)) for depth in depths]
+        plan += [(f"nanochat depth {depth}", partial(nanochat, depth=depth, folder=folder)) for depth in depths]
     return plan
-
-
-def _run_config(config: BenchRecipeConfig) -> Any:
-    """The run's part of the configuration."""
-    from dataclasses import fields
-
-    from train.config import RunConfig
-
-    return RunConfig(**{field.name: getattr(config, field.name) for field in fields(RunConfig) if field.init})
 
 
 def best_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,8 +126,8 @@ def show(config: BenchRecipeConfig, rows: list[dict[str, Any]], titles: list[str
             "set-up of kernels and tokenizer included"
         ),
     )
-    mine = next(row for row in ordered if row["name"] == "ours")["bits_per_byte"][titles[0]]
+    mine = next(row for row in ordered if row["name"] == OURS)["bits_per_byte"][titles[0]]
     for name in dict.fromkeys(row["name"] for row in ordered):
-        if name != "ours":
+        if name != OURS:
             theirs = next(row for row in ordered if row["name"] == name)["bits_per_byte"][titles[0]]
             print(f"ours is {mine / theirs - 1:+.1%} bits per byte against the best of {name}")

@@ -17,9 +17,6 @@ from typing import Any
 from data.errors import UserError
 from train.sweep.outcome import last_error
 
-REHEARSAL_STEPS = 3
-"""Optimizer steps of the run that measures what a contender needs before and after its steps."""
-
 
 @dataclass(frozen=True)
 class Entry:

@@ -11,11 +11,12 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from slm.configuration import build, to_dict
+from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
 from train.config import RunConfig
 
@@ -25,11 +26,12 @@ SAVING_SECONDS = 3.0
 """Kept for the end of the process."""
 
 
-def hf_trainer(config: RunConfig, lr: float, minutes: float, folder: Path) -> Entry:
-    """Train at the peak rate ``lr`` in a process of its own that ends after ``minutes``."""
+def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
+    """Train at the peak rate ``lr`` in a process of its own that ends after ``config.minutes``."""
     out = folder / f"hf_trainer-{lr:g}"
     out.mkdir()
-    spec = {"config": to_dict(config), "lr": lr, "seconds": 60 * minutes, "out": str(out)}
+    run = {field.name: to_dict(config)[field.name] for field in fields(RunConfig) if field.init}
+    spec = {"config": run, "lr": lr, "seconds": 60 * config.minutes, "out": str(out)}
     (out / "spec.json").write_text(json.dumps(spec))
     with fresh_cache(folder) as environment:
         command = python_module("train.bench_recipe.hf_trainer", str(out / "spec.json"))

@@ -1,56 +1,48 @@
-"""Our contender: ``slm train`` with the options of the command line, bounded so that the process ends in time.
+"""Our contender: ``slm train`` with the options of the command line and a budget, which counts from its start.
 
 Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
-from data.errors import UserError
+from omegaconf import OmegaConf
+
+from slm.configuration import build
 from slm.runs import list_checkpoints
-from train.bench_recipe.contender import REHEARSAL_STEPS, Entry, fresh_cache, python_module, timed
+from train.bench_recipe.config import BenchRecipeConfig
+from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
+from train.config import RunConfig
 from train.report.run_record import RunRecord
 
 QUIET = ("train.eval_every=1000000000", "train.checkpoint_every=1000000000", "train.sample_prompts=[]")
 """Time goes to training, unless the command line says otherwise. The last state is validated and saved."""
+NAME = "ours"
 
 
-def ours(words: Sequence[str], minutes: float, folder: Path) -> Entry:
-    """Train in ``folder`` for ``minutes``, set-up and saving included.
-
-    ``train.max_minutes`` counts training only. So a rehearsal of a few steps measures what comes before and after.
-    UserError where that takes all of the time.
-    """
-    common = [*QUIET, *words, f"runs_dir={_quoted(folder)}", "resume=never"]
+def ours(config: BenchRecipeConfig, words: Sequence[str], folder: Path) -> Entry:
+    """Train in ``folder`` with the overrides ``words`` for ``config.minutes``, set-up and saving included."""
+    quoted = str(folder).replace("'", "\\'")
+    limits = [f"budget={60 * config.minutes:.6f}s", f"runs_dir='{quoted}'", f"name={NAME}", "resume=never"]
     with fresh_cache(folder) as environment:
-        steps = [f"train.max_steps={REHEARSAL_STEPS}", f"train.eval_every={REHEARSAL_STEPS}", "train.log_every=1"]
-        command = python_module("slm", "train", *common, "name=rehearsal", *steps)
-        seconds = timed(command, folder / "rehearsal.log", environment=environment)
-    overhead = seconds - _record(folder / "rehearsal").elapsed()
-    left = 60 * minutes - overhead
-    if left <= 0:
-        raise UserError(f"minutes={minutes} is less than what our set-up takes here ({overhead:.0f} s): give more")
-    with fresh_cache(folder) as environment:
-        limit = [f"train.max_minutes={left / 60:.5f}", "train.max_steps=1000000000"]
-        command = python_module("slm", "train", *common, "name=ours", *limit)
-        seconds = timed(command, folder / "ours.log", environment=environment)
-    record = _record(folder / "ours")
+        command = python_module("slm", "train", *QUIET, *words, *limits)
+        seconds = timed(command, folder / f"{NAME}.log", environment=environment)
+    record = RunRecord(folder / NAME)
+    record.update()
+    facts = record.model_facts()
     return Entry(
-        name="ours",
-        model=list_checkpoints(folder / "ours")[-1],
+        name=NAME,
+        model=list_checkpoints(folder / NAME)[-1],
         tokens=record.tokens(),
         seconds=seconds,
         training_seconds=record.elapsed(),
-        note=f"{record.model_facts().get('n_params', 0) / 1e6:.1f}M parameters",
+        note=f"{facts.get('n_params', 0) / 1e6:.1f}M parameters",
     )
 
 
-def _record(root: Path) -> RunRecord:
-    record = RunRecord(root)
-    record.update()
-    return record
-
-
-def _quoted(path: Path) -> str:
-    text = str(path).replace("'", "\\'")
-    return f"'{text}'"
+def chosen(config: BenchRecipeConfig, folder: Path) -> BenchRecipeConfig:
+    """``config`` with the options of our run: its shape, tokenizer and batch are what the others get, too."""
+    found = build(RunConfig, OmegaConf.to_container(OmegaConf.load(folder / NAME / "config.yaml"), resolve=False))
+    values = {field.name: getattr(found, field.name) for field in fields(RunConfig) if field.init}
+    return replace(config, **values)
