@@ -218,7 +218,7 @@ def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray],
             kl += float((p_NV.exp() * (p_NV - q_NV)).sum())
             same += int((a_NV.argmax(1) == b_NV.argmax(1)).sum())
             n_positions += len(a_NV)
-            n_values += a_NV.size
+            n_values += a_NV.numel()
     return LogitDifference(
         max_abs=max_abs,
         rms=float(np.sqrt(square / n_values)),

@@ -97,7 +97,7 @@ def open_source(
     """
     checkpoint = run.checkpoint()
     if (checkpoint / MANIFEST).is_file():
-        verify(checkpoint)
+        verify(checkpoint, training=False)
     model = load_model(checkpoint)
     model.config.check_runs_in_llama_cpp()
     check_weights(model.state_dict(), to_f16="f16" in types)

@@ -61,7 +61,7 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
     run = models.resolve(config.run)
     checkpoint = run.checkpoint()
     if (checkpoint / MANIFEST).is_file():
-        verify(checkpoint)
+        verify(checkpoint, training=False)
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     model = load_model(checkpoint).eval()

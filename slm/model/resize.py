@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
-from slm.model.transformer import LanguageModel
+from slm.model.transformer import LanguageModel, empty_model
 
 MULTIPLE = 64
 """Rows are padded up to a multiple of this."""
@@ -55,8 +55,6 @@ def load_model(directory: str | Path, shape: ModelConfig, *, spread: range = ran
             weights[name] = with_rows(weights[name], shape.vocab_size)
             if spread:
                 spread_rows(weights[name], spread)
-    with torch.device("meta"):
-        model = LanguageModel(shape)
-    model.to_empty(device="cpu")
+    model = empty_model(shape)
     checkpoint.load_into(model, weights, where=str(directory))
     return model

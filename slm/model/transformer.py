@@ -188,12 +188,20 @@ class Layer(nn.Module):
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
+class Embedding(nn.Embedding):
+    """torch's, without random numbers on the meta device: for these torch imports its compiler, which takes seconds."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Decoder(nn.Module):
     """Embedding, layers and final norm: everything below the output head."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_tokens = Embedding(config.vocab_size, config.d_model)
         windows = [config.sliding_window if config.is_local(index) else None for index in range(config.n_layers)]
         self.layers = nn.ModuleList(Layer(config, window) for window in windows)
         self.norm = RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset)
@@ -316,3 +324,16 @@ def rope_frequencies(config: ModelConfig, *, local: bool = False) -> Tensor:
     smooth = ((old_context / wavelength - low) / (high - low)).clamp(0, 1)
     # Long waves are slowed by the factor, short ones kept, those between blended.
     return frequencies * (smooth + (1 - smooth) / factor)
+
+
+def empty_model(config: ModelConfig) -> LanguageModel:
+    """A model in memory whose weights are not set, to copy others into.
+
+    ``nn.Module.to_empty`` does the same, but imports a package of symbolic mathematics, which takes a second.
+    """
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
+    return model

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
-from slm.model.transformer import LanguageModel
+from slm.model.transformer import LanguageModel, empty_model
 from train.backend import Backend
 from train.objective.batch import Batch
 from train.objective.preference import Answers
@@ -30,9 +30,7 @@ RECORD = struct.Struct(f"<{DIGEST}sdd")
 
 def frozen_copy(model: LanguageModel) -> LanguageModel:
     """The model as it is now, apart from it and not to be trained."""
-    with torch.device("meta"):
-        copy = LanguageModel(model.config)
-    copy.to_empty(device="cpu")
+    copy = empty_model(model.config)
     copy.load_state_dict(model.state_dict())
     return copy.requires_grad_(False).eval()
 

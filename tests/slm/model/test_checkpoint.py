@@ -6,6 +6,7 @@ import pickle
 import random
 import resource
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -46,6 +47,15 @@ def small_disk(tmp_path):
         pytest.skip("a tmpfs can only be mounted by root; the test with a file size limit covers a part")
     yield folder
     subprocess.run(["umount", folder], check=True)
+
+
+def test_loading_imports_no_compiler(tmp_path):
+    save(tmp_path / "model")
+    code = "import sys, torch\nfrom slm.model.checkpoint import load_model\n"
+    code += f"before = set(sys.modules)\nload_model({str(tmp_path / 'model')!r})\n"
+    code += "print({'torch._dynamo', 'torch._inductor', 'sympy'} & set(sys.modules) - before)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"  # it takes two seconds
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
@@ -163,6 +173,11 @@ def test_a_pickle_is_refused_under_any_name_and_not_executed(tmp_path):
             (folder / name).write_bytes(content)
             with pytest.raises(UserError, match="does not match its SHA-256"):
                 checkpoint.verify(folder)
+            if name == "optimizer.safetensors":
+                checkpoint.verify(folder, training=False)
+            else:
+                with pytest.raises(UserError, match="does not match its SHA-256"):
+                    checkpoint.verify(folder, training=False)
             load = checkpoint.load_weights if name == "model.safetensors" else checkpoint.load_trainer_state
             with pytest.raises(UserError, match="cannot be read"):
                 load(folder)
