@@ -48,7 +48,7 @@ class ProofConfig:
     n_ctx: int = 512
     """Tokens per chunk."""
     kl_tokens: int = 512
-    """Most positions whose whole distribution is compared."""
+    """About how many positions are compared in their whole distribution: windows of ``n_ctx``, at least one."""
 
     def __post_init__(self) -> None:
         if self.chunks < 1 or self.n_ctx < 16 or self.kl_tokens < 16:

@@ -9,20 +9,21 @@ Shape suffixes: N positions, V vocabulary.
 """
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from slm.evaluate.perplexity import Score, Window, chunked_plan, reduce
+from slm.evaluate.perplexity import Score, Scorer, Window, chunked_plan, nll_of, reduce
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
 from slm.llama.adapter_file import adapter_header
 from slm.llama.model import Model
 from slm.machine.crash_guard import doing
 
+T = TypeVar("T")
 PROBES = (
     "",
     " ",
@@ -133,13 +134,29 @@ class Proof:
         n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + 1) // 2, 4))
         self.stream, self.windows = chunked_plan(checkpoint, ids, n_ctx, chunks)
         self.n_ctx = n_ctx
-        self.nll_N = checkpoint.nll(self.windows, self.stream)
+        whole = self.windows[: max(1, kl_tokens // n_ctx)]
+        self.whole = [replace(window, first=0, last=window.stop - window.start) for window in whole]
+        """The first windows, all of whose positions are compared."""
+        self.nll_N, self.logits = self._run(checkpoint, self.windows, list)
+        """f64 [N] of all windows' targets, and f32 [N, V] per window of ``whole``."""
         self.score: Score = reduce(self.nll_N)
-        length = min(256, n_ctx)
-        n_windows = max(1, min(kl_tokens // length, len(self.stream) // length))
-        self.whole = [Window(start=i * length, stop=(i + 1) * length, first=0, last=length) for i in range(n_windows)]
-        self.logits = [logits for _, logits in checkpoint.logits(self.whole, self.stream)]
-        """f32 [N, V] per window of ``whole``."""
+
+    def _run(
+        self, scorer: Scorer, windows: Sequence[Window], receive: Callable[[Iterator[np.ndarray]], T]
+    ) -> tuple[np.ndarray, T]:
+        """f64 [N] negative log-likelihoods over ``windows``, and what ``receive`` makes of the first ones' logits."""
+        found = []
+
+        def first() -> Iterator[np.ndarray]:
+            whole = scorer.logits(self.whole[: len(windows)], self.stream)
+            for (_, logits_NV), window in zip(whole, windows, strict=False):
+                found.append(nll_of(logits_NV[window.first : window.last], window.targets(self.stream)))
+                yield logits_NV
+
+        received = receive(first())
+        if rest := windows[len(found) :]:
+            found.append(scorer.nll(rest, self.stream))
+        return np.concatenate(found), received
 
     def compare(
         self, path: Path, file_type: str, *, adapter: Path | None = None, chunks: int | None = None
@@ -157,8 +174,7 @@ class Proof:
                 failures.append(
                     f"the file adds the token {scorer.bos} before a text, the checkpoint {self.checkpoint.bos}"
                 )
-            difference = compare_logits(self.logits, (found for _, found in scorer.logits(self.whole, self.stream)))
-            nll_N = scorer.nll(windows, self.stream)
+            nll_N, difference = self._run(scorer, windows, lambda logits: compare_logits(self.logits[:chunks], logits))
             header = scorer.llama.header if adapter is None else adapter_header(adapter)
         score = reduce(nll_N)
         change = score.perplexity / reference.perplexity - 1

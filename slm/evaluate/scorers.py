@@ -129,7 +129,7 @@ class GGUFScorer:
     """
 
     engine = "llama.cpp"
-    logits_budget = 128 * 2**20
+    logits_budget = 32 * 2**20
     """Most logits of one batch (4 bytes each); fewer windows go together where the vocabulary is large."""
 
     def __init__(
