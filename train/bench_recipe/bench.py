@@ -30,7 +30,10 @@ NOT_TRAININGS = ("minutes", "budget", "name", "runs_dir", "resume")
 
 
 def main(argv: list[str]) -> int:
-    """Train everybody, score everybody, print the table and the JSON line. Returns the exit code."""
+    """Train everybody, score everybody, print the table and the JSON line. Returns the exit code.
+
+    A contender other than ours that fails is left out and named; the exit code is then 1.
+    """
     automatic = given_value(argv, "preset") == AUTO
     config = load(BenchRecipeConfig, "bench_recipe", [word for word in argv if word != f"preset={AUTO}"])
     if config.data.has_chat:
@@ -45,10 +48,19 @@ def main(argv: list[str]) -> int:
     total = 60 * config.minutes * len(plan)
     print(f"{folder}: {len(plan)} runs of {config.minutes:g} minutes, about {duration(1.1 * total)} in all", flush=True)
     entries: list[Entry] = []
+    failed: dict[str, str] = {}
     for index, (name, train) in enumerate(plan, start=1):
         print(f"[{index}/{len(plan)}] {name} ...", flush=True)
-        entries.append(done := train(config))
-        if automatic and done.name == OURS:
+        try:
+            done = train(config)
+        except UserError as error:
+            if name == OURS:
+                raise
+            failed[name] = str(error)
+            print(f"  left out: {error}", flush=True)
+            continue
+        entries.append(done)
+        if automatic and name == OURS:
             config = chosen(config, folder)
         print(f"  {done.tokens:,} tokens in {duration(done.seconds)} ({done.note})", flush=True)
     files = [write_documents(folder / f"text-{index}.jsonl", text) for index, (_, text) in enumerate(texts)]
@@ -71,10 +83,11 @@ def main(argv: list[str]) -> int:
             "texts": {title: sum(len(each.encode()) for each in documents) for title, documents in texts},
             "best": {row["name"]: row for row in reversed(best_first(rows))},
             "runs": rows,
+            "failed": failed,
             "machine": machine_record(),
         }
     )
-    return 0
+    return 1 if failed else 0
 
 
 def _plan(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -47,6 +48,20 @@ def test_everybody_has_the_same_time_and_is_scored_alike(corpus, tmp_path, capfd
     assert record["best"]["ours"] == record["runs"][0]
     assert "ours is " in out
     assert "contiguous windows of 32" in out
+
+
+@pytest.mark.slow
+def test_a_contender_that_fails_is_named_and_the_others_are_scored(corpus, tmp_path, capfd):
+    nanochat = tmp_path / "nanochat"
+    (nanochat / "scripts").mkdir(parents=True)
+    (nanochat / "scripts/base_train.py").write_text("")
+    (nanochat / "scripts/tok_train.py").write_text("raise SystemExit('error: no tokenizer today')")
+    words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", "bench.window=32", "minutes=0.15"]
+    words += ["bench.baselines=[]", f"bench.nanochat={nanochat}", f"bench.nanochat_python={sys.executable}"]
+    assert bench.main(words) == 1
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert [run["name"] for run in record["runs"]] == ["ours"]
+    assert "no tokenizer today" in record["failed"]["nanochat depth 4"]
 
 
 def test_the_others_get_what_was_chosen_for_ours(tmp_path):
