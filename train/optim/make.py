@@ -11,6 +11,7 @@ from torch import nn
 from train.config import OptimConfig
 from train.optim.interface import Parameters
 from train.optim.muon import Muon
+from train.optim.plain import AdamW
 
 REFERENCE_WIDTH = 256
 """The width for which ``embed_lr`` and ``head_lr`` are given."""
@@ -31,7 +32,7 @@ def make_optimizer(
     return _adamw(model, config)
 
 
-def _adamw(model: Parameters, config: OptimConfig) -> torch.optim.AdamW:
+def _adamw(model: Parameters, config: OptimConfig) -> AdamW:
     """Fused AdamW (Loshchilov and Hutter 2019): decay on the layers' matrices, none on norms and embeddings."""
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
@@ -40,7 +41,7 @@ def _adamw(model: Parameters, config: OptimConfig) -> torch.optim.AdamW:
         (decayed if matrix else kept).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     betas = (config.betas[0], config.betas[1])
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+    return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 
 def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) -> Muon:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from train.optim.orthogonalize import orthogonalize
+from train.optim.plain import Optimizer
 
 Kind = Literal["muon", "adamw"]
 MOMENTUM, SECOND_MOMENT = "momentum", "row_moment"
@@ -25,7 +26,7 @@ MOMENTUM, SECOND_MOMENT = "momentum", "row_moment"
 SECOND_MOMENT_BETA = 0.95
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Updates parameter groups of two kinds.
 
     A group's ``kind`` is ``muon`` (matrices only; ``momentum``: first and last value, ``momentum_steps``: the steps

@@ -1,5 +1,7 @@
 """Which parameters get which update and learning rate."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -71,3 +73,46 @@ def test_adamw_is_torchs_own():
     optimizer = make_optimizer(model, OptimConfig(lr=1e-3))
     assert isinstance(optimizer, torch.optim.AdamW)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_adamw_is_torchs():
+    torch.manual_seed(2)
+    ours, theirs = (LanguageModel(SHAPE) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimConfig(name="adamw", lr=1e-2, weight_decay=0.1)
+    mine = make_optimizer(ours, config)
+    groups = [{**group, "params": []} for group in mine.state_dict()["param_groups"]]
+    for name, parameter in theirs.named_parameters():
+        groups[0 if parameter.ndim >= 2 and "embed_tokens" not in name else 1]["params"].append(parameter)
+    reference = torch.optim.AdamW(groups, fused=True)
+    ids = torch.randint(64, (2, 9))
+    for _ in range(3):
+        for model, optimizer in ((ours, mine), (theirs, reference)):
+            optimizer.zero_grad()
+            model.loss(ids[:, :-1], ids[:, 1:]).backward()
+            optimizer.step()
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(ours.get_parameter(name), parameter), name
+
+
+def test_optimizers_import_no_compiler():
+    code = (
+        "import sys, torch\n"
+        "from train.config import OptimConfig\n"
+        "from train.optim.make import make_optimizer\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed_tokens = torch.nn.Linear(8, 8, bias=False)\n"
+        "        self.q_proj = torch.nn.Linear(8, 8, bias=False)\n"
+        "for name in ('adamw', 'muon'):\n"
+        "    model = Model()\n"
+        "    optimizer = make_optimizer(model, OptimConfig(name=name, lr=1e-3))\n"
+        "    model.q_proj(model.embed_tokens(torch.ones(2, 8))).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    optimizer.load_state_dict(optimizer.state_dict())\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
