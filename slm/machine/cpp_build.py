@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data.storage import cache_home
@@ -61,16 +63,36 @@ def build(
     library = cache_dir() / f"{key.hexdigest()[:24]}.so"
     if library.exists():
         return library
-    # Several processes may build at once: each writes its own file, the last rename wins, all are the same.
     fresh = library.with_name(f"{library.name}.{os.getpid()}")
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run([command, *flags, *map(str, sources), "-o", str(fresh)], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{command} could not build {what}: {done.stderr.strip()[:300]}")
-        fresh.replace(library)
+        with _alone(library):
+            if library.exists():  # another process has built it meanwhile
+                return library
+            done = subprocess.run(
+                [command, *flags, *map(str, sources), "-o", str(fresh)], capture_output=True, text=True
+            )
+            if done.returncode:
+                raise RuntimeError(f"{command} could not build {what}: {done.stderr.strip()[:300]}")
+            fresh.replace(library)
     except OSError as error:
         raise RuntimeError(f"cannot keep {what} in {library.parent}: {error.strerror}") from None
     finally:
         fresh.unlink(missing_ok=True)
     return library
+
+
+@contextlib.contextmanager
+def _alone(library: Path) -> Iterator[None]:
+    """No other process builds ``library`` meanwhile: it waits, where it would take a core for the same work.
+
+    Without locks in the file system several may build at once: each has a file of its own, and all are the same.
+    """
+    lock = library.with_suffix(".lock")
+    with lock.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)  # who still waits for it then finds the library

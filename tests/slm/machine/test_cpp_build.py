@@ -1,6 +1,8 @@
 """The C++ compiler that is chosen, and the library that it makes once."""
 
 import ctypes
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,22 @@ def test_a_library_is_built_once_and_again_where_its_source_changes(tmp_path, mo
     with pytest.raises(RuntimeError, match="could not build the answer"):
         build([source], flags, what="the answer")
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_several_that_need_a_library_at_once_build_it_once(tmp_path, monkeypatch):
+    if compiler(gcc_only=True) is None:
+        pytest.skip("no g++")
+    monkeypatch.setattr(cpp_build, "cache_dir", lambda: tmp_path / "cache")
+    (tmp_path / "slow-g++").write_text(
+        f'#!/bin/sh\necho x >> {tmp_path}/starts\nsleep 0.3\nexec {shutil.which("g++")} "$@"\n'
+    )
+    (tmp_path / "slow-g++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "slow-g++"))
+    source = tmp_path / "answer.cpp"
+    source.write_text('extern "C" int answer() { return 42; }')
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(lambda _: build([source], ("-shared", "-fPIC"), what="the answer"), range(3)))
+    assert len(set(made)) == 1
+    assert ctypes.CDLL(str(made[0])).answer() == 42
+    assert (tmp_path / "starts").read_text() == "x\n"
+    assert list((tmp_path / "cache").iterdir()) == [made[0]]
