@@ -137,7 +137,7 @@ def _huge_pages(libc: ctypes.CDLL) -> None:
 
 
 def bf16_speedup() -> float:
-    """How many times faster a matrix product runs here in bf16 than in f32 (median of 7; at most 0.3 s).
+    """How many times faster a matrix product runs here in bf16 than in f32 (median of 7, or of what 0.15 s allow).
 
     Machines without AVX512-BF16 or AMX emulate bf16 and are slower at it than at f32.
     """
@@ -149,11 +149,11 @@ def bf16_speedup() -> float:
         a_MK = torch.randn(512, 768, dtype=torch.float32).to(dtype)
         b_NK = torch.randn(2048, 768, dtype=torch.float32).to(dtype)
         torch.nn.functional.linear(a_MK, b_NK)  # the first call packs and picks a kernel
-        times = []
-        for _ in range(7):
+        times: list[float] = []
+        while len(times) < 7 and sum(times) < 0.15:
             start = time.perf_counter()
             torch.nn.functional.linear(a_MK, b_NK)
             times.append(time.perf_counter() - start)
-        return sorted(times)[3]
+        return sorted(times)[len(times) // 2]
 
     return seconds(torch.float32) / seconds(torch.bfloat16)

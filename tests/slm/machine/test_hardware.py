@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from slm.machine import hardware
 
 KEPT = """
 import re, sys
@@ -35,3 +38,19 @@ def test_a_benchmark_sets_threads_before_torch_is_there() -> None:
     check = "import sys, train.tools.bench; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_slow_format_is_known_after_a_call(monkeypatch) -> None:
+    """Seven products in emulated bf16 take seconds, at the start of every run."""
+    import torch
+
+    calls = []
+
+    def linear(a, b):
+        calls.append(a.dtype)
+        if a.dtype == torch.bfloat16:
+            time.sleep(0.2)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    assert hardware.bf16_speedup() < 0.01
+    assert (calls.count(torch.float32), calls.count(torch.bfloat16)) == (8, 2)

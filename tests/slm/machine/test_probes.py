@@ -1,6 +1,9 @@
 """What the probes read of the system, and that their trials leave nothing behind."""
 
 import tempfile
+import time
+
+import torch
 
 from slm.machine import probes
 
@@ -37,3 +40,18 @@ def test_a_trial_that_is_given_up_leaves_no_process_and_no_folder(tmp_path, monk
         assert trial.result(timeout=0.2)["works"] is None
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_product_that_takes_long_is_timed_once(monkeypatch):
+    """As in bf16 where the processor has no such instructions."""
+    calls = []
+
+    def linear(a, b):
+        calls.append(a.dtype)
+        time.sleep(0.02 if a.dtype == torch.bfloat16 else 0.001)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    assert probes.gemm_gflops("bf16", 1, 0.005) < 2 * 2048 * 2048 * 768 / 0.02 / 1e9
+    assert calls == [torch.bfloat16]
+    probes.gemm_gflops("f32", 1, 0.02)
+    assert len(calls) > 3
