@@ -16,6 +16,7 @@ for callers in Python; ``tests/test_configs.py`` requires that it is the same.
 """
 
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -94,8 +95,8 @@ def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:
         _check_grammar(word)
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         try:
-            base = compose(config_name, overrides=_group_choices(overrides))
-            lists = _list_keys(OmegaConf.to_container(base, resolve=False))
+            base = _declared(config_name, tuple(_group_choices(overrides)))
+            lists = _list_keys(base)
             overrides = [_bracket(word, lists) for word in overrides]
             config = compose(config_name, overrides=overrides)
             values = typing.cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
@@ -104,8 +105,17 @@ def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:
         except Exception as error:  # Hydra's own code, on words that it did not expect
             words = " ".join(map(repr, overrides))
             raise UserError(f"cannot read the options {words} ({one_line(error)}); --help lists them") from error
-    _check_groups(OmegaConf.to_container(base, resolve=False), values)
+    _check_groups(base, values)
     return values
+
+
+@functools.cache
+def _declared(config_name: str, chosen: tuple[str, ...]) -> Any:
+    """What the files declare, with these choices of groups: unresolved, read once in a process, never to be changed."""
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(compose(config_name, overrides=list(chosen)), resolve=False)
 
 
 def _check_groups(base: Any, values: dict[str, Any], prefix: str = "") -> None:
