@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from slm.runs import list_checkpoints
 from tests.helpers import REPOSITORY
 from tests.helpers.programs import Program
+from tests.helpers.ranks import fork_ranks
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
@@ -90,7 +91,8 @@ def one(arguments: list[str]) -> Program:
 
 
 def two(arguments: list[str], *options: str) -> Program:
-    return Program("train.distributed.launch", ["nproc=2", *options, *arguments], output_of(arguments))
+    words = ["nproc=2", *options, *arguments]
+    return Program("train.distributed.launch", words, output_of(arguments), prepare=fork_ranks)
 
 
 def output_of(arguments: list[str]) -> Path:
@@ -130,8 +132,7 @@ def ranks_of(process: subprocess.Popen | Program) -> list[int]:
     """Process ids of the ranks that a launcher has started."""
     import psutil
 
-    children = psutil.Process(process.pid).children()
-    return sorted(child.pid for child in children if "train" in child.cmdline() and "spawn_main" not in child.cmdline())
+    return sorted(child.pid for child in psutil.Process(process.pid).children())
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,21 @@ from slm.model import lora
 from slm.model.checkpoint import load_config, load_model, load_weights, verify
 from slm.runs import list_checkpoints
 from tests.helpers.programs import Program
+from tests.helpers.ranks import fork_ranks
 from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses, write_corpus
 from train.config import LoraConfig
 from train.lora.adapter import AdapterParameters
 from train.lora.base import BASE
 from train.tune.__main__ import tuning
 
-QUICK = ("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=2")
+QUICK = (
+    "train.compile=false",
+    "train.kernels=false",
+    "train.precision=f32",
+    "train.threads=1",
+    "train.workers=0",
+    "train.sample_tokens=2",
+)
 SHORT = ("train.seq_len=64", "train.micro_batch=2", "train.grad_accum=2", "train.eval_blocks=2", "train.log_every=1")
 STEPS = ("train.max_steps=6", "train.checkpoint_every=3", "train.eval_every=3", "train.keep_last=9")
 
@@ -30,7 +38,7 @@ STEPS = ("train.max_steps=6", "train.checkpoint_every=3", "train.eval_every=3", 
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     corpus = write_corpus(folder / "documents.jsonl")
-    run = SmallRun(folder / "runs", "name=base", f"data.files=[{corpus}]", "train.max_steps=2")
+    run = SmallRun(folder / "runs", "name=base", f"data.files=[{corpus}]", "train.max_steps=2", "optim=muon")
     run.finish()
     return run.root
 
@@ -53,7 +61,7 @@ def whole(words) -> Path:
 def run(words: list[str], *more: str, module: str = "train.tune.__main__") -> str:
     folder = Path(words[1].removeprefix("runs_dir=")).parent / "logs"
     folder.mkdir(exist_ok=True)
-    program = Program(module, [*words, *more], folder)
+    program = Program(module, [*words, *more], folder, prepare=fork_ranks)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, out + err
     return out

@@ -11,6 +11,7 @@ from slm.model.transformer import LanguageModel
 from tests.helpers import chat_model
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.programs import Program
+from tests.helpers.ranks import fork_ranks
 from tests.helpers.small_run import losses, records
 from train.tune import __main__ as tune
 from train.tune import qat
@@ -45,7 +46,7 @@ def test_two_processes_lose_as_one_does(words, tmp_path):
     """The same step of four sequences: its loss and gradient are means over the scored tokens of both processes."""
     roots = []
     for name, more in (("one", ("train.workers=2",)), ("two", ("nproc=2", "train.workers=1"))):
-        program = Program("train.tune.__main__", [*words, f"name={name}", *more], tmp_path)
+        program = Program("train.tune.__main__", [*words, f"name={name}", *more], tmp_path, prepare=fork_ranks)
         out, err = program.communicate(timeout=240)
         assert program.returncode == 0, out + err
         assert out.count("conversations: 200") == 0  # the number of steps was given
