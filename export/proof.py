@@ -217,7 +217,7 @@ class LogitDifference:
     finite: bool
 
 
-def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray], rows: int = 64) -> LogitDifference:
+def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray], rows: int = 16) -> LogitDifference:
     """Compare f32 [N, V] logits window by window, a few rows at a time, in f64 on torch's threads."""
     max_abs = square = kl = same = 0.0
     n_positions = n_values = 0

@@ -132,7 +132,7 @@ def bits_per_byte(nll: float, n_bytes: int) -> float:
     return nll / (n_bytes * math.log(2)) if n_bytes else math.nan
 
 
-def nll_of(logits_NV: np.ndarray, targets_N: np.ndarray, rows: int = 64) -> np.ndarray:
+def nll_of(logits_NV: np.ndarray, targets_N: np.ndarray, rows: int = 16) -> np.ndarray:
     """f64 [N] negative log-likelihoods, nats, from f32 logits; a few rows at a time, so that temporaries stay small."""
     found = np.empty(len(targets_N), np.float64)
     for start in range(0, len(targets_N), rows):
