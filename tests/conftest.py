@@ -1,6 +1,7 @@
 """What every test may use. The numerical tests pin threads so that their figures do not depend on the machine."""
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -94,6 +95,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         order |= {path: (number + 0.5) / len(files) for number, path in enumerate(files)}
     order |= {tests / f"{name}.py": number - len(LONGEST) for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and the modules under test stay: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

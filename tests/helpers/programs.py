@@ -44,6 +44,7 @@ CONTEXT.set_forkserver_preload(
         "train.memory",
         "train.report.plot",
         "train.report.html",
+        "tests.helpers.warm",  # the last
     ]
 )
 _numbers = itertools.count(1)

@@ -80,9 +80,12 @@ def ignore_hangup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def take_terminal() -> None:
-    """Make standard input the terminal that controls this process's session."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+def take_terminal(path: str) -> None:
+    """Make the terminal at ``path`` the one that controls this process's session, and its input and outputs."""
+    terminal = os.open(path, os.O_RDWR)
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for number in range(3):
+        os.dup2(terminal, number)
 
 
 def read_until_end(terminal: int, root: Path) -> None:

@@ -11,7 +11,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -19,8 +18,8 @@ import pytest
 
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
-from tests.helpers import REPOSITORY, train_faults
-from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses, newest_step, records, write_corpus
+from tests.helpers import train_faults
+from tests.helpers.small_run import SmallRun, differences, losses, newest_step, records, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -84,25 +83,12 @@ def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, opt
 def test_a_closed_terminal_saves_the_run(options, tmp_path):
     """The signal reaches the worker, too, and every write to the terminal fails from then on."""
     ours, theirs = pty.openpty()
-    argv = [
-        *OPTIONS,
-        *options,
-        f"runs_dir={tmp_path}",
-        "train.workers=1",
-        "train.max_steps=100000",
-        "train.compile=false",
-    ]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "train", *argv, "train.eval_every=1000000"],
-        cwd=REPOSITORY,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=train_faults.take_terminal,
-    )
-    os.close(theirs)
-    reader = threading.Thread(target=train_faults.read_until_end, args=(ours, root := tmp_path / "tiny"))
+    long = ("train.workers=1", "train.max_steps=100000")
+    take = functools.partial(train_faults.take_terminal, os.ttyname(theirs))
+    run = SmallRun(tmp_path, *options, *long, prepare=take, session=True)
+    run.wait_for((root := run.root).exists)
+    os.close(theirs)  # it is the run's alone
+    reader = threading.Thread(target=train_faults.read_until_end, args=(ours, root))
     reader.start()  # it closes the terminal after the first steps
     try:
         assert run.wait(60) == 129
@@ -253,17 +239,21 @@ def test_too_many_skipped_in_a_row_end_the_run(options, tmp_path):
 def odd_corpus(tmp_path_factory):
     """Ordinary documents, and in their midst one of characters that are nowhere else: a real jump of the loss."""
     folder = tmp_path_factory.mktemp("odd")
-    documents = write_corpus(folder / "a.jsonl", 300).read_text().splitlines()
+    documents = write_corpus(folder / "a.jsonl", 200).read_text().splitlines()
     odd = json.dumps({"text": "".join(chr(0x4E00 + n * 37 % 9000) for n in range(100))}, ensure_ascii=True)
     path = folder / "documents.jsonl"
-    path.write_text("\n".join([*documents[:150], odd, *documents[150:]]) + "\n")
+    path.write_text("\n".join([*documents[:100], odd, *documents[100:]]) + "\n")
     return path
+
+
+RUN = 100
+"""Steps of a run that meets them."""
 
 
 @pytest.mark.parametrize("optim", [("optim=classic", "optim.lr=3e-3"), ("optim=muon",)])
 def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_corpus, tmp_path):
     common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", *optim)
-    common += ("train.max_steps=150", "train.checkpoint_every=20", "train.spike_factor=1.5", "train.keep_last=100")
+    common += (f"train.max_steps={RUN}", "train.checkpoint_every=20", "train.spike_factor=1.5", "train.keep_last=100")
     seen = tmp_path / "batches"
     whole = SmallRun(
         tmp_path, "name=whole", *common, prepare=functools.partial(train_faults.log_batches, seen)
@@ -279,9 +269,9 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_c
     # No batch is taken twice, those that were passed over are not either; every step is logged once.
     batches = seen.read_text().split()
     assert len(set(batches)) == len(batches)
-    assert len(batches) == 150 + sum(event["from"] - event["to"] for event in events)
-    assert sorted(losses(whole.root)) == list(range(1, 151))
-    assert max(list(losses(whole.root).values())[60:]) < events[0]["loss"]
+    assert len(batches) == RUN + sum(event["from"] - event["to"] for event in events)
+    assert sorted(losses(whole.root)) == list(range(1, RUN + 1))
+    assert max(list(losses(whole.root).values())[40:]) < events[0]["loss"]
 
     # Killed between the jump and the next save, or after it, and resumed: the same to the bit.
     run = SmallRun(tmp_path, "name=parts", *common)
@@ -289,10 +279,10 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_c
     run.kill()
     before = newest_step(run.root)
     run = SmallRun(tmp_path, "name=parts", *common)
-    run.wait_for_checkpoint(min(before + 20, 150))
+    run.wait_for_checkpoint(min(before + 20, RUN))
     run.kill()
     parts = SmallRun(tmp_path, "name=parts", *common).finish()
-    last = "checkpoints/step-00000150"
+    last = f"checkpoints/step-{RUN:08d}"
     assert differences(parts.root / last, whole.root / last) == []
     assert losses(parts.root) == losses(whole.root)
     states = [json.loads((run.root / last / "trainer_state.json").read_text()) for run in (whole, parts)]
@@ -302,14 +292,14 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_c
 
 def test_a_jump_goes_back_to_the_same_step_whenever_checkpoints_were_written(odd_corpus, tmp_path):
     common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "optim.lr=3e-3", "train.keep_last=1")
-    common += ("train.max_steps=150", "train.checkpoint_every=20", "train.spike_factor=1.5")
+    common += (f"train.max_steps={RUN}", "train.checkpoint_every=20", "train.spike_factor=1.5")
     by_step = SmallRun(tmp_path, "name=by_step", *common, "train.checkpoint_minutes=0").finish()
     by_time = SmallRun(tmp_path, "name=by_time", *common, "train.checkpoint_minutes=0.0003").finish()
     events = [[r for r in records(run.root) if r.get("event") == "rolled_back"] for run in (by_step, by_time)]
     assert events[0]
     assert [(e["from"], e["to"]) for e in events[0]] == [(e["from"], e["to"]) for e in events[1]]
     assert by_time.out.count(": saved ") > by_step.out.count(": saved ")
-    last = "checkpoints/step-00000150"
+    last = f"checkpoints/step-{RUN:08d}"
     assert differences(by_step.root / last, by_time.root / last) == []
 
 

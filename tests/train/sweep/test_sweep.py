@@ -34,7 +34,7 @@ class Starts:
 
 @pytest.fixture
 def words(corpus, tmp_path):
-    steps = ("train.max_steps=12", "train.eval_every=4", "sweep.rungs=[0.3]", "optim=classic")
+    steps = ("train.max_steps=12", "train.eval_every=4", "sweep.rungs=[0.3]")
     return [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", "name=lr", *steps]
 
 
