@@ -1,8 +1,7 @@
 """A start takes its directory from nobody, and leaves everything as it was where it is refused."""
 
+import functools
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from data.errors import UserError
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
-from tests.helpers import REPOSITORY
+from tests.helpers.directories import open_as_nobody, start_anew
+from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, newest_step, write_corpus
 from train.distributed.ranks import LostPeerError
 from train.run import run_directory
@@ -65,27 +65,11 @@ def test_a_run_that_is_going_on_keeps_its_directory_whatever_the_options(resume,
 
 def test_a_start_that_waits_for_a_directory_never_holds_the_lock_of_its_backup(tmp_path):
     """Many starts at once, each of which renames what the one before has left: one at a time is in the directory."""
-    code = (
-        "import os, pathlib, sys\nfrom data.errors import UserError\nfrom train.run.run_directory import RunDirectory\n"
-        "root, me, done = pathlib.Path(sys.argv[1]), str(os.getpid()), 0\n"
-        "while done < 40:\n"
-        "    try:\n"
-        "        with RunDirectory(root, keep_after=LookupError) as directory:\n"
-        "            directory.open(anew=True)\n"
-        "            assert not (root / 'config.yaml').exists()\n"
-        "            directory.accept()\n"
-        "            (root / 'owner').write_text(me)\n"
-        "            (root / 'config.yaml').write_text(me)\n"
-        "            assert (root / 'owner').read_text() == (root / 'config.yaml').read_text() == me\n"
-        "            done += 1\n"
-        "    except UserError as error:\n"
-        "        assert 'another process' in str(error), error\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    starts = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL) for _ in range(3)]
-    assert [start.wait(120) for start in starts] == [0, 0, 0]
+    work = functools.partial(start_anew, tmp_path / "run", 40)
+    starts = [Program("train", [], tmp_path, prepare=work) for _ in range(3)]
+    assert [(start.wait(120), start.err) for start in starts] == [(0, "")] * 3
     assert len([path for path in tmp_path.iterdir() if path.name.startswith("run")]) == 120
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("run*"):
         assert (path / "owner").read_text() == (path / "config.yaml").read_text()
 
 
@@ -142,27 +126,20 @@ def test_a_folder_that_cannot_be_one_is_one_line(runs_dir, text, options, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_that_may_not_be_written_is_one_line():
-    code = (
-        "import os, pathlib, sys\nfrom data.errors import UserError\nfrom train.run.run_directory import RunDirectory\n"
-        "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"  # root may write everywhere
-        "try:\n"
-        "    with RunDirectory(pathlib.Path(sys.argv[1]), keep_after=LookupError) as directory:\n"
-        "        directory.open(anew=False)\n"
-        "except UserError as error: print(error)\n"
-    )
+def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
     with tempfile.TemporaryDirectory() as name:
         existing = Path(name) / "existing"
         existing.mkdir()
         (existing / LOCK).touch()
         for path in (existing, Path(name)):
             path.chmod(0o555)
-        for root in (existing, Path(name) / "new"):
-            command = [sys.executable, "-c", code, str(root)]
-            out = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout
-            assert f"the run's directory {root} cannot be used" in out
-            assert "Permission denied" in out
-            assert "give runs_dir=DIR a folder that you may write to" in out
+        roots = (existing, Path(name) / "new")
+        start = Program("train", [], tmp_path, prepare=functools.partial(open_as_nobody, roots))
+        assert start.wait(60) == 0, start.err
+        for root, line in zip(roots, start.out.splitlines(), strict=True):
+            assert f"the run's directory {root} cannot be used" in line
+            assert "Permission denied" in line
+            assert "give runs_dir=DIR a folder that you may write to" in line
         for path in (Path(name), existing):
             path.chmod(0o755)
 
