@@ -26,7 +26,14 @@ SHAPE = {
     "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True, "pad_token_id": None,
 }  # fmt: skip
 QUICK = (
-    *("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=4"),
+    *(
+        "train.compile=false",
+        "train.kernels=false",
+        "train.precision=f32",
+        "train.threads=1",
+        "train.workers=0",
+        "train.sample_tokens=4",
+    ),
     *("train.seq_len=64", "train.micro_batch=8", "train.max_steps=60", "train.eval_every=60", "train.eval_blocks=8"),
     *("optim.lr=1e-2", "optim.warmup_steps=5", "data.shuffle_buffer=0", "data.max_epochs=null", "name=mine"),
 )

@@ -8,7 +8,10 @@ from train import autobatch
 from train.config import TrainConfig
 from train.resolve import resolve
 
-SMALL = ["preset=tiny", "train.micro_batch=auto", "train.seq_len=64", "train.kernels=false", "train.compile=false"]
+SMALL = [
+    *("preset=tiny", "model.n_layers=1", "train.micro_batch=auto", "train.seq_len=64"),
+    *("train.kernels=false", "train.compile=false", "train.precision=f32"),
+]
 
 
 @pytest.fixture(autouse=True)

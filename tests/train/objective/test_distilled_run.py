@@ -15,7 +15,14 @@ from train.predict.forecast import make_forecast
 from train.resolve import resolve
 from train.tune.qat import continuing
 
-QUICK = ("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=2")
+QUICK = (
+    "train.compile=false",
+    "train.kernels=false",
+    "train.precision=f32",
+    "train.threads=1",
+    "train.workers=0",
+    "train.sample_tokens=2",
+)
 
 
 @pytest.fixture(scope="module")

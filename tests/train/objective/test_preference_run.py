@@ -16,7 +16,14 @@ from train.objective.reference import FILE
 from train.resolve import resolve
 from train.tune.__main__ import tuning
 
-QUICK = ("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=2")
+QUICK = (
+    "train.compile=false",
+    "train.kernels=false",
+    "train.precision=f32",
+    "train.threads=1",
+    "train.workers=0",
+    "train.sample_tokens=2",
+)
 SHORT = ("train.seq_len=96", "train.micro_batch=2", "train.grad_accum=2", "train.eval_blocks=2", "train.log_every=1")
 STEPS = ("train.max_steps=6", "train.checkpoint_every=3", "train.eval_every=3", "train.keep_last=9")
 

@@ -22,7 +22,14 @@ from train.tune import recipe
 from train.tune.__main__ import tuning
 from train.tune.config import TuneOptions
 
-QUICK = ("train.compile=false", "train.kernels=false", "train.threads=1", "train.workers=0", "train.sample_tokens=4")
+QUICK = (
+    "train.compile=false",
+    "train.kernels=false",
+    "train.precision=f32",
+    "train.threads=1",
+    "train.workers=0",
+    "train.sample_tokens=4",
+)
 SHORT = ("train.seq_len=128", "train.micro_batch=4", "train.eval_blocks=4", "train.log_every=1")
 
 
