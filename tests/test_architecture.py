@@ -35,6 +35,10 @@ ORDER = {
         "command",
         "__main__",
     ),
+    "slm.kernels": (
+        *("library", "packed", "gradients", "workspace", "operations", "forward", "head", "backward", "fused"),
+        *("self_check", "choice"),
+    ),
     "train": (
         *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "predict", "optim"),
         *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "objective", "step"),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from slm.kernels.fused import run_hooks
+from slm.kernels.gradients import run_hooks
 from slm.model import checkpoint, lora
 from slm.model.head_loss import HeadLoss
 from slm.model.transformer import LanguageModel

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from slm.kernels.fused import HEAD_ROWS, Fused, unsupported
+from slm.kernels.fused import Fused, unsupported
+from slm.kernels.head import HEAD_ROWS
 from slm.kernels.library import VARIANTS, Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel

@@ -1,0 +1,128 @@
+"""The backward pass by the kernels: from the gradient of the last layer's output to those of all parameters.
+
+Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-forward width, V vocabulary.
+
+Tested in tests/slm/kernels/test_fused.py.
+"""
+
+import torch
+from torch import Tensor
+
+from slm.kernels.forward import Forward, attention_arguments
+from slm.kernels.gradients import gradient_of, run_hooks
+from slm.kernels.operations import add_bias_gradient, add_weight_gradient, norm, norm_backward
+from slm.kernels.packed import PackedWeights
+from slm.kernels.workspace import Activations, Workspace
+from slm.model.transformer import Attention
+
+
+class Backward:
+    """Layers and embedding of one model. ``forward`` computes again what was not kept."""
+
+    def __init__(self, work: Workspace, forward: Forward) -> None:
+        self._work, self._forward, self._layers = work, forward, work.layers
+        self._post_norms = work.config.traits.post_norms
+        self._gelu = int(work.config.traits.activation != "silu")
+
+    def run(self, ids_N: Tensor, dx_ND: Tensor) -> None:
+        """Add every gradient below the last layer's output, whose own gradient ``dx_ND`` is used up."""
+        for index in reversed(range(len(self._layers))):
+            self._layer(index, dx_ND)
+        self._embed(ids_N, dx_ND)
+
+    def _layer(self, index: int, dx_ND: Tensor) -> None:
+        """Turn ``dx_ND`` from the gradient of layer ``index``'s output into that of its input, in place."""
+        x_ND, s = self._work.activations[index].x_ND, self._work.saved(index)
+        if not self._work.activations[index].whole:
+            self._forward.attention(index, x_ND, s)
+            act_NF = self._forward.gated(index, s, s.gate_up or (None, None))
+            if self._post_norms:
+                self._forward.normed_mlp(index, act_NF, s)
+        self._mlp(index, s, dx_ND)
+        self._attention(index, x_ND, s, dx_ND)
+
+    def _mlp(self, index: int, s: Activations, dx_ND: Tensor) -> None:
+        work, layer, (N, D), F = self._work, self._layers[index], dx_ND.shape, self._work.config.ffn_dim
+        gate_up = s.gate_up
+        if gate_up is None:
+            gate_up = (work.buffer("gate", N, F), work.buffer("up", N, F))
+            self._forward.gated(index, s, gate_up)
+        act_NF, d_gate_up, dh_ND = work.buffer("act", N, F), work.buffer("d_gate_up", N, 2 * F), work.buffer("dh", N, D)
+        d_branch_ND = dx_ND
+        if self._post_norms:
+            d_branch_ND = work.buffer("d_branch", N, D)
+            norm_backward(work, layer.post_feedforward_layernorm, dx_ND, s.branch_2, s.inverse_rms_4, None, d_branch_ND)
+        weights = work.down[index].layout("backward")
+        work.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *gate_up, d_gate_up, act_NF, self._gelu)
+        add_weight_gradient(work, "down", d_branch_ND, act_NF, layer.mlp.down_proj.weight)
+        self._input_gradient(d_gate_up, work.gate_up[index], dh_ND)
+        h_ND = norm(work, layer.feedforward_norm, s.mid_ND, None)
+        add_weight_gradient(work, "gate_up", d_gate_up, h_ND, layer.mlp.gate_proj.weight)
+        add_weight_gradient(work, "gate_up", d_gate_up[:, F:], h_ND, layer.mlp.up_proj.weight)
+        run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+        norm_backward(work, layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
+
+    def _attention(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
+        work, layer, c, (B, T) = self._work, self._layers[index], self._work.config, self._work.shape
+        attention = layer.self_attn
+        d_attended, d_qkv = work.buffer("d_attended", *s.attended.shape), work.buffer("d_qkv", *s.qkv.shape)
+        d_branch_ND = dx_ND
+        if self._post_norms:
+            d_branch_ND = work.buffer("d_branch", *dx_ND.shape)
+            norm_backward(work, layer.post_attention_layernorm, dx_ND, s.branch_1, s.inverse_rms_3, None, d_branch_ND)
+        self._input_gradient(d_branch_ND, work.o[index], d_attended)
+        add_weight_gradient(work, "o", d_branch_ND, s.attended, attention.o_proj.weight)
+        size = work.kernels.slm_attention_backward_scratch(B, T, c.n_heads, c.head_dim)
+        heads = work.buffer("heads", size, dtype=torch.float32)
+        norms = work.buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
+        d_norms = torch.zeros(2, c.head_dim)
+        arguments = attention_arguments(work, index)
+        work.kernels.slm_attention_backward(
+            s.qkv, *arguments, s.attended, s.lse_BHT, d_attended, d_qkv, d_norms, heads, norms
+        )
+        dh_ND = work.buffer("dh", *dx_ND.shape)
+        self._input_gradient(d_qkv, work.qkv[index], dh_ND)
+        self._add_qkv_gradients(attention, d_qkv, norm(work, layer.input_layernorm, x_ND, None))
+        if attention.qk_norm:
+            d_norms[0] *= c.query_factor
+            _add_qk_norm_gradients(attention, d_norms)
+        norm_backward(work, layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
+
+    def _add_qkv_gradients(self, attention: Attention, d_qkv: Tensor, h_ND: Tensor) -> None:
+        """Those of queries, keys and values, whose columns of ``d_qkv`` [N, ...] follow one another."""
+        column = 0
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+            add_weight_gradient(self._work, f"qkv{column}", d_qkv[:, column:], h_ND, linear.weight)
+            if linear.bias is not None and linear.bias.requires_grad:
+                add_bias_gradient(self._work, d_qkv[:, column:], linear.bias)
+            column += len(linear.weight)
+        run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
+
+    def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
+        weights = packed.layout("backward")
+        self._work.kernels.slm_linear(dy, len(dy), packed.rows, weights, packed.width, None, out)
+
+    def _embed(self, ids_N: Tensor, dx_ND: Tensor) -> None:
+        table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
+        if not table_VD.requires_grad:
+            return
+        if config.traits.scaled_embedding:
+            dx_ND *= config.embedding_scale
+        grad, add = gradient_of(table_VD)
+        if not add:
+            grad.zero_()
+        self._work.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
+        run_hooks(table_VD)
+
+
+def _add_qk_norm_gradients(attention: Attention, d_norms: Tensor) -> None:
+    """``d_norms`` [2, values per head]: the gradients of the gains of queries and keys."""
+    for each, gradient in zip((attention.q_norm, attention.k_norm), d_norms, strict=True):
+        if not each.weight.requires_grad:
+            continue
+        grad, add = gradient_of(each.weight)
+        if add:
+            grad += gradient
+        else:
+            grad.copy_(gradient)
+        run_hooks(each.weight)

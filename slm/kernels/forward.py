@@ -1,0 +1,127 @@
+"""The forward pass by the kernels: embedding and layers, with what the backward pass needs of them.
+
+Shape suffixes: B sequences, T positions each, N = B T, D model width, F feed-forward width, V vocabulary, E values per
+head.
+
+Tested in tests/slm/kernels/test_fused.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slm.kernels.operations import norm
+from slm.kernels.packed import PackedWeights
+from slm.kernels.workspace import Activations, Workspace
+from slm.model.transformer import Attention
+
+Observer = Callable[[list[Tensor], Tensor], None]
+"""Called with the parameters of some matrices and the input [N, inputs] that all of them read."""
+
+
+class Forward:
+    """Embedding and layers of one model."""
+
+    def __init__(self, work: Workspace) -> None:
+        self._work, self._layers = work, work.layers
+        self._post_norms = work.config.traits.post_norms
+        self._gelu = int(work.config.traits.activation != "silu")
+        self.observe: Observer | None = None
+        """For the input of every matrix of the layers."""
+
+    def keeping(self, ids_N: Tensor) -> Tensor:
+        """The last layer's output [N, D]; what the backward pass needs is kept."""
+        work = self._work
+        inputs = [each.x_ND for each in work.activations]
+        self._embed(ids_N, inputs[0])
+        outputs = [*inputs[1:], work.buffer("top", *inputs[0].shape)]
+        for index, (x_ND, out_ND) in enumerate(zip(inputs, outputs, strict=True)):
+            self._layer(index, x_ND, work.saved(index), out_ND)
+        return outputs[-1]
+
+    def hidden_states(self, ids_N: Tensor) -> Tensor:
+        """The final normed hidden states [N, D]; nothing is kept for a backward pass."""
+        work = self._work
+        saved = work.saved(0)
+        x_ND = saved.x_ND
+        self._embed(ids_N, x_ND)
+        out_ND = work.buffer("top", *x_ND.shape)
+        for index in range(len(self._layers)):
+            self._layer(index, x_ND, saved, out_ND)
+            x_ND, out_ND = out_ND, x_ND
+        return norm(work, work.model.model.norm, x_ND, None)
+
+    def attention(self, index: int, x_ND: Tensor, s: Activations) -> None:
+        """The attention of layer ``index`` and its residual, into ``s``."""
+        work, layer = self._work, self._layers[index]
+        h_ND = norm(work, layer.input_layernorm, x_ND, s.inverse_rms_1)
+        if (bias := _qkv_bias(layer.self_attn)) is not None:
+            s.qkv.copy_(bias.expand(s.qkv.shape))
+        self._linear(h_ND, work.qkv[index], s.qkv, residual=None if bias is None else s.qkv)
+        c, (B, T) = work.config, work.shape
+        size = work.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim)
+        keys = work.buffer("keys", size, dtype=torch.int32)
+        work.kernels.slm_attention_forward(s.qkv, *attention_arguments(work, index), s.attended, s.lse_BHT, keys)
+        if self._post_norms:
+            self._linear(s.attended, work.o[index], s.branch_1)
+            h_ND = norm(work, layer.post_attention_layernorm, s.branch_1, s.inverse_rms_3)
+            torch.add(x_ND, h_ND, out=s.mid_ND)
+        else:
+            self._linear(s.attended, work.o[index], s.mid_ND, residual=x_ND)
+
+    def gated(self, index: int, s: Activations, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
+        """f(gate) * up [N, F] of the layer's middle; gate and up too where there is room for them."""
+        work = self._work
+        h_ND = norm(work, self._layers[index].feedforward_norm, s.mid_ND, s.inverse_rms_2)
+        (N, D), F = h_ND.shape, work.config.ffn_dim
+        act_NF = work.buffer("act", N, F)
+        packed = work.gate_up[index]
+        if self.observe:
+            self.observe(packed.weights, h_ND)
+        work.kernels.slm_gate_up(h_ND, N, D, packed.layout("forward"), F, *gate_up, act_NF, self._gelu)
+        return act_NF
+
+    def normed_mlp(self, index: int, act_NF: Tensor, s: Activations) -> Tensor:
+        """The feed-forward's branch [N, D], normed; what its backward pass needs stays in ``s``."""
+        self._linear(act_NF, self._work.down[index], s.branch_2)
+        return norm(self._work, self._layers[index].post_feedforward_layernorm, s.branch_2, s.inverse_rms_4)
+
+    def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
+        table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
+        if config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
+            out_ND.copy_(nn.functional.embedding(ids_N, table_VD).mul_(config.embedding_scale))
+        else:
+            self._work.kernels.slm_embed(table_VD, ids_N, *out_ND.shape, out_ND)
+
+    def _layer(self, index: int, x_ND: Tensor, s: Activations, out_ND: Tensor) -> None:
+        """Layer ``index`` of x into out; what its backward pass needs stays in ``s``."""
+        self.attention(index, x_ND, s)
+        act_NF = self.gated(index, s, s.gate_up or (None, None))
+        if self._post_norms:
+            torch.add(s.mid_ND, self.normed_mlp(index, act_NF, s), out=out_ND)
+        else:
+            self._linear(act_NF, self._work.down[index], out_ND, residual=s.mid_ND)
+
+    def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
+        if self.observe:
+            self.observe(packed.weights, x)
+        weights = packed.layout("forward")
+        self._work.kernels.slm_linear(x, len(x), packed.width, weights, packed.rows, residual, out)
+
+
+def attention_arguments(work: Workspace, index: int) -> tuple[Any, ...]:
+    """What the kernels of attention, forward and backward, read of layer ``index`` besides its activations."""
+    c, attention = work.config, work.layers[index].self_attn
+    # A factor of the queries is a factor of their norm's gain.
+    norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if attention.qk_norm else (None, None)
+    rope_TE, starts_BT = work.rope_and_starts(index)
+    return (*work.shape, c.n_heads, c.n_kv_heads, c.head_dim, *rope_TE, *norms, c.norm_eps, starts_BT)
+
+
+def _qkv_bias(attention: Attention) -> Tensor | None:
+    """The biases of queries, keys and values, one after another; None where there are none."""
+    if attention.q_proj.bias is None:
+        return None
+    return torch.cat([attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias])

@@ -1,0 +1,95 @@
+"""The output head by the kernels: final norm, logits, losses and their gradients, some rows at a time.
+
+Shape suffixes: N positions, R of them at a time, D model width, V vocabulary.
+
+Tested in tests/slm/kernels/test_fused.py, tests/train/objective/test_preference.py.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from slm.kernels.gradients import run_hooks
+from slm.kernels.operations import add_weight_gradient, norm, norm_backward
+from slm.kernels.workspace import Workspace
+from slm.model.head_loss import HeadLoss, HeadPass
+
+HEAD_ROWS = 2048
+"""Positions whose logits are held at once, at most."""
+HEAD_LOGITS = 1 << 27
+"""Logits held at once, at most: a vocabulary of 262,144 would take 2 GiB otherwise."""
+
+
+class ScaledSum:
+    """The cross-entropy of all scored targets, times one factor."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+        return [HeadPass(self._scale)]
+
+
+class Head:
+    """Final norm and output projection of one model."""
+
+    def __init__(self, work: Workspace) -> None:
+        self._work, self._packed = work, work.head
+
+    def losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Cross-entropies [N], f32 nats, of the normed hidden states; the logits are given up at once."""
+        logits = self._work.buffer("some_logits", self._work.kernels.slm_cross_entropy_rows(), self._packed.rows)
+        return self._cross_entropy(h_ND, targets_N, logits, None)
+
+    def gradients(self, x_ND: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[float, Tensor]:
+        """The summed cross-entropy, and the gradient of the loss in the last layer's output [N, D]; those of the head's
+        weights and the final norm's are added to theirs."""
+        N, D = x_ND.shape
+        work = self._work
+        final_norm = work.model.model.norm
+        inverse_rms_N = work.buffer("inverse_rms", N, dtype=torch.float32)
+        h_ND, dh_ND = norm(work, final_norm, x_ND, inverse_rms_N), work.buffer("dh", N, D)
+        nats = 0.0
+        for number, each in enumerate(head.passes(lambda: self.losses(h_ND, targets_N))):
+            own_ND = h_ND if each.temperature == 1 else h_ND / each.temperature
+            out_ND = dh_ND if number == 0 else work.buffer("dh_of_pass", N, D)
+            nats = self._pass(each, own_ND, targets_N, out_ND)
+            if each.temperature != 1:
+                out_ND /= each.temperature
+            if number:
+                dh_ND += out_ND
+        if not work.config.tie_embeddings:
+            run_hooks(self._packed.weights[0])
+        dx_ND = work.buffer("dx", N, D)
+        norm_backward(work, final_norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
+        return nats, dx_ND
+
+    def _pass(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
+        """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
+        work, (N, D), V = self._work, h_ND.shape, self._packed.rows
+        at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
+        logits = work.buffer("logits", at_once, V)
+        sums = work.buffer("head_sums", at_once, D, dtype=torch.float32)
+        nats = 0.0
+        for start in range(0, N, at_once):
+            part = slice(start, min(N, start + at_once))
+            rows = part.stop - start
+            scale = 1.0 if isinstance(each.weights, Tensor) else each.weights
+            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale)
+            nats += losses_R.sum(dtype=torch.float64).item()
+            if isinstance(each.weights, Tensor):
+                logits[:rows] *= each.weights[part, None]
+            if each.soften:
+                each.soften(logits[:rows], losses_R, part)
+            work.kernels.slm_head_backward(logits, rows, V, self._packed.layout("backward"), D, dh_ND[part], sums)
+            add_weight_gradient(work, "head", logits[:rows], h_ND[part], self._packed.weights[0])
+        return nats
+
+    def _cross_entropy(self, h_ND: Tensor, targets_N: Tensor, logits: Tensor, scale: float | None) -> Tensor:
+        """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V]."""
+        (N, D), V = h_ND.shape, self._packed.rows
+        losses_N = torch.empty(N)
+        weights, keep = self._packed.layout("forward"), int(scale is not None)
+        self._work.kernels.slm_cross_entropy(h_ND, N, D, weights, V, targets_N, scale or 0.0, keep, logits, losses_N)
+        return losses_N

@@ -1,0 +1,64 @@
+"""Kernels that need buffers beyond their operands, called on a workspace: norms, and gradients of weights.
+
+Shape suffixes: N positions, D the norm's width.
+
+Tested in tests/slm/kernels/test_fused.py.
+"""
+
+import torch
+from torch import Tensor
+
+from slm.kernels.gradients import gradient_of, run_hooks
+from slm.kernels.workspace import Workspace
+from slm.model.transformer import RMSNorm
+
+
+def norm(work: Workspace, layer: RMSNorm, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
+    """The normed x [N, D], which the next norm writes over; ``inverse_rms_N`` is written where it is given."""
+    h_ND = work.buffer("h", *x_ND.shape)
+    work.kernels.slm_rmsnorm(x_ND, *x_ND.shape, layer.gain, layer.eps, h_ND, inverse_rms_N)
+    return h_ND
+
+
+def norm_backward(
+    work: Workspace,
+    layer: RMSNorm,
+    dh_ND: Tensor,
+    x_ND: Tensor,
+    inverse_rms_N: Tensor,
+    residual_ND: Tensor | None,
+    dx_ND: Tensor,
+) -> None:
+    """Write the gradient of x, plus ``residual_ND``, to ``dx_ND``, and add that of the gain unless it is frozen."""
+    weight = layer.weight
+    if weight.requires_grad:
+        grad, add = gradient_of(weight)
+    else:
+        grad, add = work.buffer("norm", *weight.shape, dtype=torch.float32), 0
+    size = work.kernels.slm_rmsnorm_backward_scratch(x_ND.shape[1])
+    partial = work.buffer("partial", size, dtype=torch.float32)
+    work.kernels.slm_rmsnorm_backward(
+        dh_ND, x_ND, inverse_rms_N, layer.gain, *x_ND.shape, residual_ND, dx_ND, grad, add, partial
+    )
+    run_hooks(weight)
+
+
+def add_weight_gradient(work: Workspace, name: str, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Add dy^T x to the weight's gradient, unless it is frozen; dy may be some columns of a wider tensor.
+
+    Weights of one ``name`` and size share their scratch memory.
+    """
+    if not weight.requires_grad:
+        return
+    (n, k), N = weight.shape, len(x)
+    grad, add = gradient_of(weight)
+    size = work.kernels.slm_weight_gradient_scratch(N, n, k)
+    scratch = work.buffer(f"packed_{name}_{size}", size, dtype=torch.int32)
+    work.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
+
+
+def add_bias_gradient(work: Workspace, dy: Tensor, bias: Tensor) -> None:
+    """Add the sum of dy's rows to the bias's gradient; dy may be some columns of a wider tensor."""
+    grad, add = gradient_of(bias)
+    work.kernels.slm_bias_gradient(dy, dy.stride(0), len(dy), len(bias), grad, add)
+    run_hooks(bias)

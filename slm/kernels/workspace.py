@@ -1,0 +1,117 @@
+"""What the passes over a model share: its weights as the kernels read them, and memory for one shape of batch.
+
+Tested in tests/slm/kernels/test_fused.py.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from slm.kernels.library import Kernels
+from slm.kernels.packed import PackedWeights
+from slm.model.transformer import LanguageModel, local_starts, rope_tables
+
+Recompute = Literal["none", "mlp", "layer"]
+
+
+class Activations:
+    """What a layer's backward pass needs of its forward pass; ``recompute`` says what is computed again instead."""
+
+    def __init__(self, model: LanguageModel, B: int, T: int, recompute: Recompute, dtype: torch.dtype) -> None:
+        c, N = model.config, B * T
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(*shape, dtype=dtype)
+
+        self.x_ND = empty(N, c.d_model)
+        self.whole = recompute != "layer"
+        if not self.whole:
+            return
+        self.qkv = empty(N, (c.n_heads + 2 * c.n_kv_heads) * c.head_dim)
+        self.attended = empty(N, c.n_heads * c.head_dim)
+        self.lse_BHT = torch.empty(B, c.n_heads, T)
+        self.mid_ND = empty(N, c.d_model)
+        self.inverse_rms_1, self.inverse_rms_2 = torch.empty(N), torch.empty(N)
+        self.gate_up = (empty(N, c.ffn_dim), empty(N, c.ffn_dim)) if recompute == "none" else None
+        if c.traits.post_norms:  # the two branches before their last norm
+            self.branch_1, self.branch_2 = empty(N, c.d_model), empty(N, c.d_model)
+            self.inverse_rms_3, self.inverse_rms_4 = torch.empty(N), torch.empty(N)
+
+
+class Workspace:
+    """One model's packed weights, its activations, and buffers by name. ``prepare`` makes it ready for a batch."""
+
+    def __init__(self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute, keep_packed: bool) -> None:
+        self.model, self.config, self.kernels, self.recompute = model, model.config, kernels, recompute
+        self.layers = model.model.layer_list()
+        self.shape = (0, 0)
+        """B and T of the batch."""
+        self.activations: list[Activations] = []
+        """By layer."""
+        self._again: Activations | None = None
+        self._buffers: dict[str, Tensor] = {}
+        self._versions: tuple[int, ...] = ()
+
+        def pack(*linears: nn.Linear, side_by_side: bool = False) -> PackedWeights:
+            weights = [each.weight for each in linears]
+            return PackedWeights(kernels, weights, keep=keep_packed, side_by_side=side_by_side)
+
+        self.qkv = [pack(a.q_proj, a.k_proj, a.v_proj) for a in (layer.self_attn for layer in self.layers)]
+        self.o = [pack(layer.self_attn.o_proj) for layer in self.layers]
+        self.gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self.layers)]
+        self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
+        self.head = PackedWeights(kernels, [model.head_weight_VD], keep=keep_packed)
+
+    def use(self, kernels: Kernels) -> None:
+        """Call these kernels from now on."""
+        self.kernels = kernels
+        for packed in self._all_packed():
+            packed.kernels = kernels
+
+    def prepare(self, ids_BT: Tensor, starts_BT: Tensor | None) -> None:
+        """Make ready for a batch of this shape and these starts of sequences, with the weights as they are now."""
+        versions = tuple(parameter._version for parameter in self.model.parameters())
+        if versions != self._versions:
+            self._versions = versions
+            for packed in self._all_packed():
+                packed.forget()
+        if self.shape != ids_BT.shape:
+            B, T = ids_BT.shape
+            self.shape = (B, T)
+            self._buffers = {}
+            dtype = self.kernels.dtype
+            self.activations = [Activations(self.model, B, T, self.recompute, dtype) for _ in self.layers]
+            self._again = Activations(self.model, B, T, "none", dtype) if self.recompute == "layer" else None
+            self._rope_TE = rope_tables(self.config, 0, T)
+            self._local_rope_TE = rope_tables(self.config, 0, T, local=True)
+        self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
+        local_BT = local_starts(self.config, ids_BT.shape, self._starts_BT)
+        self._local_starts_BT = None if local_BT is None else local_BT.contiguous()
+
+    def forget_weights(self) -> None:
+        """Pack the weights anew at the next batch. Changes that autograd counts are noticed without it."""
+        self._versions = ()
+
+    def saved(self, index: int) -> Activations:
+        """Where layer ``index`` writes its activations: its own, or those that layers share to be computed again."""
+        return self._again or self.activations[index]
+
+    def rope_and_starts(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Cosines and sines [T, E], and the first position that each may see [B, T], of layer ``index``."""
+        if self.config.is_local(index):
+            return self._local_rope_TE, self._local_starts_BT
+        return self._rope_TE, self._starts_BT
+
+    def buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of this name, kept for this shape of batch, of the activations' dtype where none is named; its content
+        is whatever was there."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty(*shape, dtype=dtype or self.kernels.dtype)
+        found = self._buffers[name]
+        if found.shape != shape:  # the kernels would write past its end
+            raise RuntimeError(f"the buffer {name} is {tuple(found.shape)}, not {shape}")
+        return found
+
+    def _all_packed(self) -> tuple[PackedWeights, ...]:
+        return (*self.qkv, *self.o, *self.gate_up, *self.down, self.head)
