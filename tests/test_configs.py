@@ -19,7 +19,7 @@ from export.config import ExportConfig, VerifyConfig
 from serve.bench.config import BenchConfig as BenchServeConfig
 from serve.config import ServeConfig, TerminalConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
-from slm.doctor import DoctorOptions
+from slm.doctor.__main__ import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
 from slm.evaluate.exam import ExamConfig
 from slm.hub.publish import PublishConfig

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from slm import doctor
+from slm.advice import advice
+from slm.doctor.tables import choice_rows
 from tests.helpers import programs
 
 GOOD = {
@@ -76,13 +77,13 @@ def test_it_examines_this_machine(repository, tmp_path):
 
 def test_it_names_the_type_that_decodes_fastest_and_of_equals_the_better():
     rates = {"q4_0": 100.0, "iq4_nl": 60.0, "q4_k": 97.0, "q5_k": 80.0, "q6_k": 70.0, "q8_0": 50.0}
-    row = dict(map(tuple, doctor.choice_rows(GOOD | {"decode_tok_s": rates})))["export"]
+    row = dict(map(tuple, choice_rows(GOOD | {"decode_tok_s": rates})))["export"]
     assert row == "8 threads; q4_k decodes fastest here (quant=auto chooses by this machine's speeds)"
-    assert dict(map(tuple, doctor.choice_rows(GOOD)))["export"] == "8 threads"
+    assert dict(map(tuple, choice_rows(GOOD)))["export"] == "8 threads"
 
 
 def test_a_good_machine_needs_nothing():
-    assert doctor.advice(GOOD) == []
+    assert advice(GOOD) == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_a_good_machine_needs_nothing():
     ],
 )
 def test_what_is_missing_is_one_line_that_says_what_to_do(change, says):
-    (line,) = doctor.advice(GOOD | change)
+    (line,) = advice(GOOD | change)
     assert says in line
     assert "\n" not in line
 
@@ -124,7 +125,7 @@ def test_what_is_missing_is_one_line_that_says_what_to_do(change, says):
     ],
 )
 def test_it_says_how_training_will_run(change, says):
-    assert doctor.choice_rows(GOOD | change)[0] == ["train", says]
+    assert choice_rows(GOOD | change)[0] == ["train", says]
 
 
 @pytest.mark.parametrize("words", [["runs=x"], ["fast"]])
