@@ -3,8 +3,6 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.chat.tokens import chat_tokenizer
 from data.errors import UserError
-from data.sources.documents import sample_documents
-from data.sources.plan import Split
-from data.storage import atomic_write_text, fsync
+from data.storage import atomic_write_text
 from data.stream.loader import Loader, validation_blocks
-from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
@@ -67,13 +61,9 @@ from train.run.resume import (
 from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
 from train.run.run_state import RunState, check_set_up, limit_seconds
+from train.run.text import prepare_text, remove_text
 from train.trainer import Trainer
 from train.validation import Validator
-
-TEXT_BYTES = 1_000_000
-"""How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
-TEXTS: dict[str, Split] = {"validation.txt": "validation", "calibration.txt": "train"}
-"""The files of that text, and the split that each is taken from."""
 
 
 def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
@@ -157,47 +147,9 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
     left by a start that ended before its first checkpoint, perhaps with other settings.
     """
     if new:
-        _remove_text(root)
-    tokenizer = _tokenizer(config, root)
-    for name, split in TEXTS.items():
-        if not (root / name).exists():
-            documents = sample_documents(config.data, split, TEXT_BYTES, config.train.seed, TEXT_BYTES // 16)
-            atomic_write_text(root / name, "\n\n".join(documents))
-    return tokenizer
-
-
-def _remove_text(root: Path) -> None:
-    remove_base(root)
-    for name in TEXTS:
-        (root / name).unlink(missing_ok=True)
-    if (root / TOKENIZER).exists():
-        # Renamed first: a tokenizer is there as a whole or not at all.
-        removed = root / f".{TOKENIZER}.old.{os.getpid()}"
-        os.rename(root / TOKENIZER, removed)
-        shutil.rmtree(removed, ignore_errors=True)
-
-
-def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
-    """The run's tokenizer: kept in ``tokenizer/``, made (or trained on the run's own text) the first time."""
-    folder = root / TOKENIZER
-    if (folder / "tokenizer.json").is_file():
-        return load_tokenizer(folder)
-    if config.init_from:
-        tokenizer = load_tokenizer(config.init_from)
-    else:
-        tokenizer = make_tokenizer(
-            config.tokenizer,
-            lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
-        )
-    if config.data.has_chat:
-        tokenizer = chat_tokenizer(tokenizer)
-    temporary = root / f".{TOKENIZER}.{os.getpid()}"
-    temporary.mkdir(exist_ok=True)
-    tokenizer.save(temporary)
-    for path in (*temporary.iterdir(), temporary):
-        fsync(path)
-    os.replace(temporary, folder)
-    return tokenizer
+        remove_base(root)
+        remove_text(root)
+    return prepare_text(config, root)
 
 
 def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint) -> tuple[Loader, np.ndarray]:
