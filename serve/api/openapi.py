@@ -20,14 +20,9 @@ from serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
 from serve.api.errors import Error
 from serve.api.openai import response_shapes
 from serve.api.openai.parsing import IGNORED
-from serve.api.openai.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-)
+from serve.api.openai.requests import ChatRequest, CompletionRequest
 from serve.api.openai.responses import ResponsesRequest
+from serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from serve.config import ServerOptions
 
 _REF = "#/components/schemas/{model}"

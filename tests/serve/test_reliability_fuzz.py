@@ -16,14 +16,9 @@ from hypothesis import strategies as st
 
 from serve.api.errors import ApiError
 from serve.api.openai.parsing import parse
-from serve.api.openai.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-)
+from serve.api.openai.requests import ChatRequest, CompletionRequest
 from serve.api.openai.responses import ResponsesRequest
+from serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from serve.api.errors import ApiError
+from serve.api.openai.fields import ModelRequest, Number
 from serve.api.openai.messages import (
     MAX_TOOLS,
     CalledFunction,
@@ -24,7 +25,7 @@ from serve.api.openai.messages import (
     ToolChoice,
     ToolName,
 )
-from serve.api.openai.requests import MAX_MESSAGES, MAX_STOPS, ChatRequest, ModelRequest, Number, StopString
+from serve.api.openai.requests import MAX_MESSAGES, MAX_STOPS, ChatRequest, StopString
 from serve.api.openai.strict import Strict
 
 _MAX_BLOCKS = 1024

@@ -16,7 +16,8 @@ from pydantic_core import from_json
 
 from data.errors import nearest
 from serve.api.errors import ApiError
-from serve.api.openai.requests import CompletionRequest, EmbeddingRequest
+from serve.api.openai.requests import CompletionRequest
+from serve.api.openai.token_requests import EmbeddingRequest
 
 IGNORED = {
     "user",

@@ -1,4 +1,4 @@
-"""Request bodies, strictly validated, and what the engine gets from them. That of /v1/responses is in ``responses.py``.
+"""Requests for completions and chat completions, strictly validated, and what the engine gets from them.
 
 The fields are OpenAI's. Those that OpenAI lacks have llama.cpp's names: ``top_k``, ``min_p``, ``typical_p``,
 ``repeat_penalty``, ``repeat_last_n`` and ``ignore_eos``. ``parsing.py`` decides about all other fields.
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from serve.api.errors import ApiError
+from serve.api.openai.fields import ModelRequest, Number, Texts, TokenLists, Tokens, texts_or_tokens
 from serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
 from serve.api.openai.strict import MAX_FIELDS, Strict, few_fields
 from serve.engine.messages import ModelInfo, SamplingParams
@@ -22,12 +23,8 @@ from serve.tools.call_form import CallForm
 from serve.tools.call_grammar import Reasoning, ToolUse, reply_grammar
 
 MAX_STOPS = 16
-MAX_INPUTS = 2048
 MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = 20
-MAX_TOKENS = 1 << 20
-"""Most token ids of one list."""
-MAX_TIMEOUT_S = 86_400
 _TEMPLATE_VARIABLES = {
     "messages",
     "tools",
@@ -40,12 +37,6 @@ _TEMPLATE_VARIABLES = {
 _MAX_SEED = 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-# `fail_fast` refuses a list at its first mistake: to report a million of them would take seconds.
-Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
-Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
-TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
 
 
 class StreamOptions(Strict):
@@ -76,18 +67,6 @@ class JsonSchemaFormat(Strict):
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class ModelRequest(Strict):
-    """The fields of every request to a model."""
-
-    model: str | None = Field(default=None, max_length=512, description="a name from /v1/models; default: the first")
-    timeout_s: Number | None = Field(
-        default=None,
-        gt=0,
-        le=MAX_TIMEOUT_S,
-        description="seconds for the whole request, which then ends with the text so far",
-    )
 
 
 class _GenerationRequest(ModelRequest):
@@ -245,7 +224,7 @@ class CompletionRequest(_GenerationRequest):
 
     def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
         """One entry per prompt; raises ``ApiError`` for an id outside the vocabulary."""
-        return _texts_or_tokens(self.prompt, info, "prompt")
+        return texts_or_tokens(self.prompt, info, "prompt")
 
 
 TruncationField = Annotated[
@@ -333,73 +312,3 @@ def call_grammar(form: CallForm, use: ToolUse, reasoning: Reasoning) -> str:
         return reply_grammar(form, use, reasoning)
     except GrammarError as error:
         raise ApiError(400, f"tools: {error}.", param="tools", code="invalid_grammar") from None
-
-
-class EmbeddingRequest(ModelRequest):
-    """POST /v1/embeddings"""
-
-    input: (
-        str
-        | Annotated[Texts, Field(max_length=MAX_INPUTS)]
-        | Tokens
-        | Annotated[TokenLists, Field(max_length=MAX_INPUTS)]
-    ) = Field(description="text, token ids, or a list of either")
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, ge=1, description="must be the model's own width")
-
-    def inputs(self, info: ModelInfo) -> tuple[str | tuple[int, ...], ...]:
-        """One entry per input; raises ``ApiError`` for an id outside the vocabulary or another width."""
-        if self.dimensions not in (None, info.n_embd):
-            message = f"dimensions: this model's embeddings have {info.n_embd}; they cannot be shortened."
-            raise ApiError(400, message, param="dimensions", code="invalid_value")
-        inputs = _texts_or_tokens(self.input, info, "input")
-        if "" in inputs:
-            raise ApiError(400, "input: an empty text has no embedding.", param="input", code="invalid_value")
-        return tuple(inputs)
-
-
-class TokenizeRequest(ModelRequest):
-    """POST /tokenize"""
-
-    content: str | None = None
-    add_special: bool = Field(default=False, description="put BOS first where the model's file asks for it")
-    parse_special: bool = Field(default=False, description="true: the name of a special token becomes that token")
-    prompt: str | None = Field(
-        default=None, description="instead of content: a text in which names of special tokens become those tokens"
-    )
-    add_special_tokens: bool = Field(default=True, description="with prompt: what add_special is with content")
-
-    def text(self) -> tuple[str, bool, bool]:
-        """The text, whether BOS comes first, and whether special tokens are read. Raises ``ApiError``."""
-        if self.content is not None and self.prompt is None:
-            return self.content, self.add_special, self.parse_special
-        if self.prompt is not None and self.content is None:
-            return self.prompt, self.add_special_tokens, True
-        code = "missing_required_parameter" if self.content is None else "invalid_value"
-        raise ApiError(400, "Give either content or prompt.", param="content", code=code)
-
-
-class DetokenizeRequest(ModelRequest):
-    """POST /detokenize"""
-
-    tokens: list[TokenId] = Field(max_length=MAX_TOKENS, fail_fast=True)
-
-
-def _texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tuple[int, ...]]:
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        texts: list[str | tuple[int, ...]] = [tuple(given)]
-    else:
-        texts = [each if isinstance(each, str) else tuple(each) for each in given]
-    for each in texts:
-        if not isinstance(each, str):
-            check_tokens(each, info, param)
-    return texts
-
-
-def check_tokens(tokens: tuple[int, ...], info: ModelInfo, param: str) -> None:
-    """Raises ``ApiError`` for an id outside the vocabulary."""
-    worst = max(tokens, default=0)
-    if worst >= info.n_vocab:
-        raise ApiError(400, f"{param}: {worst} is not a token id of this model (0 to {info.n_vocab - 1}).", param=param)

@@ -15,6 +15,7 @@ from pydantic import Field
 from serve.api.errors import ApiError, Error
 from serve.api.openai.blocks import Block, BlockBuilder
 from serve.api.openai.chat import ReplyForm
+from serve.api.openai.fields import ModelRequest, Number
 from serve.api.openai.messages import (
     MAX_TOOLS,
     CalledFunction,
@@ -33,8 +34,6 @@ from serve.api.openai.requests import (
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
-    ModelRequest,
-    Number,
     TextFormat,
     TruncationField,
 )

@@ -11,13 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from serve.api.errors import request_failed
 from serve.api.openai.embeddings import embedding_body
-from serve.api.openai.requests import (
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-    check_tokens,
-)
+from serve.api.openai.fields import check_tokens
 from serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
+from serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from serve.api.routes.base import ModelRoutes
 from serve.engine.messages import Detokenize, Embed, Tokenize
 from serve.pool.request_stream import RequestFailedError
