@@ -9,7 +9,8 @@ matrix ``<name>.in_sum2`` (sums of squares) and ``<name>.counts`` (rows summed),
 Shape suffixes: B windows, T positions, D input columns.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,10 @@ _TOKENS = 2_048
 """That go through the kernels together: weights are packed anew for each such group."""
 _WORTH_FLOPS = 2e12
 """Of a pass from which on the kernels are used: some 10 s of PyTorch on two cores."""
+_Run = Callable[[Tensor], Tensor]
+"""From ids [B, T] to the model's hidden states."""
+_Add = Callable[[list[Tensor], Tensor], None]
+"""Takes some matrices' weights and the input that they share."""
 
 
 @dataclass(kw_only=True)
@@ -114,21 +119,21 @@ def collect(
     output_sum_D = torch.zeros(model.config.d_model, dtype=torch.float64)
     reached: set[str] = set()
 
-    def add(weights: Iterable[Tensor], x: Tensor) -> None:
+    def add(weights: list[Tensor], x: Tensor) -> None:
         squares_D = _sum_of_squares(x)
         for each in weights:
             reached.add(names[id(each)])
             sums[names[id(each)]].add_(squares_D)
 
-    run = _torch_pass(model, add) if kernels is None else _kernel_pass(model, kernels, add)
     n_together = max(1, (1 if kernels is None else _TOKENS) // windows.shape[1])
-    for start in range(0, len(windows), n_together):
-        some_BT = windows[start : start + n_together]
-        x = run(torch.from_numpy(some_BT.astype(np.int64)))
-        if output:
-            output_sum_D += _sum_of_squares(x)
-        if progress:
-            progress(len(some_BT))
+    with _torch_pass(model, add) if kernels is None else _kernel_pass(model, kernels, add) as run:
+        for start in range(0, len(windows), n_together):
+            some_BT = windows[start : start + n_together]
+            x = run(torch.from_numpy(some_BT.astype(np.int64)))
+            if output:
+                output_sum_D += _sum_of_squares(x)
+            if progress:
+                progress(len(some_BT))
     assert reached == set(sums), f"never reached: {sorted(set(sums) - reached)}"
     if output:
         # With tied embeddings the matrix is called token_embd; llama.cpp looks the name up as it is.
@@ -167,37 +172,27 @@ def _matrices(model: LanguageModel) -> list[str]:
     ]
 
 
-def _torch_pass(model: LanguageModel, add: Callable[[Iterable[Tensor], Tensor], None]) -> Callable[[Tensor], Tensor]:
+@contextmanager
+def _torch_pass(model: LanguageModel, add: _Add) -> Iterator[_Run]:
     """The hidden states of ids [B, T] by PyTorch; ``add`` gets the inputs of the layers' matrices."""
-
-    def run(ids_BT: Tensor) -> Tensor:
-        handles = []
+    with ExitStack() as hooks:
         for layer in model.model.layers:
             for hooked, shared in SHARED_INPUTS.items():
                 weights = [layer.get_submodule(each).get_parameter("weight") for each in shared]
                 hook = partial(_hook, add, weights)
-                handles.append(layer.get_submodule(hooked).register_forward_pre_hook(hook))
-        try:
-            return model.hidden_states(ids_BT)
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    return run
+                hooks.enter_context(layer.get_submodule(hooked).register_forward_pre_hook(hook))
+        yield model.hidden_states
 
 
-def _hook(
-    add: Callable[[Iterable[Tensor], Tensor], None], weights: Iterable[Tensor], _: nn.Module, inputs: tuple[Any, ...]
-) -> None:
+def _hook(add: _Add, weights: list[Tensor], _: nn.Module, inputs: tuple[Any, ...]) -> None:
     add(weights, inputs[0])
 
 
-def _kernel_pass(
-    model: LanguageModel, kernels: Kernels, add: Callable[[Iterable[Tensor], Tensor], None]
-) -> Callable[[Tensor], Tensor]:
+@contextmanager
+def _kernel_pass(model: LanguageModel, kernels: Kernels, add: _Add) -> Iterator[_Run]:
     """The same by the training kernels."""
     fused = Fused(model, kernels, recompute="layer", keep_packed=False)
-    return partial(fused.observed_hidden_states, observe=add)
+    yield partial(fused.observed_hidden_states, observe=add)
 
 
 def _sum_of_squares(x: Tensor) -> Tensor:
