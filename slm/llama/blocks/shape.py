@@ -1,6 +1,6 @@
 """A model's sizes as GGUF metadata, under llama.cpp's keys.
 
-Tested in tests/export/gguf/test_writer.py, tests/export/test_pipeline.py.
+Tested in tests/export/gguf/test_writer.py, tests/export/test_pipeline.py, tests/slm/llama/speed/test_kept.py.
 """
 
 from typing import Any

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
@@ -19,10 +20,12 @@ import gguf
 import numpy as np
 
 from slm.llama.blocks.rounding import quantize_rows
+from slm.llama.blocks.shape import add_shape
 from slm.llama.context import Batch, Context
 from slm.llama.gguf_check import GGML_TYPES
 from slm.llama.model import Model
 from slm.llama.speed.kept import Shape
+from slm.model.config import ModelConfig
 
 ROUNDS, ROUND_S = 3, 0.2
 """Every type has its turn so often, for about so many seconds."""
@@ -32,17 +35,7 @@ N_CTX = 96
 def write_model(path: Path, shape: Shape, kind: str) -> Path:
     """A model without a vocabulary whose matrices all have the type."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(N_CTX)
-    writer.add_embedding_length(shape.d_model)
-    writer.add_block_count(shape.n_layers)
-    writer.add_feed_forward_length(shape.ffn_dim)
-    writer.add_head_count(shape.n_heads)
-    writer.add_head_count_kv(shape.n_kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.vocab_size)
+    add_shape(writer, ModelConfig(arch="llama", seq_len=N_CTX, **asdict(shape)))
     writer.add_tokenizer_model("no_vocab")
     rng = np.random.default_rng(7)
     rows: dict[int, np.ndarray] = {}
