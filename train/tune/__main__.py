@@ -51,8 +51,7 @@ def tuning(
     run, directory = recipe.base_of(own.base)
     options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss)
     replay = recipe.replay_share(run, own.tune, pairs=own.preference.on)
-    if not (given("train.micro_batch") or given("train.grad_accum")):
-        options |= several.shared_batch(options["train.micro_batch"], own.train.grad_accum, processes)
+    options |= several.shared_step(options, own.train, processes, given=given)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
     config = resolve([*recipe.words(options), *typed], choose)

@@ -6,11 +6,11 @@ Tested in tests/train/tune/test_processes.py.
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from slm.machine.hardware import share_cores
 from train import autobatch
-from train.config import RunConfig
+from train.config import RunConfig, TrainConfig
 from train.distributed.launch import parse, start_processes
 from train.resolve import ChooseMicroBatch
 
@@ -51,6 +51,17 @@ def run(argv: list[str], module: str, configure: Configure) -> int:
     from train.start import start
 
     return run_rank(ranks, config.root, partial(start, config, ranks))
+
+
+def shared_step(
+    options: dict[str, Any], defaults: TrainConfig, processes: int, *, given: Callable[[str], bool]
+) -> dict[str, int]:
+    """The step of ``options``, or else of ``defaults``, in passes that ``processes`` can share; nothing where the
+    command itself gives the batch (``given`` says so by an option's name)."""
+    if given("train.micro_batch") or given("train.grad_accum"):
+        return {}
+    micro_batch = options.get("train.micro_batch", defaults.micro_batch)
+    return shared_batch(micro_batch, options.get("train.grad_accum", defaults.grad_accum), processes)
 
 
 def shared_batch(micro_batch: int, grad_accum: int, processes: int) -> dict[str, int]:

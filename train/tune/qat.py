@@ -50,7 +50,8 @@ def continuing(
 
     The parameters are those of ``several.Configure``.
     """
-    given = {word.partition("=")[0] for word in argv}
+    names = {word.partition("=")[0] for word in argv}
+    given = names.__contains__
     own = build(QatConfig, load_config("qat", argv, literal=("base",)))
     if not own.base:
         raise UserError(
@@ -60,7 +61,7 @@ def continuing(
     run, directory = recipe.base_of(own.base)
     kind = own.train.qat or DEFAULT_TYPE
     saved = recipe.saved_config(run)
-    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=lambda name: name in given)
+    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
     if train := saved.get("train"):
@@ -68,16 +69,13 @@ def continuing(
         options["train.seed"] = train["seed"] + 1  # the text in another order
     done = _steps_done(directory)
     steps = STEPS if done is None else max(FEWEST_STEPS, round(own.qat.steps_share * done))
-    options["train.max_steps"] = own.train.max_steps if "train.max_steps" in given else steps
+    options["train.max_steps"] = own.train.max_steps if given("train.max_steps") else steps
     options["train.eval_every"] = options["train.checkpoint_every"] = max(10, options["train.max_steps"] // 4)
-    if not given & {"train.micro_batch", "train.grad_accum"}:
-        micro_batch = options.get("train.micro_batch", own.train.micro_batch)
-        grad_accum = options.get("train.grad_accum", own.train.grad_accum)
-        options |= several.shared_batch(micro_batch, grad_accum, processes)
-    options = {name: value for name, value in options.items() if name not in given}
+    options |= several.shared_step(options, own.train, processes, given=given)
+    options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "qat."))]
     config = resolve([*recipe.words(options), *typed], choose)
-    if not any(name == "data" or name.startswith("data.") for name in given):
+    if not any(name == "data" or name.startswith("data.") for name in names):
         config = replace(config, data=_own_text(run, saved))
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
     log(f"continuing {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
