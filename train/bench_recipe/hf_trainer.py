@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.configuration import build, to_dict
+from train.bench_recipe import hugging_face
 from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
 from train.config import RunConfig
@@ -60,7 +61,6 @@ def main(spec: dict[str, Any], started: float) -> None:
     from data.tokenizers.make import make_tokenizer
     from slm.machine.cpp_build import compiler
     from slm.machine.hardware import n_threads
-    from train.environment import number_format
 
     torch.set_num_threads(train.threads or n_threads())
     torch.manual_seed(train.seed)
@@ -70,8 +70,7 @@ def main(spec: dict[str, Any], started: float) -> None:
     )
     spec_of_model = replace(config.model, arch="llama")
     shape = spec_of_model.model_config(vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id)
-    values = {k: v for k, v in shape.to_hf().items() if k not in ("architectures", "torch_dtype", "rope_theta")}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**values))
+    model = hugging_face.new_model(shape)
     loader = Loader(
         config.data,
         tokenizer,
@@ -106,25 +105,17 @@ def main(spec: dict[str, Any], started: float) -> None:
     kept = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=spec["lr"], betas=BETAS, fused=True)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(out / "trainer"),
-        use_cpu=True,
-        bf16=number_format(train)[0] == "bf16",
+    trainer = hugging_face.make_trainer(
+        model,
+        Rows(),
+        train,
+        out / "trainer",
+        callback=Clock(),
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, shape_of_rate)),
         torch_compile=train.compile and compiler() is not None,
-        per_device_train_batch_size=train.micro_batch,
-        gradient_accumulation_steps=train.grad_accum,
         max_steps=10**9,
         max_grad_norm=1.0,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_num_workers=0,
         seed=train.seed,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape_of_rate)
-    trainer = transformers.Trainer(
-        model=model, args=arguments, train_dataset=Rows(), optimizers=(optimizer, schedule), callbacks=[Clock()]
     )
     trainer.train()
     spent = time.time() - begin

@@ -9,6 +9,7 @@ Tested in tests/train/tools/test_bench.py.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -119,14 +120,11 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         return {"skipped": f"{error}; install it with pip install 'slm[dev]'"}
     import tempfile
 
-    from train.environment import number_format
+    from train.bench_recipe import hugging_face
 
     config = task.config
     torch.set_num_threads(config.train.threads or compute_threads())
     _, shape = _model(config, meta=True)
-    values = {k: v for k, v in shape.to_hf().items() if k not in ("architectures", "torch_dtype", "rope_theta")}
-    kind = getattr(transformers, shape.traits.hf_class)
-    model = kind(kind.config_class(**values))
     seconds: list[float] = []
     started: list[float] = []
 
@@ -144,23 +142,19 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         for row in next(blocks)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=number_format(config.train)[0] == "bf16",
+        hugging_face.make_trainer(
+            hugging_face.new_model(shape),
+            rows,
+            config.train,
+            Path(folder),
+            callback=Clock(),
             torch_compile=True,
             optim="adamw_torch_fused",
-            per_device_train_batch_size=config.train.micro_batch,
             gradient_accumulation_steps=task.grad_accum,
             gradient_checkpointing=config.train.recompute == "layer",
             max_steps=task.warmup + task.steps,
             max_grad_norm=config.optim.grad_clip,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Clock()]).train()
+        ).train()
     return _result(task, shape, seconds, seconds[0])
 
 
