@@ -5,7 +5,6 @@ ranges of their bytes.
 """
 
 import hashlib
-import http.server
 import json
 import random
 import re
@@ -13,11 +12,13 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tests.helpers.local_hub import Answers, LocalHub
+
 SHA = "0123456789abcdef0123456789abcdef01234567"
 FAILURES = ("busy", "closed", "cut")
 
 
-class FlakyHub(http.server.ThreadingHTTPServer):
+class FlakyHub(LocalHub):
     """Serves the files of ``folder`` as the data set ``owner/stories``; ``address`` is its HF_ENDPOINT.
 
     With the probability ``failing`` (a tenth of it for answers that are not text) an outage begins: up to 12 answers
@@ -26,10 +27,8 @@ class FlakyHub(http.server.ThreadingHTTPServer):
     reached when a run starts is another matter.
     """
 
-    daemon_threads = True
-
     def __init__(self, folder: Path, *, failing: float, seed: int = 0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.folder = folder
         self.failing = failing
         self.sha = SHA
@@ -37,11 +36,6 @@ class FlakyHub(http.server.ThreadingHTTPServer):
         self.random = random.Random(seed)
         self.outage = 0
         self.lock = threading.Lock()
-        self.address = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that went away
 
     def draw(self, path: str) -> str | None:
         """How the answer at hand fails, if it does."""
@@ -58,17 +52,9 @@ class FlakyHub(http.server.ThreadingHTTPServer):
             self.failed[name] += 1
             return name
 
-    def stop(self) -> None:
-        self.shutdown()
-        self.server_close()
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Answers):
     server: FlakyHub
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -77,18 +63,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if failure == "busy":
-            self._send(503, b"busy")
+            self.send(503, b"busy")
             return
         if re.fullmatch(r"/api/datasets/owner/stories(/revision/\w+)?", path):
             names = [{"rfilename": name} for name in self._names()]
             about = {"id": "owner/stories", "sha": self.server.sha, "siblings": names, "tags": [], "private": False}
-            self._json(about)
+            self.send_json(about)
         elif re.match(r"/api/datasets/owner/stories/(tree|paths-info)/", path):
-            self._json([self._entry(name) for name in self._wanted()])
+            self.send_json([self._entry(name) for name in self._wanted()])
         elif match := re.fullmatch(r"/datasets/owner/stories/resolve/\w+/(.+)", path):
             self._file(match.group(1), cut=failure == "cut")
         else:
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
 
     do_HEAD = do_POST = do_GET  # noqa: N815
 
@@ -98,7 +84,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _wanted(self) -> list[str]:
         if self.command != "POST":
             return self._names()
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        body = self.body().decode()
         paths = json.loads(body).get("paths", []) if body.startswith("{") else re.findall(r"paths=([^&]*)", body)
         return [name for name in self._names() if name in map(unquote, paths)]
 
@@ -108,30 +94,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _file(self, name: str, *, cut: bool) -> None:
         if name not in self._names():
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.sha})
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.sha})
             return
-        content = (self.server.folder / name).read_bytes()
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": self.server.sha}
-        headers["Accept-Ranges"] = "bytes"
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
-            self._send(200, content, headers, cut=cut)
-            return
-        first, last = int(wanted.group(1)), min(int(wanted.group(2) or len(content)), len(content) - 1)
-        headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-        self._send(206, content[first : last + 1], headers, cut=cut)
-
-    def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, *, cut: bool = False) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body[: len(body) // 2] if cut else body)
-        if cut:
-            self.wfile.flush()
-            self.close_connection = True
+        self.send_file((self.server.folder / name).read_bytes(), self.server.sha, cut=cut)
