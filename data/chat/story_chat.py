@@ -126,10 +126,6 @@ def _told(facts: Facts, draw: random.Random) -> Messages:
     return [_user(wish), _assistant(facts.story), *_turns(_questions(facts, draw, draw.choice((0, 4, 8))))]
 
 
-def _sentences(facts: Facts) -> list[str]:
-    return [each for each in re.split(r"(?<=[.!?])\s+(?=[A-Z])", facts.story.replace("\n\n", " ")) if '"' not in each]
-
-
 def _next(facts: Facts, draw: random.Random) -> Messages:
     """A sentence of the story, and the one that follows it."""
     whole = re.split(r"(?<=[.!?\"])\s+", facts.story.replace("\n\n", " "))

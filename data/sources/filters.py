@@ -6,12 +6,10 @@ from typing import Any
 from data.config import SourceConfig
 from data.unicode_scripts import LETTER, OTHER, count_classes, scripts
 
-REASONS = ("min_chars", "max_chars", "min_letters", "script")
-"""The options that can reject a document: what the function from ``make_filter`` returns."""
-
 
 def make_filter(source: SourceConfig) -> Callable[[str], str | None] | None:
-    """A function that returns the option that rejects a text, or None where the text passes; None without filters.
+    """A function that returns the option that rejects a text (``min_chars``, ``max_chars``, ``min_letters`` or
+    ``script``), or None where the text passes; None without filters.
 
     Letters and scripts are those of ``data.unicode_scripts``. A document without letters has no script.
     """

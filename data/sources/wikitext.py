@@ -78,11 +78,6 @@ def describe(text: str) -> str:
     return f"{byte_count(text):,} bytes of text"
 
 
-def word_count(text: str) -> int:
-    """Words between white space, as word perplexity counts them."""
-    return len(text.split())
-
-
 def byte_count(text: str) -> int:
     """UTF-8 bytes, as bits per byte counts them."""
     return len(text.encode("utf-8"))

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from data.errors import UserError
 from serve.engine.messages import Delta, PrefillDone
 
-Form = Literal["text", "json", "off"]
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _KEY = "slm.record"
 

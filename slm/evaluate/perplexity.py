@@ -1,4 +1,4 @@
-"""Perplexity in two definitions: their windows over a text, and the sums. The engines are in scorers.py.
+"""Perplexity in three definitions: their windows over a text, and the sums. The engines are in scorers.py.
 
 - **llama.cpp's** (its ``llama-perplexity``): the text, one trailing newline dropped, becomes tokens (with the
   beginning-of-text token first, where the model adds one); windows of ``n_ctx`` that do not overlap, the remainder
@@ -7,7 +7,6 @@
 - **sliding window** (Hugging Face's recipe): contexts of T tokens that move by T/2, every token scored exactly once,
   each with at least T/2 tokens before it (fewer at the start). The first token is predicted from the
   beginning-of-text token, else the end-of-text one, as lm-eval does.
-
 - **contiguous windows** (asked for only): the documents of a corpus, joined by the end-of-text token; windows of T
   tokens that do not overlap, every token scored once, the first of a window with nothing before it but its own input.
   Bits per byte are all of its nats, end-of-text tokens included, over the UTF-8 bytes of the documents.
@@ -169,14 +168,6 @@ class Scorer(Protocol):
         ...
 
 
-def score_chunked(
-    scorer: Scorer, ids: np.ndarray, n_ctx: int, max_chunks: int | None = None, progress: Progress | None = None
-) -> Score:
-    """Perplexity in llama.cpp's definition of ``ids`` (without special tokens)."""
-    stream, windows = chunked_plan(scorer, ids, n_ctx, max_chunks)
-    return reduce(scorer.nll(windows, stream, progress))
-
-
 def chunked_plan(
     scorer: Scorer, ids: np.ndarray, n_ctx: int, max_chunks: int | None = None
 ) -> tuple[np.ndarray, list[Window]]:
@@ -184,14 +175,6 @@ def chunked_plan(
     stream = ids if scorer.bos is None else np.concatenate([np.array([scorer.bos], ids.dtype), ids])
     windows = chunked_windows(len(stream), min(n_ctx, scorer.max_context), scorer.bos)
     return stream, windows[:max_chunks]
-
-
-def score_sliding(scorer: Scorer, ids: np.ndarray, context: int, progress: Progress | None = None) -> Score:
-    """Perplexity in the sliding-window definition of ``ids`` (without special tokens)."""
-    stream, windows = sliding_plan(scorer, ids, context)
-    if not windows:
-        raise UserError("the text is too short to score: it has no token to predict; give more text")
-    return reduce(scorer.nll(windows, stream, progress))
 
 
 def sliding_plan(scorer: Scorer, ids: np.ndarray, context: int) -> tuple[np.ndarray, list[Window]]:

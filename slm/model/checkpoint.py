@@ -145,18 +145,6 @@ def take_snapshot(
     return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors} | more)
 
 
-def save_checkpoint(
-    directory: Path,
-    model: LanguageModel,
-    save_tokenizer: Callable[[Path], None],
-    *,
-    tensors: dict[str, Tensor],
-    state: dict[str, Any],
-) -> None:
-    """Write a whole checkpoint: ``write_checkpoint`` of what ``model`` and ``tensors`` hold."""
-    write_checkpoint(directory, model.config, take_snapshot(model.state_dict(), tensors), save_tokenizer, state=state)
-
-
 def write_checkpoint(
     directory: Path,
     config: ModelConfig,

@@ -11,7 +11,7 @@ Shape suffixes: N matrices of one shape, M rows, K columns.
 """
 
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from torch.optim.adamw import adamw
 from train.optim.orthogonalize import orthogonalize
 from train.optim.plain import Optimizer
 
-Kind = Literal["muon", "adamw"]
 MOMENTUM, SECOND_MOMENT = "momentum", "row_moment"
 """Muon's state of one matrix, besides ``step``."""
 SECOND_MOMENT_BETA = 0.95

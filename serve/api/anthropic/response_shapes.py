@@ -60,11 +60,6 @@ class AnthropicMessage(TypedDict):
 
 
 @_closed
-class TokenCount(TypedDict):
-    input_tokens: int
-
-
-@_closed
 class AnthropicErrorDetail(TypedDict):
     type: Annotated[str, Field(description="invalid_request_error, not_found_error, rate_limit_error, api_error, ...")]
     message: str

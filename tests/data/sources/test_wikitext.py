@@ -10,7 +10,7 @@ def test_the_canonical_file(shared_data):
     text = wikitext.load(shared_data / "wikitext" / "wiki.test.raw")
     assert wikitext.is_canonical(text)
     assert wikitext.byte_count(text) == wikitext.BYTES
-    assert wikitext.word_count(text) == 241_211
+    assert len(text.split()) == 241_211
     assert "canonical" in wikitext.describe(text)
     assert "ALTERED" in wikitext.describe(text.replace(" \n", "\n"))
 
@@ -28,7 +28,7 @@ def test_another_text(tmp_path):
     path.write_bytes("Some  text\r\né".encode())
     text = wikitext.load(path)
     assert text == "Some  text\r\né"  # as it is
-    assert (wikitext.word_count(text), wikitext.byte_count(text)) == (3, 14)
+    assert wikitext.byte_count(text) == 14
     assert not wikitext.is_canonical(text)
     assert wikitext.describe(text) == "14 bytes of text"
 

@@ -9,7 +9,7 @@ from export.bench.__main__ import main
 from export.bench.config import SweepConfig, nominal_bits, variants
 from export.config import CalibrationConfig, ExportConfig
 from export.pipeline import export
-from slm.evaluate.perplexity import bits_per_byte, score_sliding, sliding_plan
+from slm.evaluate.perplexity import bits_per_byte, reduce, sliding_plan
 from slm.evaluate.scorers import GGUFScorer
 from slm.evaluate.text import read_text, shorten
 from tests.helpers import tiny_checkpoint as tiny
@@ -73,8 +73,8 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
         assert row["size_mib"] == pytest.approx(paths[kind].stat().st_size / 2**20, rel=0.01)
         with GGUFScorer(paths[kind], context=128, n_threads=1) as scorer:
             content, ids = shorten(scorer, read_text(run / "validation.txt").content.removesuffix("\n"), 1500)
-            score = score_sliding(scorer, ids, 128)
             stream, windows = sliding_plan(scorer, ids, 128)
+            score = reduce(scorer.nll(windows, stream))
             parts = [part for _, part in scorer.logits(windows, stream)]
         logits[kind] = np.concatenate(parts)[: record["kl_positions"]].astype(np.float64)
         assert row["perplexity"] == pytest.approx(score.perplexity, rel=1e-4)

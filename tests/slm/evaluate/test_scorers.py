@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from slm.evaluate.perplexity import Window, chunked_windows, nll_of, score_chunked, score_sliding, sliding_windows
+from slm.evaluate.perplexity import (
+    Score,
+    Window,
+    chunked_plan,
+    chunked_windows,
+    nll_of,
+    reduce,
+    sliding_plan,
+    sliding_windows,
+)
 from slm.evaluate.scorers import TorchScorer
 from slm.model.transformer import LanguageModel
 from tests.helpers import tiny_checkpoint as tiny
@@ -43,6 +52,11 @@ def test_groups_of_windows_change_nothing(scorer):
     assert sum(seen) == sum(window.stop - window.start for window in windows)
 
 
+def scored(scorer, plan) -> Score:
+    stream, windows = plan
+    return reduce(scorer.nll(windows, stream))
+
+
 def test_definitions_by_hand(scorer):
     """Both, from one token at a time, straight from their definitions."""
     total, n = 0.0, 0
@@ -50,10 +64,10 @@ def test_definitions_by_hand(scorer):
         log_p = logprobs(scorer, IDS[start : start + 32])
         for position in range(17, 32):
             total, n = total - log_p[position - 1, IDS[start + position]].item(), n + 1
-    found = score_chunked(scorer, IDS, 512)  # the model holds only 32
+    found = scored(scorer, chunked_plan(scorer, IDS, 512))  # the model holds only 32
     assert found.tokens == n
     assert found.perplexity == pytest.approx(math.exp(total / n), rel=1e-4)
-    assert score_chunked(scorer, IDS, 32, max_chunks=2).tokens == 30
+    assert scored(scorer, chunked_plan(scorer, IDS, 32, max_chunks=2)).tokens == 30
 
     stream = np.concatenate([[0], IDS])
     total = 0.0
@@ -62,6 +76,6 @@ def test_definitions_by_hand(scorer):
         start = max(0, -(-(target - 32) // 16) * 16)
         log_p = logprobs(scorer, stream[start : min(start + 32, len(stream) - 1)])
         total -= log_p[target - 1 - start, stream[target]].item()
-    found = score_sliding(scorer, IDS, 512)
+    found = scored(scorer, sliding_plan(scorer, IDS, 512))
     assert found.tokens == len(IDS)
     assert found.nll == pytest.approx(total, rel=1e-4)

@@ -25,11 +25,16 @@ def save(directory, check_room=True, **changes):
     torch.manual_seed(3)
     model = LanguageModel(SHAPE)
     arguments = {"tensors": {"moment": torch.arange(4.0)}, "state": {"step": 7}} | changes
+    snapshot = checkpoint.take_snapshot(model.state_dict(), arguments["tensors"])
     with pytest.MonkeyPatch.context() as patch:
         if not check_room:  # so that the writes themselves meet the end of the disk
             patch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})())
-        checkpoint.save_checkpoint(
-            directory, model, lambda folder: (folder / "tokenizer.json").write_text("{}"), **arguments
+        checkpoint.write_checkpoint(
+            directory,
+            model.config,
+            snapshot,
+            lambda folder: (folder / "tokenizer.json").write_text("{}"),
+            state=arguments["state"],
         )
     return model
 
