@@ -99,7 +99,8 @@ def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
         return _from_unigram(parsed, vocab_size)
     if kind != "BPE":
         raise UserError(
-            f"{path} holds a {kind} tokenizer; llama.cpp runs byte-level BPE and SentencePiece ones for this model"
+            f"{path} holds a {kind} tokenizer: llama.cpp runs only byte-level BPE and SentencePiece ones for this "
+            "model, so it cannot be exported"
         )
     if parsed["model"].get("byte_fallback"):
         return _from_fallback_bpe(parsed, vocab_size)
@@ -117,7 +118,7 @@ def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pr
     elif normalizer:
         raise UserError(
             f"{path} normalizes text ({normalizer}) before it splits it; llama.cpp's BPE tokenizer does not, so the "
-            "GGUF would give other ids"
+            "GGUF would give other ids, and the model cannot be exported"
         )
     if pre is None:
         from tokenizers import Tokenizer
@@ -271,7 +272,7 @@ def _check_id(token_id: int, vocab_size: int) -> None:
     if token_id >= vocab_size:
         raise UserError(
             f"the tokenizer has the id {token_id} but the model only {vocab_size} rows (vocab_size in config.json); "
-            "this tokenizer belongs to another model"
+            "this tokenizer belongs to another model: copy the model's own tokenizer files there"
         )
 
 

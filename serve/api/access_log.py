@@ -106,7 +106,9 @@ class Writer:
         try:
             self._handler = _FileHandler(path) if path else _StdoutHandler(sys.stdout)
         except OSError as error:
-            raise UserError(f"serve.access_log_file={path} cannot be opened: {error.strerror}") from None
+            raise UserError(
+                f"serve.access_log_file={path} cannot be opened: {error.strerror}; name another file"
+            ) from None
 
     def line(self, scope: Scope, record: Record, status: int) -> None:
         """Writes the line of a request that has ended."""

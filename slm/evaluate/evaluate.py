@@ -12,6 +12,7 @@ from typing import Any
 
 from data.errors import UserError
 from slm import report, runs
+from slm.cli import spelled
 from slm.configuration import load
 from slm.evaluate.config import LONGEST_DEFAULT_CONTEXT, EvalConfig, EvaluateConfig
 from slm.evaluate.perplexity import (
@@ -115,7 +116,7 @@ def files_to_score(run: runs.Run, config: EvalConfig) -> list[Path]:
     for path in files:
         check_is_model(path)
     if not files and not config.checkpoint:
-        raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")
+        raise UserError(f"{run.root} holds no GGUF file; export one first: `{spelled('export', run=run.root)}`")
     for line in stale_lines(files):
         print(line, flush=True)
     if files:

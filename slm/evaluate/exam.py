@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     run = models.resolve(config.run)
     files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
     if not files and not config.checkpoint:
-        raise UserError(f"{run.root} holds no GGUF file; export one first: python -m export run={run.root}")
+        raise UserError(f"{run.root} holds no GGUF file; export one first: `{cli.spelled('export', run=run.root)}`")
     questions = exam(config.questions)
     threads = config.threads or compute_threads()
     if files:
@@ -176,7 +176,10 @@ class GGUFAnswers:
         else:
             ids = self._llama.tokenize(plain(messages), add_special=True, parse_special=False)
         if len(ids) >= self._n_ctx:
-            raise UserError(f"a question takes {len(ids)} tokens, and the context is {self._n_ctx}")
+            raise UserError(
+                f"a question takes {len(ids)} tokens, and the model's context has {self._n_ctx}: it is too short for "
+                "this exam"
+            )
         self._context.clear()
         pieces: list[bytes] = []
         position, new = 0, ids

@@ -22,7 +22,8 @@ def adapter_header(path: str | Path) -> GgufHeader:
     for tensor in header.tensors:
         if len(tensor.shape) != 2 or tensor.type not in _TYPES or not tensor.name.endswith((".lora_a", ".lora_b")):
             raise UserError(
-                f"{path}: the tensor {tensor.name!r} ({tensor.type}, {tensor.shape}) is no part of a LoRA adapter"
+                f"{path}: the tensor {tensor.name!r} ({tensor.type}, {tensor.shape}) is no part of a LoRA "
+                "adapter; export or download it again"
             )
     return header
 
@@ -32,7 +33,10 @@ def check_fits(adapter: Path, model: Path) -> None:
     header, base = adapter_header(adapter), read_header(model)
     names = [each.metadata.get("general.architecture") for each in (header, base)]
     if names[0] != names[1]:
-        raise UserError(f"{adapter} is an adapter of a {names[0]} model, and {model} is a {names[1]} model")
+        raise UserError(
+            f"{adapter} is an adapter of a {names[0]} model, and {model} is a {names[1]} model; name the adapter's own "
+            "base"
+        )
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
     for tensor in header.tensors:
         weight, _, part = tensor.name.rpartition(".lora_")

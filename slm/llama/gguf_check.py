@@ -194,18 +194,20 @@ def read_header(path: str | Path) -> GgufHeader:
     """
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{path} is a directory; a .gguf file is wanted")
+        raise UserError(f"{path} is a directory; name a .gguf file")
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             if size < 24:
-                raise UserError(f"{path} is not a GGUF file: it has {size} bytes")
+                raise UserError(f"{path} is not a GGUF file: it has {size} bytes; export or download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
                 return _parse(_Reader(view, size))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
+        raise UserError(f"{path} does not exist; check the path") from None
     except PermissionError:
-        raise UserError(f"{path} cannot be read: permission denied") from None
+        raise UserError(
+            f"{path} cannot be read: permission denied; change its rights (chmod) or name another file"
+        ) from None
     except _DamagedError as reason:
         raise UserError(f"{path} is damaged: {reason}; export or download it again") from None
 

@@ -38,6 +38,7 @@ TEMPORARY, REMOVED = ".tmp", ".old"
 
 MARGIN_BYTES = 1 << 20
 """For everything in a checkpoint that is not a tensor."""
+_TOGETHER = "use the weights and the config.json of one model"
 
 
 def load_config(directory: str | Path) -> ModelConfig:
@@ -46,11 +47,16 @@ def load_config(directory: str | Path) -> ModelConfig:
     try:
         return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist: {directory} is not a model directory") from None
+        raise UserError(
+            f"{path} does not exist: {directory} is not a model directory; give the folder that config.json and "
+            f"{WEIGHTS} are in"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
+        raise UserError(f"{path} is not valid JSON: {error}; download or save it again") from None
     except KeyError as error:
-        raise UserError(f"{path} lacks {error}, which the shape of a model needs") from None
+        raise UserError(
+            f"{path} lacks {error}, which the shape of a model needs: give the config.json of a language model"
+        ) from None
 
 
 def load_weights(directory: str | Path) -> dict[str, Tensor]:
@@ -83,7 +89,10 @@ def _weight_files(directory: Path) -> list[Path]:
             f"{directory} holds {pickles[0]} but no {WEIGHTS}: pickles are refused, since reading one can run "
             "anything; save the model with safe_serialization=True"
         )
-    raise UserError(f"{directory} holds no {WEIGHTS}: not a model directory, or its download is not complete")
+    raise UserError(
+        f"{directory} holds no {WEIGHTS}: name the folder that it is in, or download the model again if it is not "
+        "complete"
+    )
 
 
 def load_model(directory: str | Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -101,15 +110,17 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
     own = model.state_dict()
     for name in own:
         if name not in weights:
-            raise UserError(f"{where} lacks the tensor {name}, which its config.json calls for")
+            raise UserError(f"{where} lacks the tensor {name}, which its config.json calls for; {_TOGETHER}")
         if own[name].shape != weights[name].shape:
             raise UserError(
                 f"{where}: tensor {name} has shape {tuple(weights[name].shape)}, "
-                f"but config.json calls for {tuple(own[name].shape)}"
+                f"but config.json calls for {tuple(own[name].shape)}; {_TOGETHER}"
             )
     unknown = sorted(set(weights) - set(own))
     if unknown:
-        raise UserError(f"{where} holds the tensor {unknown[0]}, which a {model.config.arch} model does not have")
+        raise UserError(
+            f"{where} holds the tensor {unknown[0]}, which a {model.config.arch} model does not have; {_TOGETHER}"
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
@@ -233,7 +244,10 @@ def load_trainer_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, An
             f"to start a new run from its weights use init_from={directory}"
         ) from None
     except (SafetensorError, ValueError) as error:
-        raise UserError(f"the trainer state in {directory} cannot be read: {error}") from None
+        raise UserError(
+            f"the trainer state in {directory} cannot be read: {error}; resume from an earlier checkpoint "
+            f"(resume=DIR), or start a new run from its weights with init_from={directory}"
+        ) from None
     return tensors, state
 
 

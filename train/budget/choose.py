@@ -47,6 +47,21 @@ class Basis:
     wanted: Wanted
 
 
+def candidates(basis: Basis, seconds: float, *, spent: float = 0.0) -> list[Candidate]:
+    """Every size that a run of ``seconds`` could have, ``spent`` of them being over. UserError where none fits into
+    memory."""
+    memory = available_bytes()
+    found = choice.candidates(
+        basis.machine, basis.corpus, basis.law, seconds, spent=spent, memory=memory, wanted=basis.wanted
+    )
+    if not found:
+        raise UserError(
+            f"no model of the sizes to choose from fits into {memory / 2**30:.1f} GiB of memory: free some, or name a "
+            "smaller one with model.n_layers= and model.d_model="
+        )
+    return found
+
+
 def choose(argv: list[str], seconds: float) -> Chosen:
     """The words that complete ``argv`` for a run of ``seconds``, after the table of what was chosen from.
 
@@ -56,20 +71,7 @@ def choose(argv: list[str], seconds: float) -> Chosen:
     if base.resume != "never" and list_checkpoints(base.root):
         return _kept(base)
     basis = basis_of(base, argv, seconds)
-    found = choice.candidates(
-        basis.machine,
-        basis.corpus,
-        basis.law,
-        seconds,
-        spent=process_seconds(),
-        memory=available_bytes(),
-        wanted=basis.wanted,
-    )
-    if not found:
-        raise UserError(
-            f"no model of the sizes to choose from fits into {available_bytes() / 2**30:.1f} GiB of memory: free some, "
-            "or name a smaller one with model.n_layers= and model.d_model="
-        )
+    found = candidates(basis, seconds, spent=process_seconds())
     chosen = choice.best(found)
     show(chosen, choice.menu(found), basis)
     return Chosen(words(chosen, argv), facts(chosen, words(chosen, argv)))

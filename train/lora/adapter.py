@@ -81,7 +81,10 @@ class AdapterParameters(Trained):
             self.config.rank,
             self.config.resolved_alpha,
         ):
-            raise UserError(f"the adapter in {directory} has another rank, alpha or targets than this run")
+            raise UserError(
+                f"the adapter in {directory} has another rank, alpha or targets than this run: give the same lora.* "
+                "options, another name=, or resume=never"
+            )
         with torch.no_grad():
             for name, pair in saved.pairs.items():
                 for parameter, tensor in zip(self.pairs[name], pair, strict=True):

@@ -8,14 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from data.storage import atomic_write_bytes
 from slm.cli import spelled
-from slm.machine.memory import available_bytes
 from slm.report import duration, final_json, table
 from train.budget import choice
 from train.budget.choice import Candidate
-from train.budget.choose import Basis, basis_of, compose, reason
+from train.budget.choose import Basis, basis_of, candidates, compose, reason
 from train.budget.costs import Costs, costs, q4_k_m_bytes
 from train.tools.plan_config import PlanOptions
 
@@ -23,11 +21,7 @@ from train.tools.plan_config import PlanOptions
 def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     """Print the menu of a run of ``seconds`` with the words ``argv``. Returns the exit code."""
     basis = basis_of(compose(argv), argv, seconds)
-    found = choice.candidates(
-        basis.machine, basis.corpus, basis.law, seconds, memory=available_bytes(), wanted=basis.wanted
-    )
-    if not found:
-        raise UserError(f"no model of the sizes to choose from fits into {available_bytes() / 2**30:.1f} GiB of memory")
+    found = candidates(basis, seconds)
     chosen, sizes = choice.best(found), choice.menu(found)
     rows = []
     for each in sizes:
