@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from serve.api.errors import ApiError
-from serve.api.openai.fields import ModelRequest, Number
+from serve.api.openai.fields import ModelRequest, Number, Strict
 from serve.api.openai.messages import (
     MAX_TOOLS,
     CalledFunction,
@@ -26,7 +26,6 @@ from serve.api.openai.messages import (
     ToolName,
 )
 from serve.api.openai.requests import MAX_MESSAGES, MAX_STOPS, ChatRequest, StopString
-from serve.api.openai.strict import Strict
 
 _MAX_BLOCKS = 1024
 

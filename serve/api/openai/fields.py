@@ -1,4 +1,4 @@
-"""What requests to models have in common: their shared fields, numbers, and texts or token ids.
+"""What request bodies have in common: their strict base, shared fields, numbers, and texts or token ids.
 
 Tested in tests/serve/api/openai/test_requests.py.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serve.api.errors import ApiError
-from serve.api.openai.strict import Strict
 from serve.engine.messages import ModelInfo
 
+MAX_FIELDS = 1024
+"""Most fields of one object."""
 MAX_TOKENS = 1 << 20
 """Most token ids of one list."""
 MAX_TIMEOUT_S = 86_400
@@ -23,6 +24,24 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
+
+
+def few_fields(value: Any) -> Any:
+    """The value, if it has not too many fields."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"{len(value)} fields; an object may have at most {MAX_FIELDS}")
+    return value
+
+
+class Strict(BaseModel):
+    """A JSON object with no other fields and no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, value: Any) -> Any:
+        return few_fields(value)
 
 
 class ModelRequest(Strict):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from serve.api.errors import ApiError
-from serve.api.openai.strict import Strict
+from serve.api.openai.fields import Strict
 from serve.tools.call_grammar import ToolUse
 
 MAX_TOOLS = 128

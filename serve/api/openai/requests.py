@@ -12,9 +12,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from serve.api.errors import ApiError
-from serve.api.openai.fields import ModelRequest, Number, Texts, TokenLists, Tokens, texts_or_tokens
+from serve.api.openai.fields import (
+    MAX_FIELDS,
+    ModelRequest,
+    Number,
+    Strict,
+    Texts,
+    TokenLists,
+    Tokens,
+    few_fields,
+    texts_or_tokens,
+)
 from serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
-from serve.api.openai.strict import MAX_FIELDS, Strict, few_fields
 from serve.engine.messages import ModelInfo, SamplingParams
 from serve.grammar.gbnf import check
 from serve.grammar.json_schema import json_object_grammar, schema_grammar

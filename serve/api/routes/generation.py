@@ -23,7 +23,8 @@ from serve.api.openai.completions import CompletionBuilder
 from serve.api.openai.messages import template_messages, template_tools
 from serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar
 from serve.api.openai.response_builder import ResponseBuilder
-from serve.api.openai.responses import ResponsesBuilder, ResponsesRequest
+from serve.api.openai.responses import ResponsesRequest
+from serve.api.openai.responses_output import ResponsesBuilder
 from serve.api.openai.streaming import collect, expire_later, stream
 from serve.api.routes.base import ModelRoutes, RequestContext
 from serve.api.server_sent_events import EventStream
