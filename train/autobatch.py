@@ -27,6 +27,14 @@ def cache_path() -> Path:
     return cache_home() / "micro_batch.json"
 
 
+def kept_choices() -> dict[str, int]:
+    """The measured choices by machine and model shape; empty where the file cannot be read: it is measured anew."""
+    try:
+        return dict(json.loads(cache_path().read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def choose_micro_batch(config: RunConfig) -> RunConfig:
     """``config`` with the micro-batch that is fastest here, and as many passes as a step's sequences then need.
 
@@ -68,7 +76,7 @@ def _best(config: RunConfig, sequences: int) -> int:
     facts = [machine["cpu"], machine["cores"], shape, config.tokenizer.vocab_size, train.seq_len, sequences, *choices]
     key = json.dumps(facts, sort_keys=True)
     cache = cache_path()
-    known = json.loads(cache.read_text()) if cache.is_file() else {}
+    known = kept_choices()
     if key not in known:
         known[key] = _measure(config, sequences)
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from data.storage import fsync
 from slm.model import lora
 from slm.model.config import ModelConfig
@@ -78,7 +78,10 @@ def _weight_files(directory: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{index} cannot be read ({one_line(error)}): download it again") from None
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise UserError(f"{directory} lacks {missing[0]}, which its {INDEX} names; download it again")

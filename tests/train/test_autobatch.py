@@ -44,6 +44,16 @@ def test_it_is_measured_once_and_the_step_keeps_its_size(tmp_path, monkeypatch, 
     assert "tokens/s" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", ["", '{"a": 1', "5", b"\xff\xfe"])
+def test_a_damaged_cache_is_measured_anew(content):
+    path = autobatch.cache_path()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert autobatch.kept_choices() == {}
+    path.write_text('{"a": 4}')
+    assert autobatch.kept_choices() == {"a": 4}
+
+
 def test_a_run_that_exists_keeps_its_numbers(tmp_path):
     (tmp_path / "mine").mkdir()
     checkpoint = tmp_path / "mine" / "checkpoints" / "step-00000001"

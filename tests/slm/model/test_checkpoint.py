@@ -268,3 +268,11 @@ def test_what_a_kill_left_behind_is_swept_and_nothing_else(tmp_path):
         (tmp_path / name).mkdir()
     assert sorted(checkpoint.sweep(tmp_path)) == [".step-00000001.old", ".step-00000002.77.tmp"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "step-00000001", "step-00000003.1"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"weight_map": ', b"[]", b'{"weight_map": 5}', b"\xff\xfe"])
+def test_a_damaged_index_of_a_download_is_named(tmp_path, content):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"index\.json cannot be read .*: download it again"):
+        checkpoint.load_weights(tmp_path)
