@@ -12,8 +12,9 @@ from data.sources.corpus import records
 from data.sources.documents import TalesStream
 from data.sources.duplicates import Finder
 from data.sources.filters import make_filter
+from data.sources.held_out import unit_hash
 from data.sources.passages import middle
-from data.sources.plan import Plan, open_whole_corpus, unit_hash
+from data.sources.plan import Plan, open_whole_corpus
 
 BATCH, BATCH_CHARS = 64, 4 << 20  # documents counted together, and their characters
 

@@ -13,9 +13,10 @@ from data.sources import duplicates
 from data.sources.corpus import Corpus, CorpusStream, Select, SelectedCorpus
 from data.sources.document_stream import Doc, ResumableStream, State, TextStream
 from data.sources.filters import make_filter
+from data.sources.held_out import DIVIDED, unit_hash
 from data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
 from data.sources.passages import middle, without
-from data.sources.plan import DIVIDED, Plan, Split, open_whole_corpus, plan_sources, unit_hash
+from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
 from data.tales.story import story
 
 VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation

@@ -1,35 +1,24 @@
-"""From a source's configuration to a plan: what is read, and which documents are held out for validation."""
+"""From a source's configuration to a plan: what is read, and what of it belongs to which split."""
 
-import functools
-import hashlib
-import itertools
 import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files, files, hub
-from data.sources.corpus import Corpus, CorpusStream, FileCorpus, Select
+from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading
-from data.sources.filters import make_filter, options
+from data.sources.filters import options
+from data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, few_names, hold_out
 from data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation"]
 
-CONVERSATIONS = "\0conversations"  # in place of a field of text
 SMALL_CORPUS = 64 << 20  # bytes; a smaller corpus is read once to check how much of it is held out
-LEAST_VALIDATION = 16 << 10  # bytes held out of a small corpus, but never more than a tenth of it
 LONG_DOCUMENT = 65536  # bytes; where documents of plain text may be longer, they are held out in part
-DIVIDED = 32768  # characters; a shorter document is held out as a whole or not at all
-FEW_DOCUMENTS = 20  # a small corpus of fewer documents holds out a part of each ...
-DIVIDED_OF_FEW = 1000  # ... that has as many characters
-LARGEST_PASSAGE = 0.25  # ... at most this share of it, if the other ones are too short to be divided
-ABOUT = (
-    1.25  # what a small corpus holds out may be so many times a tenth (or val_fraction), because documents stay whole
-)
 FEW_PER_SHARD = 16  # with fewer documents per shard, all shards read all of them, and share out their blocks
 
 
@@ -164,13 +153,13 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         chat_files.inspect(tuple(paths), stop=source.on_bad == "stop")
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
-        raise UserError(f"the corpus is empty: {_few(paths)} hold no bytes; check data.files")
+        raise UserError(f"the corpus is empty: {few_names(paths)} hold no bytes; check data.files")
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
         return plan if split == "train" else replace(plan, files=tuple(validation))
     if size <= SMALL_CORPUS:
         return replace(
-            plan, **_held_out(stamps(paths), plan.reading, options(source), val_fraction, plan.long_documents)
+            plan, **hold_out(stamps(paths), plan.reading, options(source), val_fraction, plan.long_documents)
         )
     return replace(plan, held_out=val_fraction, passage=val_fraction if plan.long_documents else 0.0)
 
@@ -207,9 +196,9 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
         if plan.source.val_files:
             apart = files.expand(plan.source.val_files, "data.val_files")
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
-                hashes |= _documents(stamps(apart), plan.reading, options(plan.source)).keys()
+                hashes |= documents_of(stamps(apart), plan.reading, options(plan.source)).keys()
         elif plan.held_out > least and _is_small(plan):
-            documents = _documents(stamps(plan.files), plan.reading, options(plan.source))
+            documents = documents_of(stamps(plan.files), plan.reading, options(plan.source))
             whole = (each for each, found in documents.items() if not plan.passage or not found.is_long(plan.divided))
             hashes |= {
                 each
@@ -246,46 +235,6 @@ def _is_small(plan: Plan) -> bool:
     return sum(map(_text_bytes, plan.files)) <= SMALL_CORPUS
 
 
-class _Document(NamedTuple):
-    """What is known of a document of a small corpus."""
-
-    size: int
-    """Bytes, copies counted."""
-    chars: int
-    undivided: bool
-    """Whether it is all of a file's plain text."""
-
-    def is_long(self, divided: int) -> bool:
-        """Whether a passage of it is held out, where documents of so many characters are divided."""
-        return self.undivided and self.chars >= divided
-
-
-@functools.lru_cache(maxsize=16)
-def _documents(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> dict[float, _Document]:
-    """The documents of a small corpus that pass the filters, by their unit hash."""
-    reason = make_filter(SourceConfig(kind="files", **dict(filters)))
-    paths = tuple(path for path, _, _ in stamped)
-    found: dict[float, _Document] = {}
-
-    def count(text: str, undivided: bool) -> None:
-        if reason is None or reason(text) is None:
-            hashed = unit_hash(text)
-            before = found[hashed].size if hashed in found else 0
-            found[hashed] = _Document(before + len(text.encode("utf-8", "replace")), len(text), undivided)
-
-    if reading.text_field == CONVERSATIONS:
-        for text in CorpusStream(chat_files.ChatFileCorpus(paths, stop=False), order=_in_order):
-            count(text, False)
-        return found
-    for _ in CorpusStream(FileCorpus(paths, reading, count), order=_in_order):
-        pass
-    return found
-
-
-def _in_order(n_files: int) -> list[int]:
-    return list(range(n_files))
-
-
 def _text_bytes(path: str) -> int:
     """Roughly how many bytes of text a file holds."""
     packed = 4 if path.lower().endswith(files.COMPRESSED_SUFFIXES) else 1
@@ -294,86 +243,3 @@ def _text_bytes(path: str) -> int:
 
 def _few(paths: list[str]) -> str:
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-
-
-@functools.lru_cache(maxsize=16)
-def _held_out(
-    stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...], val_fraction: float, divisible: bool
-) -> dict[str, Any]:
-    """What a small corpus holds out, so that both splits have text: fields of a plan.
-
-    ``divisible``: whether long documents of plain text give up a passage, instead of all or nothing.
-    """
-    paths = [path for path, _, _ in stamped]
-    documents = _documents(stamped, reading, filters)
-    if not documents:
-        raise UserError(f"the corpus is empty: {_few(paths)} hold no text; check data.files and data.text_field")
-    divided = DIVIDED_OF_FEW if len(documents) < FEW_DOCUMENTS else DIVIDED
-    long = {hashed for hashed, found in documents.items() if divisible and found.is_long(divided)}
-    if len(documents) == 1 and not long:
-        raise UserError(
-            f"the corpus is one document ({_few(paths)}), so none can be held out: give more text, or "
-            "data.val_files=[...]"
-        )
-    total = sum(found.size for found in documents.values())
-    wanted = min(LEAST_VALIDATION, total // 10)
-    most = int(ABOUT * max(total // 10, val_fraction * total))
-    short = {hashed: found for hashed, found in documents.items() if hashed not in long}
-    if not long:
-        return _whole_documents(short, wanted, most, val_fraction)
-    in_long = sum(documents[hashed].size for hashed in long)
-    passage = max(val_fraction, wanted / total)
-    if len(documents) < FEW_DOCUMENTS:
-        if passage * in_long * ABOUT < wanted:  # the short ones are trained on, so the long ones give more
-            passage = min(wanted / in_long, LARGEST_PASSAGE)
-        return {"held_out": 0.0, "passage": passage, "divided": divided}
-    in_passages = int(passage * in_long)
-    whole: dict[str, Any] = {"held_out": 0.0}
-    if len(short) > 1:
-        whole = _whole_documents(short, max(0, wanted - in_passages), most - in_passages, val_fraction)
-    return {**whole, "passage": passage, "divided": divided}
-
-
-def _whole_documents(documents: dict[float, _Document], wanted: int, most: int, val_fraction: float) -> dict[str, Any]:
-    """Which of a small corpus' documents are held out as a whole: ``held_out`` and perhaps ``longest_held_out``.
-
-    A long document may have one of the first hashes. Where it alone would be more than ``most`` bytes, only documents
-    up to some length are held out: the greatest with which there are at least ``wanted`` bytes and at most ``most``.
-    """
-    found: list[tuple[bool, int, dict[str, Any]]] = []
-    longest = 0
-    fitting = documents
-    while len(fitting) > 1 or not found:
-        sizes = {hashed: each.size for hashed, each in fitting.items()}
-        held_out = _hash_range(sizes, wanted, val_fraction)
-        got = sum(size for hashed, size in sizes.items() if hashed < held_out)
-        limit = {"longest_held_out": longest} if longest else {}
-        found.append((got < wanted, got, {"held_out": held_out, **limit}))
-        if got <= most:
-            break
-        longest = max(each.chars for each in fitting.values()) // 2
-        fitting = {hashed: each for hashed, each in documents.items() if each.chars <= longest}
-    return min(found, key=lambda each: each[:2])[2]
-
-
-def _hash_range(sizes: dict[float, int], wanted: int, val_fraction: float) -> float:
-    """The range of hashes, from 0, that holds out ``wanted`` bytes and leaves some.
-
-    Of many documents about ``val_fraction`` have a hash below it, but of a few perhaps none, or all.
-    """
-    hashes = sorted(sizes)
-    got, threshold = 0, 0.0
-    for hashed, following in itertools.pairwise(hashes):
-        # The last document is never reached: it stays in training.
-        got += sizes[hashed]
-        threshold = (hashed + following) / 2
-        if got >= wanted and threshold >= val_fraction:
-            break
-    natural = sum(size for hashed, size in sizes.items() if hashed < val_fraction)
-    return val_fraction if natural >= wanted and hashes[-1] >= val_fraction else threshold
-
-
-def unit_hash(text: str) -> float:
-    """A document's hash as a number in [0, 1): the same on every machine."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64

@@ -9,7 +9,7 @@ import numpy as np
 from data.config import DataConfig
 from data.sources.documents import make_plans
 from data.sources.duplicates import Finder
-from data.sources.plan import unit_hash
+from data.sources.held_out import unit_hash
 from data.statistics import Statistics, histogram, read
 from data.tales.story import story
 

@@ -7,7 +7,7 @@ import pytest
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources.documents import iter_documents, make_plans
-from data.sources.plan import unit_hash
+from data.sources.held_out import unit_hash
 from tests.helpers.documents import local, write_jsonl
 
 
@@ -59,7 +59,7 @@ def test_no_files_named():
 def test_a_large_corpus_is_not_read_to_split_it(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(1000)])
     monkeypatch.setattr("data.sources.plan.SMALL_CORPUS", 100)
-    monkeypatch.setattr("data.sources.plan._held_out", None)  # calling it would fail
+    monkeypatch.setattr("data.sources.plan.hold_out", None)  # calling it would fail
     assert make_plans(local(path), "train")[0].held_out == 0.01
 
 

@@ -1,0 +1,152 @@
+"""Which documents of a small corpus are held out for validation, so that both splits have text.
+
+Tested in tests/data/sources/test_plan.py.
+"""
+
+import functools
+import hashlib
+import itertools
+from typing import Any, NamedTuple
+
+from data.config import SourceConfig
+from data.errors import UserError
+from data.sources import chat_files
+from data.sources.corpus import CorpusStream, FileCorpus
+from data.sources.files import Reading
+from data.sources.filters import make_filter
+
+CONVERSATIONS = "\0conversations"  # in place of a field of text
+LEAST_VALIDATION = 16 << 10  # bytes held out of a small corpus, but never more than a tenth of it
+DIVIDED = 32768  # characters; a shorter document is held out as a whole or not at all
+FEW_DOCUMENTS = 20  # a small corpus of fewer documents holds out a part of each ...
+DIVIDED_OF_FEW = 1000  # ... that has as many characters
+LARGEST_PASSAGE = 0.25  # ... at most this share of it, if the other ones are too short to be divided
+ABOUT = 1.25  # a small corpus may hold out so many times a tenth (or val_fraction), because documents stay whole
+
+
+class Document(NamedTuple):
+    """What is known of a document of a small corpus."""
+
+    size: int
+    """Bytes, copies counted."""
+    chars: int
+    undivided: bool
+    """Whether it is all of a file's plain text."""
+
+    def is_long(self, divided: int) -> bool:
+        """Whether a passage of it is held out, where documents of so many characters are divided."""
+        return self.undivided and self.chars >= divided
+
+
+@functools.lru_cache(maxsize=16)
+def documents_of(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> dict[float, Document]:
+    """The documents of a small corpus that pass the filters, by their unit hash."""
+    reason = make_filter(SourceConfig(kind="files", **dict(filters)))
+    paths = tuple(path for path, _, _ in stamped)
+    found: dict[float, Document] = {}
+
+    def count(text: str, undivided: bool) -> None:
+        if reason is None or reason(text) is None:
+            hashed = unit_hash(text)
+            before = found[hashed].size if hashed in found else 0
+            found[hashed] = Document(before + len(text.encode("utf-8", "replace")), len(text), undivided)
+
+    if reading.text_field == CONVERSATIONS:
+        for text in CorpusStream(chat_files.ChatFileCorpus(paths, stop=False), order=_in_order):
+            count(text, False)
+        return found
+    for _ in CorpusStream(FileCorpus(paths, reading, count), order=_in_order):
+        pass
+    return found
+
+
+def _in_order(n_files: int) -> list[int]:
+    return list(range(n_files))
+
+
+@functools.lru_cache(maxsize=16)
+def hold_out(
+    stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...], val_fraction: float, divisible: bool
+) -> dict[str, Any]:
+    """What a small corpus holds out, so that both splits have text: fields of a plan.
+
+    ``divisible``: whether long documents of plain text give up a passage, instead of all or nothing.
+    """
+    paths = [path for path, _, _ in stamped]
+    documents = documents_of(stamped, reading, filters)
+    if not documents:
+        raise UserError(f"the corpus is empty: {few_names(paths)} hold no text; check data.files and data.text_field")
+    divided = DIVIDED_OF_FEW if len(documents) < FEW_DOCUMENTS else DIVIDED
+    long = {hashed for hashed, found in documents.items() if divisible and found.is_long(divided)}
+    if len(documents) == 1 and not long:
+        raise UserError(
+            f"the corpus is one document ({few_names(paths)}), so none can be held out: give more text, or "
+            "data.val_files=[...]"
+        )
+    total = sum(found.size for found in documents.values())
+    wanted = min(LEAST_VALIDATION, total // 10)
+    most = int(ABOUT * max(total // 10, val_fraction * total))
+    short = {hashed: found for hashed, found in documents.items() if hashed not in long}
+    if not long:
+        return _whole_documents(short, wanted, most, val_fraction)
+    in_long = sum(documents[hashed].size for hashed in long)
+    passage = max(val_fraction, wanted / total)
+    if len(documents) < FEW_DOCUMENTS:
+        if passage * in_long * ABOUT < wanted:  # the short ones are trained on, so the long ones give more
+            passage = min(wanted / in_long, LARGEST_PASSAGE)
+        return {"held_out": 0.0, "passage": passage, "divided": divided}
+    in_passages = int(passage * in_long)
+    whole: dict[str, Any] = {"held_out": 0.0}
+    if len(short) > 1:
+        whole = _whole_documents(short, max(0, wanted - in_passages), most - in_passages, val_fraction)
+    return {**whole, "passage": passage, "divided": divided}
+
+
+def _whole_documents(documents: dict[float, Document], wanted: int, most: int, val_fraction: float) -> dict[str, Any]:
+    """Which of a small corpus' documents are held out as a whole: ``held_out`` and perhaps ``longest_held_out``.
+
+    A long document may have one of the first hashes. Where it alone would be more than ``most`` bytes, only documents
+    up to some length are held out: the greatest with which there are at least ``wanted`` bytes and at most ``most``.
+    """
+    found: list[tuple[bool, int, dict[str, Any]]] = []
+    longest = 0
+    fitting = documents
+    while len(fitting) > 1 or not found:
+        sizes = {hashed: each.size for hashed, each in fitting.items()}
+        held_out = _hash_range(sizes, wanted, val_fraction)
+        got = sum(size for hashed, size in sizes.items() if hashed < held_out)
+        limit = {"longest_held_out": longest} if longest else {}
+        found.append((got < wanted, got, {"held_out": held_out, **limit}))
+        if got <= most:
+            break
+        longest = max(each.chars for each in fitting.values()) // 2
+        fitting = {hashed: each for hashed, each in documents.items() if each.chars <= longest}
+    return min(found, key=lambda each: each[:2])[2]
+
+
+def _hash_range(sizes: dict[float, int], wanted: int, val_fraction: float) -> float:
+    """The range of hashes, from 0, that holds out ``wanted`` bytes and leaves some.
+
+    Of many documents about ``val_fraction`` have a hash below it, but of a few perhaps none, or all.
+    """
+    hashes = sorted(sizes)
+    got, threshold = 0, 0.0
+    for hashed, following in itertools.pairwise(hashes):
+        # The last document is never reached: it stays in training.
+        got += sizes[hashed]
+        threshold = (hashed + following) / 2
+        if got >= wanted and threshold >= val_fraction:
+            break
+    natural = sum(size for hashed, size in sizes.items() if hashed < val_fraction)
+    return val_fraction if natural >= wanted and hashes[-1] >= val_fraction else threshold
+
+
+def few_names(paths: list[str]) -> str:
+    """The first three paths, and how many more there are."""
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def unit_hash(text: str) -> float:
+    """A document's hash as a number in [0, 1): the same on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
