@@ -5,31 +5,10 @@ import re
 import pytest
 import yaml
 
-from tests.helpers import REPOSITORY
+from tests.helpers.options import CONFIGS, known_options
 
-CONFIGS = REPOSITORY / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 ADVISED = re.compile(r"(?<![\w.])([a-z][a-z_0-9.]*)=")
-
-
-def flat(tree, prefix=""):
-    for key, value in (tree or {}).items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-
-
-def known():
-    """Every option of every stage, and the groups."""
-    names = set()
-    for path in FILES:
-        tree = yaml.safe_load(path.read_text())
-        if path.parent == CONFIGS:
-            names |= set(flat(tree))
-        else:
-            group = path.parent.name
-            names |= {group, *flat(tree, f"{group}.")}
-    return names
 
 
 def comments(path):
@@ -39,7 +18,7 @@ def comments(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_the_options_that_comments_name_exist(path):
     sections = ["", *(f"{key}." for key in yaml.safe_load(path.read_text()) or {})]
-    names = known()
+    names = known_options()
     for comment in comments(path):
         for key in ADVISED.findall(comment):
             assert any(section + key in names for section in sections), f"there is no option {key}: {comment.strip()}"

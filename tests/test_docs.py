@@ -1,4 +1,4 @@
-"""The files and modules that the documentation names exist."""
+"""The files, modules and options that the documentation names exist."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import REPOSITORY
+from tests.helpers.options import known_options
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 PAGES += sorted((REPOSITORY / "examples").rglob("*.md"))
@@ -13,12 +14,14 @@ FOLDERS = ("data", "slm", "train", "export", "serve", "configs", "docs", "tests"
 FILES = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix != ".pyc"]
 REMOVED = {"narrow.py"}  # docs/decisions.md says why
 OTHER_PROGRAMS = {"pytest"}
+OTHER_OPTIONS = {"glibc.malloc.hugetlb"}
 
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 FENCED = re.compile(r"```.*?```", re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*/?")
 MODULE = re.compile(r"python3? -m ([\w.]+\w)")
+OPTION = re.compile(r"(?<![\w./-])([a-z][a-z_0-9]*(?:\.[a-z_0-9]+)+)=")
 
 
 def paths_in(text: str) -> set[str]:
@@ -70,3 +73,14 @@ def test_names_are_found() -> None:
         assert exists(path) == there
     for name, there in {"slm.doctor": True, "serve.bench": True, "train.plan": False, "serve.api": False}.items():
         assert is_module(name) == there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_the_options_that_a_page_gives_exist(page: Path) -> None:
+    assert set(OPTION.findall(page.read_text())) <= known_options() | OTHER_OPTIONS
+
+
+def test_options_are_found() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert len(set(OPTION.findall(text))) >= 80
+    assert OPTION.findall("`a.b=1` c.d_e.f=[x] g=2 /h.i=3 --j.k=4") == ["a.b", "c.d_e.f"]
