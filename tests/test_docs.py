@@ -17,6 +17,7 @@ OTHER_PROGRAMS = {"pytest"}
 OTHER_OPTIONS = {"glibc.malloc.hugetlb"}
 
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+ANCHOR = re.compile(r"\]\((?!https?://)([^)#]*)#([^)]+)\)")
 FENCED = re.compile(r"```.*?```", re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*/?")
@@ -47,6 +48,20 @@ def test_what_a_page_names_exists(page: Path) -> None:
     wrong += [path for path in sorted(paths_in(text) - REMOVED) if not exists(path)]
     wrong += [name for name in MODULE.findall(text) if not is_module(name) and name not in OTHER_PROGRAMS]
     assert wrong == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to a page's headings end in, as GitHub makes it of their text."""
+    headings = [
+        line.lstrip("#").strip() for line in FENCED.sub("", page.read_text()).split("\n") if line.startswith("#")
+    ]
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_the_headings_that_a_page_links_to_exist(page: Path) -> None:
+    for path, anchor in ANCHOR.findall(page.read_text()):
+        assert anchor in anchors(page.parent / path if path else page), f"{path}#{anchor}"
 
 
 def test_what_is_removed_is_gone() -> None:
