@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slm.advice import advice
+from slm.doctor.advice import advice
 from slm.doctor.tables import choice_rows
 from tests.helpers import programs
 
