@@ -178,7 +178,7 @@ def _torch_pass(model: LanguageModel, add: _Add) -> Iterator[_Run]:
     with ExitStack() as hooks:
         for layer in model.model.layers:
             for hooked, shared in SHARED_INPUTS.items():
-                weights = [layer.get_submodule(each).get_parameter("weight") for each in shared]
+                weights: list[Tensor] = [layer.get_submodule(each).get_parameter("weight") for each in shared]
                 hook = partial(_hook, add, weights)
                 hooks.enter_context(layer.get_submodule(hooked).register_forward_pre_hook(hook))
         yield model.hidden_states

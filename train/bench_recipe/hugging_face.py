@@ -39,7 +39,7 @@ def make_trainer(
 
     from train.environment import number_format
 
-    ours = dict(
+    ours: dict[str, Any] = dict(
         output_dir=str(folder),
         use_cpu=True,
         bf16=number_format(train)[0] == "bf16",
