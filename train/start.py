@@ -16,6 +16,7 @@ from data.stream.loader import Loader, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
+from slm.llama.verdict import require_working_build
 from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
@@ -75,6 +76,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         ranks.broadcast_from_main(lambda: config.train.check_processes(ranks.size))
         resume = ranks.broadcast_from_main(lambda: _open_directory(config, directory))
         environment = _environment(config, ranks)
+        if config.train.qat:
+            require_working_build()  # its rounding is llama.cpp's own, in this process
         point = broadcast_resume_point(ranks, lambda: _resume_point(config, resume, root))
         if point.checkpoint and _finished(config, point.state):
             print(

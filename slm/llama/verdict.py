@@ -84,11 +84,11 @@ def require_working_build() -> None:
         raise UserError(f"llama.cpp, as it is installed here, {fault}: {REBUILD} builds it again for this processor")
 
 
-def crash_advice() -> str:
-    """What to do when a command that computes with llama.cpp has died although the trial went well."""
+def crash_advice(left: str = "nothing was published") -> str:
+    """What to do when llama.cpp has died although the trial went well. ``left``: what that means for files."""
     suspect = examine().suspect
     likely = f"{suspect} is the likeliest cause; " if suspect else ""
-    return f"{likely}nothing was published; {REBUILD} builds llama.cpp again for this processor"
+    return f"{likely}{left}; {REBUILD} builds llama.cpp again for this processor"
 
 
 def examine() -> Verdict:

@@ -1,4 +1,4 @@
-"""Teachers: a model in torch or with the training kernels, or a GGUF file in llama.cpp.
+"""Teachers: a model in torch or with the training kernels, or a GGUF file (``train.objective.gguf_teacher``).
 
 Shape suffixes: N positions of a micro-batch, R some of them, D model width, V vocabulary.
 
@@ -8,14 +8,14 @@ Tested in tests/train/objective/test_teacher.py.
 import hashlib
 from pathlib import Path
 
-import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
+from slm.llama.gguf_check import read_header
+from slm.llama.verdict import require_working_build
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.runs import resolve
@@ -23,7 +23,7 @@ from train.backend import Backend, make_frozen_backend
 from train.config import TrainConfig
 from train.environment import Environment
 from train.objective.batch import Batch
-from train.objective.segments import segments
+from train.objective.gguf_teacher import GGUFTeacher, vocabulary
 from train.objective.soft_targets import DenseTargets
 
 SAMPLE = 1 << 20
@@ -44,40 +44,6 @@ class ModelTeacher:
             return F.linear(x_ND[rows].float(), self._head_VD)
 
         return DenseTargets(logits, self._n_ids, self._temperature)
-
-
-class GGUFTeacher:
-    """A GGUF file in llama.cpp. The logits of a micro-batch's scored positions are held at once, 4 bytes each."""
-
-    def __init__(
-        self, path: Path, *, seq_len: int, n_ids: int, temperature: float, n_threads: int, eot_id: int | None
-    ) -> None:
-        from slm.llama.context import Batch as LlamaBatch
-        from slm.llama.context import Context
-        from slm.llama.model import Model
-
-        self._n_ids, self._temperature, self._eot_id = n_ids, temperature, eot_id
-        self._model = Model(path)
-        self._context = Context(
-            self._model, n_ctx=seq_len, n_batch=seq_len, n_threads=n_threads, n_threads_batch=n_threads
-        )
-        self._batch = LlamaBatch(seq_len)
-
-    def targets(self, batch: Batch) -> DenseTargets:
-        place_N = torch.zeros(batch.ids.numel(), dtype=torch.int64)
-        found: list[np.ndarray] = []
-        for segment in segments(batch, self._eot_id):
-            self._context.clear()
-            self._batch.clear()
-            wanted = np.zeros(len(segment.ids), dtype=bool)
-            wanted[segment.scored] = True
-            for position, token in enumerate(segment.ids.tolist()):
-                self._batch.add(token, position, 0, bool(wanted[position]))
-            self._context.decode(self._batch)
-            place_N[segment.begin + segment.scored] = torch.arange(len(found), len(found) + len(segment.scored))
-            found += (self._context.row(int(position))[: self._n_ids].copy() for position in segment.scored)
-        logits_SV = torch.from_numpy(np.stack(found))
-        return DenseTargets(lambda rows: logits_SV[place_N[rows]], self._n_ids, self._temperature)
 
 
 Live = ModelTeacher | GGUFTeacher
@@ -119,10 +85,8 @@ class Named:
     def _check_tokens(self, tokenizer: Tokenizer) -> int:
         """UserError where ids stand for other tokens. Returns the teacher's context, tokens."""
         if self.is_gguf:
-            from slm.llama.model import Model
-
-            with Model(self.path, vocab_only=True) as model:
-                theirs, facts = model.spellings, model.header.metadata
+            require_working_build()
+            theirs, facts = vocabulary(self.path), read_header(self.path).metadata
             context = int(facts.get(f"{facts.get('general.architecture')}.context_length", 0))
         else:
             theirs, context = spellings(load_tokenizer(str(self.path))), checkpoint.load_config(self.path).seq_len
