@@ -77,7 +77,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         resume = ranks.broadcast_from_main(lambda: _open_directory(config, directory))
         environment = _environment(config, ranks)
         if config.train.qat:
-            require_working_build()  # its rounding is llama.cpp's own, in this process
+            ranks.main_first(require_working_build)  # its rounding is llama.cpp's own, in this process
         point = broadcast_resume_point(ranks, lambda: _resume_point(config, resume, root))
         if point.checkpoint and _finished(config, point.state):
             print(
@@ -92,7 +92,9 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
         model, warning = _new_model(config, tokenizer, ranks, root)
-        objective = make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
+        objective = ranks.main_first(
+            lambda: make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
+        )
         trained = make_trained(model, config, root, ranks)
         notes = (fallback_line(model, environment), warning, adapter_line(trained, config.lora), objective_line(config))
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
@@ -191,7 +193,7 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path
     train, directory = config.train, base_directory(config, root)
     if directory:
         chat = tokenizer if config.data.has_chat else None
-        shape = ranks.broadcast_from_main(lambda: _starting_shape(directory, train.seq_len, chat))
+        shape = ranks.broadcast_from_main(lambda: _starting_shape(directory, train.seq_len, chat, config.lora.rank))
     else:
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
@@ -211,14 +213,20 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path
     return model, warning
 
 
-def _starting_shape(directory: str, seq_len: int, chat: Tokenizer | None) -> ModelConfig:
-    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context.
+def _starting_shape(directory: str, seq_len: int, chat: Tokenizer | None, rank: int = 0) -> ModelConfig:
+    """The shape of the Hugging Face model in ``directory``; UserError where ``seq_len`` tokens exceed its context, or
+    an adapter of this ``rank`` its width.
 
     With ``chat``, the tokenizer of a model that is tuned on conversations, the vocabulary has a row for each of its ids
     and a turn ends with its end-of-text token. The context is then at least ``seq_len``: a sequence holds several
     conversations that do not see each other.
     """
     shape = checkpoint.load_config(directory)
+    if rank > shape.d_model:
+        raise UserError(
+            f"a LoRA rank of {rank:,} is over the width of {directory} ({shape.d_model:,}), so the adapter would be "
+            "larger than the weights: use for example 16"
+        )
     if chat is not None:
         bos_id = shape.eos_id if shape.bos_id is None else shape.bos_id
         grown = resize.with_vocabulary(shape, chat.vocab_size, bos_id=bos_id, eos_id=chat.eot_id)

@@ -132,6 +132,8 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
         calls, content = [content], ""
     message: dict[str, Any] = {"role": role, "content": _text(content, number)}
     if role == "assistant" and calls:
+        if not isinstance(calls, list):
+            raise BadRecordError(f"the tool calls of message {number} are no list")
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
     for key in ("name", "tool_call_id"):
         if isinstance(turn.get(key), str):
@@ -183,7 +185,10 @@ def _instruction(record: dict[str, Any]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if record.get("system"):
         messages.append({"role": "system", "content": _text(record["system"], 1)})
-    for pair in record.get("history") or []:
+    history = record.get("history") or []
+    if not isinstance(history, list):
+        raise BadRecordError("its history is no list")
+    for pair in history:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRecordError("its history holds something other than pairs of question and answer")
         messages += [{"role": "user", "content": str(pair[0])}, {"role": "assistant", "content": str(pair[1])}]

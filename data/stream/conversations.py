@@ -20,14 +20,14 @@ from data.stream import marks
 GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""
 MOST_WITHOUT_PAIRS = 10_000
-"""So many records in a row without a pair end the run."""
+"""So many records in a row without a pair, or without an answer that fits, end the run."""
 
 
 class Conversations:
     """A stream of conversations as marked tokens. Its position is that of the documents.
 
     A conversation longer than a block keeps its beginning. One without a scored token in it is left out, as is one that
-    the template refuses.
+    the template refuses. UserError where so many of them follow each other that nothing else may come.
     """
 
     def __init__(self, documents: DocumentStream, encoder: ChatEncoder, *, seq_len: int) -> None:
@@ -36,7 +36,7 @@ class Conversations:
         self._size = seq_len + 1
 
     def __next__(self) -> np.ndarray:
-        while True:
+        for _ in range(MOST_WITHOUT_PAIRS):
             document = next(self._documents)
             assert isinstance(document, str)  # conversations are not cached
             try:
@@ -46,6 +46,11 @@ class Conversations:
             ids, scored = ids[: self._size], scored[: self._size]
             if scored[1:].any():
                 return marks.mark(ids, scored)
+        raise UserError(
+            f"{MOST_WITHOUT_PAIRS:,} conversations in a row have no answer in their first train.seq_len="
+            f"{self._size - 1} tokens, or are refused by the chat template: raise train.seq_len (make data-stats shows "
+            "both)"
+        )
 
     def state_dict(self) -> State:
         return self._documents.state_dict()

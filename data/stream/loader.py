@@ -233,7 +233,7 @@ class _Worker:
         self._process = context.Process(
             target=worker_main, args=(pickle.dumps((options, state)), sender), name="data-worker", daemon=True
         )
-        with _without_interrupts():
+        with without_interrupts():
             self._process.start()
         sender.close()  # the worker has the only writing end, so we read an end of file when it dies
 
@@ -277,7 +277,7 @@ def _widen(sender: Connection) -> None:
 
 
 @contextlib.contextmanager
-def _without_interrupts() -> Any:
+def without_interrupts() -> Any:
     """A process that is started inside never sees Ctrl-C, SIGTERM or SIGHUP, not even while it starts.
 
     Service managers and torchrun send these signals to every process of a run. The training process then finishes its
@@ -324,6 +324,11 @@ def validation_blocks(
         pairs=pairs,
     )
     blocks = list(itertools.islice(pipeline, max_blocks * spread))
+    if not blocks and any(plan.source.is_chat for plan in plans):
+        raise UserError(
+            f"none of the held-out conversations has an answer in its first train.seq_len={seq_len} tokens, if any are "
+            "held out: give data.val_files=[...] or more conversations, raise data.val_fraction, or raise train.seq_len"
+        )
     if not blocks:
         raise UserError(
             f"the validation text is {pipeline.queued} tokens, less than one block of seq_len + 1 = {seq_len + 1}: "

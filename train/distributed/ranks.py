@@ -47,6 +47,10 @@ class Ranks:
         """What ``function`` returned on rank 0. Where it raises UserError there, every rank ends."""
         return function()
 
+    def main_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns on this rank, rank 0's before the others': a mistake of all is reported once."""
+        return make()
+
     def gather_to_main(self, value: T) -> list[T]:
         """On rank 0 every rank's value, in order of rank; elsewhere ``[value]``."""
         return [value]
@@ -90,6 +94,11 @@ class GlooRanks(Ranks):
         if outcome[1] is not None:
             raise MainRankError
         return outcome[0]
+
+    def main_first(self, make: Callable[[], T]) -> T:
+        made: list[T] = []
+        self.broadcast_from_main(lambda: made.append(make()))
+        return made[0] if made else make()
 
     def gather_to_main(self, value: T) -> list[T]:
         values: list[Any] | None = [None] * self.size if self.main else None

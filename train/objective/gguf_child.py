@@ -70,8 +70,6 @@ class _Teacher:
 def main(pipe: Connection, memory: int) -> None:
     """Answer calls ``(method, arguments)`` with ``(True, result)`` or ``(False, what is wrong)``, until none come."""
     end_with_parent(signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the other process finishes its step, and ends this one
     teacher = _Teacher(memory)
     while True:
         try:

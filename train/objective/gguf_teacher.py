@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from data.errors import UserError
+from data.stream.loader import without_interrupts
 from slm.llama.verdict import crash_advice
 from slm.machine.crashes import CRASHES, ended_by
 from train.objective.batch import Batch
@@ -70,16 +71,15 @@ class _Child:
         self._memory = _memory()
         self._shared = np.empty(0, np.float32)
         self._pipe, theirs = Pipe()
-        # Ctrl-C and the end of a terminal reach all processes of a session: a step that has begun is finished.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), str(self._memory)],
-            pass_fds=(theirs.fileno(), self._memory),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=Path(__file__).resolve().parents[2],
-            # When llama.cpp aborts, it starts a debugger where there is one.
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-        )
+        with without_interrupts():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), str(self._memory)],
+                pass_fds=(theirs.fileno(), self._memory),
+                stdin=subprocess.DEVNULL,
+                cwd=Path(__file__).resolve().parents[2],
+                # When llama.cpp aborts, it starts a debugger where there is one.
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+            )
         theirs.close()  # or its death would not be an end of file
         self.end = weakref.finalize(self, _end, self._process, self._pipe, self._memory)
 

@@ -61,6 +61,7 @@ def tuning(
             config.data,
             directory,
             tokens_per_step=config.train.tokens_per_step,
+            seq_len=config.train.seq_len,
             seed=config.train.seed,
             pairs=config.preference.on,
         )

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder, chat_tokenizer
 from data.config import DataConfig, SourceConfig
-from data.errors import UserError
+from data.errors import UserError, one_line
 from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
 from data.tokenizers.make import load_tokenizer
@@ -173,11 +174,12 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
 
 
 def length(
-    data: DataConfig, directory: Path, *, tokens_per_step: int, seed: int, pairs: bool = False
+    data: DataConfig, directory: Path, *, tokens_per_step: int, seq_len: int, seed: int, pairs: bool = False
 ) -> tuple[int, str]:
     """Optimizer steps for ``data.max_epochs`` passes over the conversations, and one line on what was found.
 
-    ``pairs``: both answers of preference pairs are read, and nothing else.
+    ``pairs``: both answers of preference pairs are read, and nothing else. UserError where the chat template refuses
+    all conversations, and where none has an answer in its first ``seq_len`` tokens.
     """
     sources = data.all_sources()
     if any(source.kind != "chat" or source.path for source in sources) or data.max_epochs is None:
@@ -189,21 +191,41 @@ def length(
     encoder = ChatEncoder(chat_tokenizer(load_tokenizer(directory)))
     (plan,) = make_plans(data, "train")
     stream, lengths = open_stream(plan, seed=seed, wrap=lambda corpus: corpus), []
-    count = 0
+    count = fitting = refused = 0
+    why = ""
     while True:
         try:
             document = next(stream)
         except StopIteration:
             break
-        both = encoder.pair(document) if pairs and count < MEASURED else ()
-        if both is None:
-            continue
+        if len(lengths) < MEASURED:
+            try:
+                parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
+            except TemplateRefusesError as error:
+                refused, why = refused + 1, why or one_line(error)
+                continue
+            if parts is None:
+                continue
+            lengths.append(sum(len(ids) for ids, _ in parts))
+            fitting += any(scored[1 : seq_len + 1].any() for _, scored in parts)
         count += 1
-        if count <= MEASURED:
-            lengths.append(sum(len(ids) for ids, _ in both or (encoder.conversation(document)[:2],)))
+    if refused and not lengths:
+        raise UserError(
+            f"the chat template of {directory} refuses all conversations, the first so: {why}; give them in the form "
+            "that it takes, or tune a base model, which gets ChatML"
+        )
+    if lengths and not fitting:
+        raise UserError(
+            f"no conversation has an answer in its first train.seq_len={seq_len} tokens (they have "
+            f"{min(lengths):,} to {max(lengths):,}): raise train.seq_len, or shorten what comes before the answers"
+        )
     tokens = sum(lengths) / max(1, len(lengths)) * count
     steps = max(FEWEST_STEPS, math.ceil(data.max_epochs * tokens / tokens_per_step))
-    return steps, findings.line(pairs=pairs)
+    found = findings.line(pairs=pairs)
+    if refused:
+        looked_at = refused + len(lengths)
+        found += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
+    return steps, found
 
 
 def words(options: dict[str, Any]) -> list[str]:

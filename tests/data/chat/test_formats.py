@@ -81,6 +81,8 @@ def test_what_nobody_answers_is_taken_away():
         ({"messages": [{"role": "king", "content": "a"}, ANSWERED]}, "message 1 has the role 'king'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWERED]}, "message 1 is not text"),
         ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {}}]}]}, "has no name"),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": 5}]}, "tool calls of message 2 are no list"),
+        ({"instruction": "a", "output": "b", "history": 5}, "its history is no list"),
         ({"chosen": "a", "rejected": "b"}, "there is no prompt"),
         ({"prompt": "a", "completion": None}, "no known format"),
     ],

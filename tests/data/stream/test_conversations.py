@@ -107,6 +107,18 @@ def test_bins_are_never_too_full_and_hold_every_item_once():
     assert len(bins) == 5
 
 
+def test_answers_that_come_too_late_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
+    path = tmp_path / "late.jsonl"
+    made = [{"prompt": f"{i} " + "Say it. " * 60, "completion": f"It {i}."} for i in range(40)]
+    path.write_text("\n".join(map(json.dumps, made)))
+    config = DataConfig(kind="chat", files=[str(path)], val_fraction=0.2, max_epochs=None)
+    with pytest.raises(UserError, match=r"30 conversations in a row have no answer in their first train.seq_len=64"):
+        next(Loader(config, TOKENIZER, seq_len=64, micro_batch=1, seed=1, workers=0))
+    with pytest.raises(UserError, match=r"none of the held-out conversations has .*train.seq_len=64 tokens.*raise tr"):
+        validation_blocks(config, TOKENIZER, 64, 9, 1)
+
+
 def pair_records() -> list[dict]:
     asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A cat."}]
     more = [*asked, {"role": "user", "content": "And?"}]

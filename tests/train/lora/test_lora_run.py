@@ -20,6 +20,7 @@ from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses, writ
 from train.config import LoraConfig
 from train.lora.adapter import AdapterParameters
 from train.lora.base import BASE
+from train.start import _starting_shape
 from train.tune.__main__ import tuning
 
 QUICK = (
@@ -149,6 +150,13 @@ def test_a_base_that_has_changed_is_refused(whole):
         adapter.load(last)
     with pytest.raises(UserError, match="another rank"):
         AdapterParameters(load_model(whole / BASE), LoraConfig(rank=3), "elsewhere").load(last)
+
+
+def test_a_rank_over_the_width_is_one_line(base):
+    directory = str(list_checkpoints(base)[-1])
+    assert _starting_shape(directory, 32, None, 256).d_model == 256
+    with pytest.raises(UserError, match=r"a LoRA rank of 257 is over the width of .* \(256\).*: use for example 16"):
+        _starting_shape(directory, 32, None, 257)
 
 
 def test_what_does_not_work_is_one_line(words):

@@ -14,8 +14,11 @@ from data.chat.tokens import own_template
 from data.errors import UserError
 from data.sources.plan import plan_sources
 from data.tokenizers.make import load_tokenizer
-from slm.model.checkpoint import load_config
+from slm.model.checkpoint import load_config, save_model
+from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
+from tests.helpers import tiny_checkpoint as tiny
+from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, write_corpus
 from train.tune import recipe
@@ -204,6 +207,37 @@ def load_config_of(n_params: int):
     from types import SimpleNamespace
 
     return SimpleNamespace(n_params=n_params)
+
+
+def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_path):
+    """Those that the model's own template refuses, and those whose answers come too late."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
+        "<turn>{{ m.content }}</turn>{% endfor %}{% if add_generation_prompt %}<turn>{% endif %}"
+    )
+    tokenizer = with_template(base_tokenizer(), template, ("<turn>", "</turn>"), bos="<turn>", eos="</turn>")
+    size = -(-tokenizer.vocab_size // 64) * 64
+    save_model(tmp_path, LanguageModel(tiny.config(vocab_size=size, n_layers=1, eos_id=tokenizer.eot_id)))
+    tokenizer.save(tmp_path)
+    system = {"role": "system", "content": "Be kind."}
+    turns = [{"role": "user", "content": "Who is it? " * 30}, {"role": "assistant", "content": "A cat."}]
+    path, said = tmp_path / "chats.jsonl", []
+    words = [f"base={tmp_path}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{path}]", *SHORT]
+
+    def tuned(n_refused: int, *more: str) -> None:
+        made = [{"messages": [system, *turns] if number < n_refused else turns, "n": number} for number in range(40)]
+        path.write_text("\n".join(map(json.dumps, made)))
+        tuning([*words, *more], log=said.append)
+
+    tuned(3, "train.seq_len=512")
+    assert "conversations: 40 OpenAI messages; the chat template refuses 3 of " in said[0]
+    assert "left out, the first so: the chat template refuses it: no system turns" in said[0]
+    with pytest.raises(UserError, match=r"refuses all conversations, .*no system turns; give them in the"):
+        tuned(40)
+    with pytest.raises(
+        UserError, match=r"an answer in its first train.seq_len=64 tokens \(they have 1.*raise train.seq"
+    ):
+        tuned(0, "train.seq_len=64")
 
 
 def test_what_cannot_be_tuned_is_one_line(tmp_path):
