@@ -304,6 +304,10 @@ def test_mistakes_are_told_once_before_anything_starts(words):
     assert code == 2, out + err
     assert err.count("/nowhere.txt") == 1
     assert len(err.strip().splitlines()) == 1, err
+    code, out, err = finish(two(words("untaught", TWO, "distill.teacher=/nowhere")))  # every process looks for it
+    assert code == 2, out + err
+    assert err.count("/nowhere does not exist") == 1
+    assert len(err.strip().splitlines()) == 1, err
 
 
 # Two machines: network namespaces, joined by a virtual cable.

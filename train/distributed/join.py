@@ -29,6 +29,8 @@ def join(*, pin: bool) -> Ranks:
     end_with_parent(signal.SIGTERM)  # when the launcher is killed: this process then saves and ends
     if (path := os.environ.get(EXIT_FILE)) and stop_file(Path(path)).exists():
         raise SystemExit(0)  # stopped before this process could be signalled; the launcher knows the code
+    if path:
+        Path(path).unlink(missing_ok=True)  # of an earlier start; nobody has met yet, so nobody has left one
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if size == 1:

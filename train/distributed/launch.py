@@ -29,7 +29,7 @@ from slm import cli
 from slm.configuration import build
 from slm.machine.hardware import share_cores
 from train.config import RunConfig
-from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, launch_folder, stop_file
+from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, exit_code, launch_folder, stop_file
 from train.interrupt import drop_lost_output, handle_stop_signals
 from train.resolve import ChooseMicroBatch, resolve
 
@@ -215,12 +215,8 @@ def _run(options: list[str], program: list[str], exit_file: Path) -> int:
 
 def _left_code(exit_file: Path) -> int:
     """The exit code that the ranks left, or that of a stop before they could be signalled; 0 without either."""
-    for file in (exit_file, stop_file(exit_file)):
-        try:
-            return int(file.read_text())
-        except (OSError, ValueError):
-            continue
-    return 0
+    left = exit_code(exit_file)
+    return left if left is not None else exit_code(stop_file(exit_file)) or 0
 
 
 if __name__ == "__main__":

@@ -35,6 +35,14 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def exit_code(file: Path) -> int | None:
+    """The exit code that a process left in ``file``; None where none did."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 @contextmanager
 def launch_folder() -> Iterator[Path]:
     """A temporary folder for the files of one launch; the folders of launchers that were killed are removed first."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data.errors import UserError, one_line
 from data.stream.loader import EndOfTextError
-from train.distributed.launch_files import EXIT_FILE, in_use
+from train.distributed.launch_files import EXIT_FILE, exit_code, in_use
 from train.distributed.ranks import LostPeerError, MainRankError, Ranks
 from train.guards import NonFiniteError
 from train.interrupt import STOP_SIGNALS
@@ -46,8 +46,11 @@ def _exit_code(ranks: Ranks, run: Callable[[], int]) -> int:
     except MainRankError:
         code = 2
     except LostPeerError as error:
-        print(f"rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
-        code = 1
+        if path and exit_code(Path(path)) == 2:
+            code = 2  # the peer has reported what no restart can mend
+        else:
+            print(f"rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
+            code = 1
     except UserError as error:
         if ranks.main or not isinstance(error, (NonFiniteError, EndOfTextError)):  # every rank raises these
             print("error: " + one_line(error), file=sys.stderr, flush=True)
