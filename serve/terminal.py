@@ -1,6 +1,7 @@
 """``python -m serve.terminal model=PATH [prompt='Once upon a time' ...]``: a model in the terminal, without HTTP.
 
-The engine runs in this process. With a chat template there is a conversation; without one, the model continues text.
+The engine runs in this process, which another one watches (``slm.machine.crash_guard``): a crash is one line. With a
+chat template there is a conversation; without one, the model continues text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from serve.history import HistoryWindow, prompt_limit
 from serve.pool.model_files import resolve_model
 from slm.cli import run
 from slm.exported import stale_lines
-from slm.llama.verdict import require_working_build
+from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.crash_guard import doing, guarded
 from slm.report import plain
 
 if TYPE_CHECKING:
@@ -349,6 +351,7 @@ def main(argv: list[str]) -> int:
         # A pipe in a C locale is ASCII; a model's text is not.
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding or "ascii").name != "utf-8":
             stream.reconfigure(encoding="utf-8", errors="replace")
+    doing(f"running {config.model}")
     conversation = Conversation(config)
     try:
         if config.prompt is None:
@@ -363,4 +366,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda argv: guarded(lambda: main(argv), advice=lambda: crash_advice("only what /save has written is kept")))

@@ -131,6 +131,11 @@ def resolve(path: str | os.PathLike[str]) -> Run:
     root = Path(path)
     if not root.exists():
         raise UserError(_missing(root))
+    if root.is_file() and root.suffix == ".gguf":
+        raise UserError(
+            f"{root} is a GGUF file, and here the checkpoint that it was made from is needed: give its run "
+            "(runs/<name>) or a Hugging Face model directory"
+        )
     if root.is_file():
         raise UserError(f"{root} is a file; give a run directory (runs/<name>) or a Hugging Face model directory")
     root = root.resolve()
@@ -140,6 +145,11 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         return Run(root=root, is_hf=True)
     if (root / "config.yaml").is_file() or (root / "checkpoints").is_dir() or (root / "gguf").is_dir():
         return Run(root=root)
+    if (root / "adapter_config.json").is_file():
+        raise UserError(
+            f"{root} is a LoRA adapter without its model: give the run that trained it, whose checkpoints are the "
+            "merged model, or merge the adapter into its base first (PEFT's merge_and_unload)"
+        )
     raise UserError(
         f"{root} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
         f"(no config.json); give runs/<name>, or the folder that config.json and model.safetensors are in"

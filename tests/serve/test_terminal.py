@@ -12,12 +12,15 @@ from data.chat.formats import read_record
 from data.errors import UserError
 from serve.config import TerminalConfig
 from serve.terminal import Conversation
+from slm.llama import verdict
+from slm.llama.quantize import quantize
+from tests.helpers import broken_llama
 from tests.helpers.tiny_gguf import exported_run
 
 
-def terminal(*words, typed=None):
+def terminal(*words, typed=None, env=None):
     command = [sys.executable, "-m", "serve.terminal", *words, "threads=1"]
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=30, env=env)
     assert "Traceback" not in done.stderr
     return done
 
@@ -172,6 +175,21 @@ def test_ctrl_c_stops_the_reply_not_the_program(slow_path):
     talk.stdin.close()
     assert talk.wait(10) == 0
     assert b"Traceback" not in talk.stderr.read()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD")
+def test_a_crash_of_llama_cpp_is_one_line(tiny_path, tmp_path):
+    verdict.examine()  # this build's: what dies later passes the trial
+    quantize(tiny_path, tmp_path / "q8_0.gguf", "q8_0")
+    library = broken_llama.environment(tmp_path, broken_llama.LATER.replace("{rows}", "9"))["LD_PRELOAD"]
+    done = terminal(
+        f"model={tmp_path}/q8_0.gguf", "prompt=the", "max_tokens=40", env=os.environ | {"LD_PRELOAD": library}
+    )
+    assert done.returncode == 128 + signal.SIGSEGV
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: native code died with SIGSEGV while running {tmp_path}/q8_0.gguf; ")
+    assert "only what /save has written is kept; " in line
+    assert line.endswith("builds llama.cpp again for this processor")
 
 
 def test_a_file_older_than_its_runs_newest_checkpoint_is_named(tmp_path):

@@ -54,6 +54,13 @@ def test_a_wrong_run_names_the_near_ones(tmp_path):
     (tmp_path / "runs" / "stories").mkdir(parents=True)
     with pytest.raises(UserError, match="did you mean 'stories'"):
         resolve(tmp_path / "runs" / "storys")
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(UserError, match=r"model.gguf is a GGUF file, and here the checkpoint .* give its run"):
+        resolve(tmp_path / "model.gguf")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is a LoRA adapter without its model: give the run that trained it"):
+        resolve(tmp_path / "adapter")
     with pytest.raises(UserError, match="neither a run"):
         resolve(tmp_path / "runs" / "stories")
     with pytest.raises(UserError, match="no run yet"):
