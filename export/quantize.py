@@ -9,7 +9,6 @@ import numpy as np
 from data.errors import UserError
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import GGML_TYPES, GgufTensor, read_header
-from slm.llama.quantize import quantize
 
 FALLBACKS = {
     "iq1_s": "iq4_nl",
@@ -119,6 +118,8 @@ def quantize_file(
 
     UserError with llama.cpp's own reason where it refuses: equal paths, a full disk, a broken source.
     """
+    from slm.llama.quantize import quantize  # loads llama.cpp
+
     try:
         log = quantize(
             source,

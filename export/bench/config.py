@@ -15,7 +15,6 @@ from export.target import is_target, parse_target
 from slm.evaluate.config import TextOptions
 from slm.llama.blocks.grids import KINDS
 from slm.llama.gguf_check import GGML_TYPES
-from slm.llama.quantize import quant_types
 
 QUANT = (
     *("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_nl", "iq4_xs", "q3_k_m", "iq3_m", "iq3_xxs", "q2_k"),
@@ -113,6 +112,8 @@ class Variant:
 def variants(config: SweepConfig) -> list[Variant]:
     """The files to make, the reference first. UserError for a type that llama.cpp does not write, and for gptq alone
     where no type has it."""
+    from slm.llama.quantize import quant_types  # loads llama.cpp
+
     found = [Variant(kind=config.base, imatrix=False)]
     for kind in resolve_types(config.quant, quant_types()):
         if kind in UNQUANTIZED:

@@ -55,16 +55,15 @@ def tuning(
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
     config = resolve([*recipe.words(options), *typed], choose)
-    found = ""
+    steps, found = recipe.length(
+        config.data,
+        directory,
+        tokens_per_step=config.train.tokens_per_step,
+        seq_len=config.train.seq_len,
+        seed=config.train.seed,
+        pairs=config.preference.on,
+    )
     if not given("train.max_steps"):
-        steps, found = recipe.length(
-            config.data,
-            directory,
-            tokens_per_step=config.train.tokens_per_step,
-            seq_len=config.train.seq_len,
-            seed=config.train.seed,
-            pairs=config.preference.on,
-        )
         options["train.max_steps"] = round(steps / (1 - replay))
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
     options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}

@@ -49,7 +49,7 @@ def test_two_processes_lose_as_one_does(words, tmp_path):
         program = Program("train.tune.__main__", [*words, f"name={name}", *more], tmp_path, prepare=fork_ranks)
         out, err = program.communicate(timeout=240)
         assert program.returncode == 0, out + err
-        assert out.count("conversations: 200") == 0  # the number of steps was given
+        assert out.count("conversations: 200") == 1, out
         assert out.count("tuning ") == 1, out  # one process says what was chosen
         roots.append(tmp_path.joinpath(words[1].removeprefix("runs_dir=")) / name)
     assert "in each of 2 processes" in out

@@ -220,12 +220,15 @@ def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_p
     save_model(tmp_path, LanguageModel(tiny.config(vocab_size=size, n_layers=1, eos_id=tokenizer.eot_id)))
     tokenizer.save(tmp_path)
     system = {"role": "system", "content": "Be kind."}
-    turns = [{"role": "user", "content": "Who is it? " * 30}, {"role": "assistant", "content": "A cat."}]
+    answer = {"role": "assistant", "content": "A cat."}
     path, said = tmp_path / "chats.jsonl", []
     words = [f"base={tmp_path}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{path}]", *SHORT]
 
     def tuned(n_refused: int, *more: str) -> None:
-        made = [{"messages": [system, *turns] if number < n_refused else turns, "n": number} for number in range(40)]
+        made = []
+        for number in range(40):
+            turns = [{"role": "user", "content": f"{number}: " + "Who is it? " * 30}, answer]
+            made.append({"messages": [system, *turns] if number < n_refused else turns})
         path.write_text("\n".join(map(json.dumps, made)))
         tuning([*words, *more], log=said.append)
 
