@@ -323,7 +323,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if value in options:
             return value
         hint_text = nearest(str(value), [str(option) for option in options])
-        raise UserError(f"{where}={value} is not known; {hint_text} (one of: {', '.join(map(str, options))})")
+        near = f"; {hint_text}" if hint_text else ""
+        raise UserError(f"{where}={value} is not known{near} (one of: {', '.join(map(str, options))})")
     if origin in (typing.Union, types.UnionType):
         return _convert_union(get_args(hint), value, where)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):

@@ -15,10 +15,17 @@ from pathlib import Path
 import llama_cpp.llama_cpp as C
 import numpy as np
 
+from data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import read_header
 from slm.llama.log import clear_log, first_error
 
+_NO_MODELS = {
+    "adapter": "a LoRA adapter, no model: name the GGUF file of its base (a server takes both: model=BASE "
+    "serve.lora=[NAME=ADAPTER])",
+    "imatrix": "an importance matrix, no model: name a model's GGUF file",
+}
+"""Other GGUF files, by their ``general.type``."""
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -35,6 +42,8 @@ class Model:
         self.path = Path(path)
         self._model = None
         self.header = read_header(self.path)
+        if (kind := self.header.metadata.get("general.type")) in _NO_MODELS:
+            raise UserError(f"{self.path} is {_NO_MODELS[kind]}")
         params = C.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = n_gpu_layers

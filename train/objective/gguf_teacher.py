@@ -98,7 +98,7 @@ class _Child:
         except (EOFError, OSError):
             raise UserError(self._death()) from None
         if not right:
-            raise UserError(f"the teacher {self._path}: {answer}")
+            raise UserError(answer if str(self._path) in answer else f"the teacher {self._path}: {answer}")
         return answer
 
     def _death(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.errors import UserError
+from data.errors import UserError, nearest
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.llama.gguf_check import read_header
@@ -70,7 +70,10 @@ class Named:
         self._config, self._environment = config, environment
         self._n_ids, self._temperature, self._eot_id = tokenizer.vocab_size, temperature, eot_id
         self.path = Path(name)
-        self.is_gguf = self.path.is_file() and self.path.suffix == ".gguf"
+        self.is_gguf = self.path.suffix == ".gguf"
+        if self.is_gguf and not self.path.is_file():
+            hint = nearest(self.path.name, [each.name for each in self.path.parent.glob("*.gguf")])
+            raise UserError(f"distill.teacher={name} does not exist; {hint or 'name a GGUF file, or a run'}")
         if not self.is_gguf:
             run = resolve(name)
             best = run.root / "best"

@@ -1,11 +1,13 @@
 """Teachers: a checkpoint and its GGUF say the same, texts that do not see each other are apart, tokens are compared."""
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from data.errors import UserError
 from data.stream import marks
+from slm.llama import random_model
 from slm.model.checkpoint import load_model
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
 from train.config import TrainConfig
@@ -85,8 +87,14 @@ def test_other_tokens_are_refused_in_one_line(folder):
     for path in (folder, folder / "model.gguf"):
         with pytest.raises(UserError, match=r"has another tokenizer: .* name a teacher with the tokenizer"):
             named(path, base_tokenizer(750))
-    with pytest.raises(UserError, match="does not exist"):
-        named(folder / "nothing")
+    for name in ("nothing", "models.gguf"):
+        with pytest.raises(UserError, match="does not exist"):
+            named(folder / name)
+    writer = gguf.GGUFWriter(adapter := folder.parent / "adapter.gguf", "llama")
+    writer.add_type("adapter")
+    random_model.finish(writer)
+    with pytest.raises(UserError, match=r"adapter.gguf is a LoRA adapter, no model: name the GGUF file of its base"):
+        named(adapter)
     assert other.vocab_size < base_tokenizer().vocab_size
     short = named(folder).path
     assert short == folder
