@@ -77,6 +77,11 @@ def resolve_adapter(word: str) -> Path:
     path = Path(word).expanduser()
     if path.is_file() or path.suffix == ".gguf":
         return path
+    if (path / "adapter_config.json").is_file():
+        raise UserError(
+            f"{word} is an adapter in PEFT's form, and a server takes GGUF: `{spelled('export', run='runs/NAME')}` of "
+            "the run that trained it writes one, then give that run or its -LoRA.gguf"
+        )
     found = runs.resolve(path).adapters()
     if not found:
         raise UserError(

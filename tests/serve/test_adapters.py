@@ -16,6 +16,7 @@ from serve.engine.engine import Engine
 from serve.engine.messages import Delta, Embed, Failure, Generate, Reply, SamplingParams
 from serve.pool.model_files import named_adapters
 from slm.llama import random_model
+from slm.llama.model import Model
 
 CLIENTS = 16
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
@@ -147,6 +148,12 @@ def test_an_adapter_that_cannot_be_served_is_one_line(tmp_path, tiny_path, adapt
         named_adapters([str(write_adapter(tmp_path / "deep.gguf", 1, n_layers=3))], base, taken)
     with pytest.raises(UserError, match="is no LoRA adapter"):
         named_adapters([f"x={tiny_path}"], base, taken)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an adapter in PEFT's form, and a server takes GGUF: `make export RUN="):
+        named_adapters([f"x={tmp_path}/peft"], base, taken)
+    with pytest.raises(UserError, match=r"first.gguf is a LoRA adapter, no model: name the GGUF file of its base"):
+        Model(adapters["first"])
     (tmp_path / "run" / "gguf").mkdir(parents=True)
     shutil.copy(tiny_path, tmp_path / "run" / "gguf")
     with pytest.raises(UserError, match="no exported LoRA adapter"):
