@@ -133,7 +133,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         raise UserError(_missing(root))
     if root.is_file() and root.suffix == ".gguf":
         raise UserError(
-            f"{root} is a GGUF file, and here the checkpoint that it was made from is needed: give its run "
+            f"{root} is a GGUF file, and a run or a checkpoint is needed here: give the run that it was made from "
             "(runs/<name>) or a Hugging Face model directory"
         )
     if root.is_file():

@@ -41,6 +41,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     """
     wanted = variants(config)
     run = models.resolve(config.run)
+    run.checkpoint()  # its absence is reported before anything is read
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     text = read_text(config.eval.text or run.validation_text)

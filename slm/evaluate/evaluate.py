@@ -115,6 +115,8 @@ def files_to_score(run: runs.Run, config: EvalConfig) -> list[Path]:
     files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
     for path in files:
         check_is_model(path)
+    if config.checkpoint:
+        run.checkpoint()  # its absence is reported before anything is read
     if not files and not config.checkpoint:
         raise UserError(f"{run.root} holds no GGUF file; export one first: `{spelled('export', run=run.root)}`")
     for line in stale_lines(files):

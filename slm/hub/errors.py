@@ -17,11 +17,13 @@ def host() -> str:
 
 
 @contextlib.contextmanager
-def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
-    """Turn what ``huggingface_hub`` raises about ``repo`` into a ``UserError``."""
+def hub_errors(repo: str, revision: str | None = None, *, upload: bool = False) -> Iterator[None]:
+    """Turn what ``huggingface_hub`` raises about ``repo`` into a ``UserError``. ``upload``: it is not read but written,
+    so that no folder could stand in for it."""
     from huggingface_hub import constants, errors
 
     at = host()
+    absent, instead = ("", "") if upload else (f"there is no folder {repo} here, and ", ", or name a folder")
     try:
         yield
     except errors.GatedRepoError as error:
@@ -43,8 +45,7 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise UserError(
-            f"there is no folder {repo} here, and the Hub may not be asked for it because HF_HUB_OFFLINE is set: "
-            "unset it, or name a folder"
+            f"{absent}the Hub may not be asked for {repo} because HF_HUB_OFFLINE is set: unset it{instead}"
         ) from error
     except errors.HFValidationError as error:
         raise UserError(f"{repo} cannot be a model's name on the Hub ({excerpt(error)}); write org/name") from error
@@ -62,8 +63,7 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
         if not _is_network(error):
             raise
         raise UserError(
-            f"there is no folder {repo} here, and {at} could not be reached for it ({type(error).__name__}): check the "
-            "network, or name a folder"
+            f"{absent}{at} could not be reached for {repo} ({type(error).__name__}): check the network{instead}"
         ) from error
 
 

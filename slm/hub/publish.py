@@ -159,7 +159,10 @@ def upload(config: PublishConfig, files: dict[str, Path], message: str) -> str:
 
     assert config.to is not None
     api = HfApi()
-    with tempfile.TemporaryDirectory(prefix="slm-publish-") as folder, hub_errors(config.to, config.revision):
+    with (
+        tempfile.TemporaryDirectory(prefix="slm-publish-") as folder,
+        hub_errors(config.to, config.revision, upload=True),
+    ):
         for name, path in files.items():
             (Path(folder) / name).symlink_to(path.resolve())
         api.create_repo(config.to, private=config.private, exist_ok=True)

@@ -55,7 +55,7 @@ def test_a_wrong_run_names_the_near_ones(tmp_path):
     with pytest.raises(UserError, match="did you mean 'stories'"):
         resolve(tmp_path / "runs" / "storys")
     (tmp_path / "model.gguf").write_bytes(b"")
-    with pytest.raises(UserError, match=r"model.gguf is a GGUF file, and here the checkpoint .* give its run"):
+    with pytest.raises(UserError, match=r"model.gguf is a GGUF file, and a run or .* give the run that"):
         resolve(tmp_path / "model.gguf")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

@@ -43,6 +43,9 @@ def tuning(
 
     if not given("data"):
         argv = [*argv, "data=story_chat"]
+    for name, right in (("lora.rank", "tune.lora"), ("init_from", "base")):
+        if given(name):
+            raise UserError(f"a tuned run has {right}={words[name]} in place of {name}={words[name]}")
     own = build(TuneConfig, load_config("tune", argv, literal=("base",)))
     if not own.base:
         raise UserError(

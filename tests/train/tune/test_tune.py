@@ -246,5 +246,7 @@ def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_p
 def test_what_cannot_be_tuned_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no model to tune is named"):
         tuning([])
+    with pytest.raises(UserError, match=r"a tuned run has tune.lora=4 in place of lora.rank=4"):
+        tuning(["base=x", "lora.rank=4"])
     with pytest.raises(UserError, match="does not exist"):
         tuning([f"base={tmp_path}/nothing"])
