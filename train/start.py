@@ -21,6 +21,7 @@ from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
+from slm.runs import BEST, list_checkpoints
 from train.backend import fallback_line, make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
@@ -80,10 +81,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             ranks.main_first(require_working_build)  # its rounding is llama.cpp's own, in this process
         point = broadcast_resume_point(ranks, lambda: _resume_point(config, resume, root))
         if point.checkpoint and _finished(config, point.state):
-            print(
-                f"{root} is finished: step {point.state['step']:,} of {config.train.max_steps:,}. To train it further "
-                "raise train.max_steps (or train.max_minutes); for a new run give name=... or resume=never"
-            )
+            print(_finished_line(config, point.state, root))
             return 0
         if point.checkpoint:
             config = replace(config, data=keep_cutting(config.data, point.state["config"])[0])
@@ -104,7 +102,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
         if code == 0:
-            print(f"next: {spelled('export', run=root)}    then: {spelled('serve', model=root)}")
+            print(_next_line(root))
         return code
 
 
@@ -120,7 +118,7 @@ def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
-    environment = prepare(config.train, threads=ranks.threads)
+    environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads))
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision)
     return environment
@@ -138,11 +136,33 @@ def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
     return point
 
 
+def _stopped_early(config: RunConfig, state: dict[str, Any]) -> bool:
+    return 0 < config.train.patience <= (state.get("patience") or {}).get("worse", 0)
+
+
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
-    if 0 < config.train.patience <= (state.get("patience") or {}).get("worse", 0):
-        return True  # stopped early
+    if _stopped_early(config, state):
+        return True
     limit = limit_seconds(config.train, state.get("setup_s", 0.0), state.get("closing_s", 0.0))
     return state["elapsed_s"] >= limit or state["step"] >= config.train.max_steps
+
+
+def _finished_line(config: RunConfig, state: dict[str, Any], root: Path) -> str:
+    """What a finished run says when it is started again."""
+    step, most = state["step"], config.train.max_steps
+    how, more = f"step {step:,} of {most:,}", "train.max_steps (or train.max_minutes)"
+    if _stopped_early(config, state):
+        how, more = f"it stopped early at step {step:,}, when validations did not improve", "train.patience"
+    return f"{root} is finished: {how}. To train it further raise {more}; for a new run give name=... or resume=never"
+
+
+def _next_line(root: Path) -> str:
+    """What can be done with a run that has ended: with its best checkpoint, where the newest one is another."""
+    saved, best = list_checkpoints(root), root / BEST
+    better = best.is_dir() and saved and best.resolve() != saved[-1].resolve()
+    note = f"    ({best.resolve().name} has the lowest validation loss)" if better else ""
+    export = spelled("export", run=best if better else root)
+    return f"next: {export}    then: {spelled('serve', model=root)}{note}"
 
 
 def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:

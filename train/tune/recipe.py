@@ -190,7 +190,8 @@ def length(
         return ENDLESS_STEPS, findings.line(pairs=pairs)
     encoder = ChatEncoder(chat_tokenizer(load_tokenizer(directory)))
     (plan,) = make_plans(data, "train")
-    stream, lengths = open_stream(plan, seed=seed, wrap=lambda corpus: corpus), []
+    stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
+    lengths: list[int] = []
     count = fitting = refused = 0
     why = ""
     while True:

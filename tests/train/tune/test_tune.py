@@ -62,6 +62,10 @@ def chats(tmp_path_factory) -> Path:
     return path
 
 
+SOON = ("optim.lr=2e-2", "train.patience=2", "train.checkpoint_every=2")
+"""Validations get worse soon."""
+
+
 def tune(tmp_path: Path, base: Path, *words: str, logs: str = "logs") -> tuple[int, str, str]:
     folder = tmp_path / logs
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,9 +84,7 @@ def losses(root: Path) -> dict[int, float]:
 def test_a_run_is_tuned_on_a_file_of_conversations(base, chats, tmp_path):
     code, out, err = tune(tmp_path, base, "data=chat", f"data.files=[{chats}]", "train.max_steps=12", "name=mine")
     assert code == 0, err
-    assert (
-        "conversations: 200 Alpaca instructions; left out 1 bad record, the first:" not in out
-    )  # the length was given
+    assert "conversations: 200 Alpaca instructions; left out 1 bad record, the first:" in out
     assert "optim.lr=0.0016" in out
     root = tmp_path / "runs" / "mine"
     saved = yaml.safe_load((root / "config.yaml").read_text())
@@ -123,17 +125,21 @@ def test_it_ends_when_held_out_conversations_get_worse(base, chats, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(json.dumps(conversation(1, index)) for index in range(20)))
     words = tuple(word.format(other) for word in words)
-    code, out, err = tune(tmp_path, base, *words, "name=early", "optim.lr=2e-2", "train.patience=2")
+    code, out, err = tune(tmp_path, base, *words, "name=early", *SOON)
     assert code == 0, err
     assert "the last 2 validations did not improve" in out
     root = tmp_path / "runs" / "early"
     assert max(losses(root)) < 200
     records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
     loss = {each["step"]: each["val_loss"] for each in records if "val_loss" in each}
-    again, said, _ = tune(tmp_path, base, *words, "name=early", "optim.lr=2e-2", "train.patience=2", logs="again")
+    again, said, _ = tune(tmp_path, base, *words, "name=early", *SOON, logs="again")
     assert again == 0
-    assert "is finished" in said
-    assert min(loss, key=loss.__getitem__) < max(loss)
+    assert "is finished: it stopped early at step " in said
+    assert "To train it further raise train.patience; " in said
+    best = min(loss, key=loss.__getitem__)
+    assert best < max(loss)
+    assert f"next: make export RUN={root}/best" in out
+    assert f"(step-{best:08d} has the lowest validation loss)" in out
 
 
 def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
