@@ -225,8 +225,8 @@ def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray],
     for all_NV, other_all_NV in zip(reference, other, strict=True):
         assert all_NV.shape == other_all_NV.shape
         for start in range(0, len(all_NV), rows):
-            a_NV = torch.from_numpy(all_NV[start : start + rows]).double()
-            b_NV = torch.from_numpy(other_all_NV[start : start + rows]).double()
+            a_NV = torch.from_numpy(all_NV[start : start + rows].astype(np.float64))
+            b_NV = torch.from_numpy(other_all_NV[start : start + rows].astype(np.float64))
             finite = finite and bool(b_NV.isfinite().all())
             max_abs = max(max_abs, float((a_NV - b_NV).abs().max()))
             square += float(a_NV.square().sum())

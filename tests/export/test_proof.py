@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,19 @@ def test_compare_logits_is_the_textbook_sum():
     assert found.finite
     b_NV[1, 1] = np.nan
     assert not compare_logits([a_NV], [b_NV]).finite
+
+
+def test_logits_of_a_file_that_is_only_read_give_no_warning():
+    logits_NV = np.zeros((2, 3), np.float32)
+    logits_NV.flags.writeable = False
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # torch warns of them once in a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert compare_logits([logits_NV], [logits_NV]).kl == 0
+    finally:
+        torch.set_warn_always(before)
 
 
 def difference(**changes) -> LogitDifference:
