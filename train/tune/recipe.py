@@ -226,6 +226,9 @@ def length(
     if refused:
         looked_at = refused + len(lengths)
         found += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
+    if fitting < len(lengths):
+        late = f"{len(lengths) - fitting:,} of {len(lengths):,} looked at"
+        found += f"; {late} have no answer in their first train.seq_len={seq_len} tokens: left out"
     return steps, found
 
 

@@ -240,7 +240,11 @@ def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_p
 
     tuned(3, "train.seq_len=512")
     assert "conversations: 40 OpenAI messages; the chat template refuses 3 of " in said[0]
-    assert "left out, the first so: the chat template refuses it: no system turns" in said[0]
+    assert said[0].endswith("left out, the first so: the chat template refuses it: no system turns")
+    with path.open("a") as file:
+        file.write("\n" + "\n".join(json.dumps({"prompt": f"{number}?", "completion": "Yes."}) for number in range(30)))
+    tuning([*words, "train.seq_len=64"], log=lambda line: said.append(line))
+    assert " have no answer in their first train.seq_len=64 tokens: left out" in said[-2]
     with pytest.raises(UserError, match=r"refuses all conversations, .*no system turns; give them in the"):
         tuned(40)
     with pytest.raises(
