@@ -16,6 +16,9 @@ from slm.machine import cpp_build
 MODEL = Path(__file__).parent / "avx512_model"
 MODEL_FLAGS = ("-O1", "-mavx2", "-mfma", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
 
+ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
+"""GCC's: loops stay loops, which compiles four times as fast."""
+
 
 @functools.cache
 def kernels_for_test(name: str) -> Kernels:
@@ -27,10 +30,16 @@ def kernels_for_test(name: str) -> Kernels:
         pytest.skip(f"kernels for {variant.title}: {variant.unavailable()}")
     sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
     if variant.precision == "bf16":
-        flags = (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}", *(each for each in variant.flags if each.startswith("-D")))
+        flags = (
+            *MODEL_FLAGS,
+            *ROLLED,
+            "-Wno-psabi",
+            f"-I{MODEL}",
+            *(each for each in variant.flags if each.startswith("-D")),
+        )
         if name == "amx":
             flags = (*flags, "-DSLM_AMX_MODEL")
         headers += sorted(MODEL.glob("*.h"))
     else:
-        flags = ("-O1", *COMMON_FLAGS[1:], *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))
+        flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))
     return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)
