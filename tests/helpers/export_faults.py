@@ -34,13 +34,13 @@ def fill(disk: Path, leave: int) -> None:
 
 def fill_before_quantizing(disk: Path, leave: int) -> None:
     """The disk is full when llama.cpp begins to write: a small file would be finished before another process could."""
-    import export.quantize
+    import slm.llama.quantize
 
-    true_quantize = export.quantize.quantize
+    true_quantize = slm.llama.quantize.quantize
 
     @functools.wraps(true_quantize)
     def quantize(*arguments, **options):
         fill(disk, leave)
         return true_quantize(*arguments, **options)
 
-    export.quantize.quantize = quantize
+    slm.llama.quantize.quantize = quantize
