@@ -65,6 +65,12 @@ def load_config(config_name: str, overrides: list[str], *, literal: Collection[s
     return values
 
 
+def assigned(key: str, path: Path) -> str:
+    """The word ``key='path'`` for a command line, whatever characters the path has."""
+    escaped = str(path).replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
 def _items(text: str) -> list[str]:
     """``[a,'b, c']`` or ``a,b`` as a list of texts. A quote ends an item where a comma or the end follows it."""
     rest, found = text.strip().removeprefix("[").removesuffix("]").strip(), []

@@ -15,6 +15,7 @@ from export.pipeline import export
 from tests.helpers import tool_templates as templates
 from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.programs import Program
+from tests.helpers.small_run import QUICK
 from tests.helpers.tokenizers import save_gemma_like
 
 ANSWERS = {"Who are you?": "I am a fox.", "Where do you live?": "By the sea.", "What do you eat?": "Honey cookies."}
@@ -25,15 +26,9 @@ SHAPE = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True, "pad_token_id": None,
 }  # fmt: skip
-QUICK = (
-    *(
-        "train.compile=false",
-        "train.kernels=false",
-        "train.precision=f32",
-        "train.threads=1",
-        "train.workers=0",
-        "train.sample_tokens=4",
-    ),
+OPTIONS = (
+    *QUICK,
+    "train.sample_tokens=4",
     *("train.seq_len=64", "train.micro_batch=8", "train.max_steps=60", "train.eval_every=60", "train.eval_blocks=8"),
     *("optim.lr=1e-2", "optim.warmup_steps=5", "data.shuffle_buffer=0", "data.max_epochs=null", "name=mine"),
 )
@@ -83,7 +78,7 @@ def test_it_learns_to_answer_and_llama_cpp_gives_the_answers(make, tmp_path):
     other = {"messages": [{"role": "user", "content": "What are you?"}, {"role": "assistant", "content": "A fox."}]}
     (tmp_path / "held.jsonl").write_text("\n".join([json.dumps(other)] * 8))
     words = [f"base={tmp_path}/model", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{tmp_path}/chats.jsonl]"]
-    words += [f"data.val_files=[{tmp_path}/held.jsonl]", *QUICK]
+    words += [f"data.val_files=[{tmp_path}/held.jsonl]", *OPTIONS]
     program = Program("train.tune.__main__", words, tmp_path)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, out + err

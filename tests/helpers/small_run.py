@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from slm.runs import list_checkpoints
 from tests.helpers.programs import Program
 
+QUICK = ("train.compile=false", "train.kernels=false", "train.precision=f32", "train.threads=1", "train.workers=0")
+"""No compiler, no measurement, one process: for runs whose question is not how they compute."""
 OPTIONS = (
     "preset=tiny",
     "data=local",
@@ -25,11 +27,7 @@ OPTIONS = (
     "train.micro_batch=4",
     "train.eval_blocks=4",
     "train.log_every=1",
-    "train.compile=false",
-    "train.precision=f32",
-    "train.kernels=false",
-    "train.threads=1",
-    "train.workers=0",
+    *QUICK,
     "train.sample_tokens=4",
     "optim=classic",  # half of a step's time is Muon's: tests whose question it is name it
     "optim.warmup_steps=2",

@@ -3,8 +3,9 @@
 Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from data.errors import UserError
 from train.config import RunConfig
@@ -57,6 +58,11 @@ class RecipeBenchOptions:
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise UserError(f"bench.{name}={path}: there is no such file")
+
+
+def run_options(config: RunConfig) -> dict[str, Any]:
+    """The options of a run, without those of the comparison that ``config`` may have, too."""
+    return {each.name: getattr(config, each.name) for each in fields(RunConfig) if each.init}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slm.configuration import build, to_dict
 from train.bench_recipe import hugging_face
-from train.bench_recipe.config import BenchRecipeConfig
+from train.bench_recipe.config import BenchRecipeConfig, run_options
 from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
 from train.config import RunConfig
 
@@ -31,8 +31,12 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
     """Train at the peak rate ``lr`` in a process of its own that ends after ``config.minutes``."""
     out = folder / f"hf_trainer-{lr:g}"
     out.mkdir()
-    run = {field.name: to_dict(config)[field.name] for field in fields(RunConfig) if field.init}
-    spec = {"config": run, "lr": lr, "seconds": 60 * config.minutes, "out": str(out)}
+    spec = {
+        "config": to_dict(RunConfig(**run_options(config))),
+        "lr": lr,
+        "seconds": 60 * config.minutes,
+        "out": str(out),
+    }
     (out / "spec.json").write_text(json.dumps(spec))
     with fresh_cache(folder) as environment:
         command = python_module("train.bench_recipe.hf_trainer", str(out / "spec.json"))

@@ -4,14 +4,12 @@ Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from slm.configuration import build
+from slm.configuration import assigned, build
 from slm.runs import list_checkpoints
-from train.bench_recipe.config import BenchRecipeConfig
+from train.bench_recipe.config import BenchRecipeConfig, run_options
 from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
 from train.config import RunConfig
 from train.report.run_record import RunRecord
@@ -23,26 +21,27 @@ NAME = "ours"
 
 def ours(config: BenchRecipeConfig, words: Sequence[str], folder: Path) -> Entry:
     """Train in ``folder`` with the overrides ``words`` for ``config.minutes``, set-up and saving included."""
-    quoted = str(folder).replace("'", "\\'")
-    limits = [f"budget={60 * config.minutes:.6f}s", f"runs_dir='{quoted}'", f"name={NAME}", "resume=never"]
+    limits = [f"budget={60 * config.minutes:.6f}s", assigned("runs_dir", folder), f"name={NAME}", "resume=never"]
     with fresh_cache(folder) as environment:
         command = python_module("slm", "train", *QUIET, *words, *limits)
         seconds = timed(command, folder / f"{NAME}.log", environment=environment)
-    record = RunRecord(folder / NAME)
-    record.update()
-    facts = record.model_facts()
+    record = _record(folder)
     return Entry(
         name=NAME,
         model=list_checkpoints(folder / NAME)[-1],
         tokens=record.tokens(),
         seconds=seconds,
         training_seconds=record.elapsed(),
-        note=f"{facts.get('n_params', 0) / 1e6:.1f}M parameters",
+        note=f"{record.model_facts().get('n_params', 0) / 1e6:.1f}M parameters",
     )
 
 
 def chosen(config: BenchRecipeConfig, folder: Path) -> BenchRecipeConfig:
     """``config`` with the options of our run: its shape, tokenizer and batch are what the others get, too."""
-    found = build(RunConfig, OmegaConf.to_container(OmegaConf.load(folder / NAME / "config.yaml"), resolve=False))
-    values = {field.name: getattr(found, field.name) for field in fields(RunConfig) if field.init}
-    return replace(config, **values)
+    return replace(config, **run_options(build(RunConfig, _record(folder).config)))
+
+
+def _record(folder: Path) -> RunRecord:
+    record = RunRecord(folder / NAME)
+    record.update()
+    return record

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.errors import UserError
+from slm.configuration import assigned
 from train.config import RunConfig
 from train.model_shape import model_shape
 from train.resolve import resolve
@@ -62,8 +63,7 @@ def plan_runs(grid: Grid, options: SweepOptions, folder: Path) -> tuple[list[Pla
 
 
 def _plan(point: Point, common: Sequence[str], given: set[str], options: SweepOptions, folder: Path) -> PlannedRun:
-    where = str(folder).replace("'", "\\'")
-    words = [*common, *point.words, f"name='{point.label}'", f"runs_dir='{where}'"]
+    words = [*common, *point.words, f"name='{point.label}'", assigned("runs_dir", folder)]
     swept = {key for key, _ in point.values}
     config = _resolved(point, words)
     train = config.train

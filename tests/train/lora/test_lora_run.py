@@ -16,22 +16,21 @@ from slm.model.checkpoint import load_config, load_model, load_weights, verify
 from slm.runs import list_checkpoints
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
-from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses, write_corpus
+from tests.helpers.small_run import OPTIONS, QUICK, SmallRun, differences, losses, write_corpus
 from train.config import LoraConfig
 from train.lora.adapter import AdapterParameters
 from train.lora.base import BASE
 from train.start import _starting_shape
 from train.tune.__main__ import tuning
 
-QUICK = (
-    "train.compile=false",
-    "train.kernels=false",
-    "train.precision=f32",
-    "train.threads=1",
-    "train.workers=0",
+SHORT = (
     "train.sample_tokens=2",
+    "train.seq_len=64",
+    "train.micro_batch=2",
+    "train.grad_accum=2",
+    "train.eval_blocks=2",
+    "train.log_every=1",
 )
-SHORT = ("train.seq_len=64", "train.micro_batch=2", "train.grad_accum=2", "train.eval_blocks=2", "train.log_every=1")
 STEPS = ("train.max_steps=6", "train.checkpoint_every=3", "train.eval_every=3", "train.keep_last=9")
 
 

@@ -9,20 +9,11 @@ from data.errors import UserError
 from slm.model.quantized import load_quantized
 from slm.runs import list_checkpoints
 from tests.helpers.programs import Program
-from tests.helpers.small_run import OPTIONS, SmallRun, differences, records
+from tests.helpers.small_run import OPTIONS, QUICK, SmallRun, differences, records
 from train.objective.teacher_cache import FACTS
 from train.predict.forecast import make_forecast
 from train.resolve import resolve
 from train.tune.qat import continuing
-
-QUICK = (
-    "train.compile=false",
-    "train.kernels=false",
-    "train.precision=f32",
-    "train.threads=1",
-    "train.workers=0",
-    "train.sample_tokens=2",
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +48,15 @@ def test_it_goes_on_where_it_was_stopped_to_the_bit(base, words, tmp_path):
 def test_quantized_weights_learn_from_the_model_that_they_came_from(base, tmp_path):
     """``make qat ... distill.teacher=self``: rounded from the first step on, with the unquantized model as teacher."""
     more = ("train.qat=tq2_0", "train.log_every=1", "train.max_steps=3", "train.precision=f32")
-    argv = [f"base={base}", f"runs_dir={tmp_path}/runs", *QUICK, *more, "distill.teacher=self", "distill.alpha=1"]
+    argv = [
+        f"base={base}",
+        f"runs_dir={tmp_path}/runs",
+        *QUICK,
+        "train.sample_tokens=2",
+        *more,
+        "distill.teacher=self",
+        "distill.alpha=1",
+    ]
     config = continuing(argv)
     assert (config.distill.teacher, config.init_from) == ("self", str(list_checkpoints(base)[-1]))
     program = Program("train.tune.qat", argv, tmp_path)

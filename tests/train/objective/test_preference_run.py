@@ -11,20 +11,19 @@ from data.errors import UserError
 from data.stream.loader import validation_blocks
 from data.tokenizers.make import load_tokenizer
 from tests.helpers.programs import Program
-from tests.helpers.small_run import differences, records
+from tests.helpers.small_run import QUICK, differences, records
 from train.objective.reference import FILE
 from train.resolve import resolve
 from train.tune.__main__ import tuning
 
-QUICK = (
-    "train.compile=false",
-    "train.kernels=false",
-    "train.precision=f32",
-    "train.threads=1",
-    "train.workers=0",
+SHORT = (
     "train.sample_tokens=2",
+    "train.seq_len=96",
+    "train.micro_batch=2",
+    "train.grad_accum=2",
+    "train.eval_blocks=2",
+    "train.log_every=1",
 )
-SHORT = ("train.seq_len=96", "train.micro_batch=2", "train.grad_accum=2", "train.eval_blocks=2", "train.log_every=1")
 STEPS = ("train.max_steps=6", "train.checkpoint_every=3", "train.eval_every=3", "train.keep_last=9")
 
 

@@ -20,20 +20,18 @@ from slm.runs import Run, list_checkpoints, resolve
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.programs import Program
-from tests.helpers.small_run import SmallRun, write_corpus
+from tests.helpers.small_run import QUICK, SmallRun, write_corpus
 from train.tune import recipe
 from train.tune.__main__ import tuning
 from train.tune.config import TuneOptions
 
-QUICK = (
-    "train.compile=false",
-    "train.kernels=false",
-    "train.precision=f32",
-    "train.threads=1",
-    "train.workers=0",
+SHORT = (
     "train.sample_tokens=4",
+    "train.seq_len=128",
+    "train.micro_batch=4",
+    "train.eval_blocks=4",
+    "train.log_every=1",
 )
-SHORT = ("train.seq_len=128", "train.micro_batch=4", "train.eval_blocks=4", "train.log_every=1")
 
 
 @pytest.fixture(scope="module")
