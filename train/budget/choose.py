@@ -29,8 +29,8 @@ from train.resolve import Chosen, given_value
 
 SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps: time ends the run, also where the machine proves faster."""
-MEASURING_SHARE = 0.1
-"""Of the budget, for measuring the machine."""
+MEASURING_SHARE = 0.03
+"""Of the budget, for measuring the machine: a short run will not choose a wide model, and needs its time."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"

@@ -198,10 +198,10 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     from slm.machine.probes import memory_gb_per_s
     from train.environment import prepare
 
-    began = perf_counter()
     # torch.compile would take longer than the measurement. Where there are no kernels, the true step is faster.
     train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
     environment = prepare(train)
+    began = perf_counter()  # the kernels, which are built here the first time, are needed anyway
     timings: list[Timing] = []
     computed = elapsed = 0.0
     for width in WIDTHS:
