@@ -17,7 +17,9 @@ from export.source import Source
 from export.staging import Staging
 from slm.model import lora
 from slm.model.checkpoint import load_model
+from slm.model.fingerprint import fingerprint
 from slm.model.lora import Adapter
+from slm.model.transformer import LanguageModel
 
 BASE_FOLDER = "base"
 """The folder of a run that holds its adapter's base, where no other directory does."""
@@ -25,14 +27,16 @@ BASE_FOLDER = "base"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSource:
-    """An adapter and the directory of its base."""
+    """An adapter and its base: the directory, and the model in it."""
 
     adapter: Adapter
     base: Path
+    model: LanguageModel
 
 
 def open_adapter(source: Source, log: Callable[[str], None]) -> AdapterSource | None:
-    """The adapter of the checkpoint; None where it has none, or (with a warning) where its base is not there."""
+    """The adapter of the checkpoint; None where it has none, or (with a warning) where its base is not there, or has
+    changed."""
     folder = source.checkpoint / lora.FOLDER
     if not lora.is_adapter(folder):
         return None
@@ -42,7 +46,14 @@ def open_adapter(source: Source, log: Callable[[str], None]) -> AdapterSource | 
     if not (base / "config.json").is_file():
         log(f"warning: the adapter's base {adapter.base} is not there: no adapter file, only the merged model")
         return None
-    return AdapterSource(adapter=adapter, base=base)
+    model = load_model(base)
+    if adapter.base_fingerprint not in ("", found := fingerprint(model.state_dict())):
+        log(
+            f"warning: {base} holds another model than the adapter was trained on (fingerprint {found}, not "
+            f"{adapter.base_fingerprint}): no adapter file, only the merged model; restore what it held"
+        )
+        return None
+    return AdapterSource(adapter=adapter, base=base, model=model)
 
 
 def write_proven(
@@ -54,13 +65,12 @@ def write_proven(
     write_adapter(
         path, model=source.model.config, adapter=found.adapter, identity=source.identity, record=source.record
     )
-    base = load_model(found.base)
     base_path = staging.path("base-of-the-adapter.gguf")
     write_gguf(
         base_path,
         "f32",
-        model=base.config,
-        weights=base.state_dict(),
+        model=found.model.config,
+        weights=found.model.state_dict(),
         vocab=source.vocab,
         identity=source.identity,
         record=source.record,

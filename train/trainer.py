@@ -322,7 +322,8 @@ class Trainer:
                 weights, more, quantized = self.fake_quant.checkpoint(weights)
                 if quantized is not None:
                     state["qat"] = quantized.record()
-                snapshot = checkpoint.take_snapshot(weights, tensors | more, self.trained.adapter_tensors(), quantized)
+                adapter, base = self.trained.adapter_tensors(), self.trained.base_fingerprint
+                snapshot = checkpoint.take_snapshot(weights, tensors | more, adapter, quantized, base_fingerprint=base)
                 self.checkpointer.save(self.state.step, snapshot, state)
         self._saved_elapsed = self.sync.agreed_elapsed(self.state.elapsed)
         if self._by_step(self.state.step):

@@ -15,6 +15,7 @@ from data.errors import UserError
 from export.gguf.tensors import in_gguf_order
 from export.gguf.writer import Identity
 from slm.exported import CONFIG_KEY
+from slm.llama.adapter_file import BASE_FINGERPRINT_KEY, BASE_KEY
 from slm.llama.blocks.names import gguf_name
 from slm.model.config import ModelConfig
 from slm.model.lora import Adapter
@@ -38,6 +39,9 @@ def write_adapter(path: Path, *, model: ModelConfig, adapter: Adapter, identity:
         writer.add_string("adapter.type", "lora")
         writer.add_float32("adapter.lora.alpha", adapter.alpha)
         writer.add_string(CONFIG_KEY, record)
+        if adapter.base_fingerprint:
+            writer.add_string(BASE_FINGERPRINT_KEY, adapter.base_fingerprint)
+            writer.add_string(BASE_KEY, adapter.base)
         for name, tensor in adapter_tensors(model, adapter):
             writer.add_tensor(name, tensor.contiguous().numpy())
         writer.write_header_to_file()

@@ -14,10 +14,12 @@ from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
 from export.target import is_target, parse_target
 from slm.exported import CONFIG_KEY
+from slm.llama.adapter_file import FINGERPRINT_KEY
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.shape import add_shape
 from slm.llama.gguf_check import GGML_TYPES
 from slm.model.config import ModelConfig
+from slm.model.fingerprint import fingerprint
 from slm.model.quantized import RECORD, QuantizedWeights
 from slm.runs import ADAPTER_END, Run
 
@@ -117,6 +119,7 @@ def write_gguf(
     import gguf
 
     writer = gguf.GGUFWriter(None, arch=model.arch)
+    name_of_weights = fingerprint(weights)
     kinds = {gguf_name(name, model.arch): kind for name, kind in quantized.types.items()} if quantized else {}
     weights = weights | quantized.blocks if quantized else weights
     try:
@@ -134,6 +137,7 @@ def write_gguf(
         _add_metadata(writer, model, identity, FILE_TYPES[encoding] if file_type is None else file_type)
         vocab.write(writer)
         writer.add_string(CONFIG_KEY, record)
+        writer.add_string(FINGERPRINT_KEY, name_of_weights)
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()

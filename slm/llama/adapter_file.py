@@ -11,6 +11,11 @@ from data.errors import UserError
 from slm.llama.gguf_check import GgufHeader, read_header
 
 _TYPES = ("f32", "f16", "bf16")
+FINGERPRINT_KEY, BASE_FINGERPRINT_KEY = "slm.fingerprint", "slm.base_fingerprint"
+"""Metadata: of the checkpoint that a model's file was written from, whatever its type; of an adapter's base
+(``slm.model.fingerprint``)."""
+BASE_KEY = "slm.base"
+"""Metadata of an adapter: the directory of its base, or its name on the Hub."""
 
 
 def adapter_header(path: str | Path) -> GgufHeader:
@@ -29,7 +34,8 @@ def adapter_header(path: str | Path) -> GgufHeader:
 
 
 def check_fits(adapter: Path, model: Path) -> None:
-    """``UserError`` where an adapter changes tensors that a model's file does not have, or of other shapes."""
+    """``UserError`` where an adapter changes tensors that a model's file does not have, or of other shapes, and where
+    the model has other weights than the adapter's base. A file from elsewhere does not say which it has."""
     header, base = adapter_header(adapter), read_header(model)
     names = [each.metadata.get("general.architecture") for each in (header, base)]
     if names[0] != names[1]:
@@ -44,3 +50,11 @@ def check_fits(adapter: Path, model: Path) -> None:
         if weight not in shapes or shapes[weight][side] != tensor.shape[side]:
             found = f"{weight} has the shape {shapes[weight]}" if weight in shapes else f"it has no tensor {weight}"
             raise UserError(f"{adapter} does not fit {model}: {found}; name the adapter's own base")
+    wanted, has = header.metadata.get(BASE_FINGERPRINT_KEY), base.metadata.get(FINGERPRINT_KEY)
+    if wanted and has and wanted != has:
+        named = header.metadata.get(BASE_KEY)
+        raise UserError(
+            f"{adapter} belongs to another model than {model}, of the same shape (the fingerprint of its base is "
+            f"{wanted}, that of this model {has}); name a file that was exported from "
+            f"{named or 'the model that the adapter was trained on'}"
+        )

@@ -149,14 +149,19 @@ def take_snapshot(
     tensors: dict[str, Tensor],
     adapter: dict[str, Tensor] | None = None,
     quantized: QuantizedWeights | None = None,
+    *,
+    base_fingerprint: str = "",
 ) -> Snapshot:
     """The tensors of a checkpoint: the model's, the trainer's (optimizer moments, random states), an adapter's by
     PEFT's names, and the blocks of ``weights`` where they are a quantized type's values.
 
+    ``base_fingerprint``: of the model that the adapter belongs to.
+
     They are shared with training until ``detach()`` is called on what is returned, which must be before they change.
     """
     more = ({ADAPTER: adapter} if adapter else {}) | ({BLOCKS: quantized.blocks} if quantized else {})
-    return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors} | more)
+    metadata = {ADAPTER: {lora.FINGERPRINT: base_fingerprint}} if base_fingerprint else None
+    return Snapshot({WEIGHTS: weights, OPTIMIZER: tensors} | more, metadata)
 
 
 def write_checkpoint(

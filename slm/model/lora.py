@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +23,9 @@ FOLDER = "adapter"
 """Where a checkpoint holds its adapter."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+FINGERPRINT = "slm.base_fingerprint"
+"""In the metadata of ``adapter_model.safetensors``: the ``fingerprint`` of the base's weights. PEFT reads no metadata
+there; older versions of it refuse a key of others in ``adapter_config.json``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class Adapter:
     """A [R, I] and B [O, R], f32, by the name of the weight that they change."""
     base: str = ""
     """The model that it belongs to: a directory, or a name on the Hub."""
+    base_fingerprint: str = ""
+    """Of that model's weights (``slm.model.fingerprint``); empty for an adapter from elsewhere, which has none."""
 
     @property
     def scale(self) -> float:
@@ -91,6 +96,8 @@ def read(directory: Path) -> Adapter:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         tensors = load_file(directory / WEIGHTS)
+        with safe_open(directory / WEIGHTS, framework="pt") as file:
+            base_fingerprint = (file.metadata() or {}).get(FINGERPRINT, "")
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename or directory / WEIGHTS} does not exist: {directory} holds no adapter"
@@ -115,7 +122,9 @@ def read(directory: Path) -> Adapter:
     if ranks != {config.get("r")}:
         raise UserError(f"{directory}: {CONFIG} says rank {config.get('r')}, its tensors have {sorted(ranks)}")
     base = str(config.get("base_model_name_or_path") or "")
-    return Adapter(rank=config["r"], alpha=float(config["lora_alpha"]), pairs=pairs, base=base)
+    return Adapter(
+        rank=config["r"], alpha=float(config["lora_alpha"]), pairs=pairs, base=base, base_fingerprint=base_fingerprint
+    )
 
 
 def _check_kind(config: dict[str, Any], path: Path) -> None:

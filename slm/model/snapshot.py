@@ -66,7 +66,9 @@ class _Entry:
 class Snapshot:
     """Tensors by file and name. One thread writes them; another calls ``detach`` before it changes them."""
 
-    def __init__(self, files: dict[str, dict[str, Tensor]]) -> None:
+    def __init__(self, files: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, str]] | None = None) -> None:
+        """``metadata``: further entries of a file's header, by the file's name."""
+        self._metadata = metadata or {}
         self._files = {file: [_Entry(name, t) for name, t in tensors.items()] for file, tensors in files.items()}
         for entries in self._files.values():
             entries.sort(key=lambda entry: (-entry.dtype.itemsize, entry.name))  # keeps every tensor aligned
@@ -106,7 +108,7 @@ class Snapshot:
         The library's own writer wants every tensor at once; this one holds a piece, and hashes what it writes.
         """
         entries = self._files[file]
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        header: dict[str, object] = {"__metadata__": {"format": "pt"} | self._metadata.get(file, {})}
         offset = 0
         for entry in entries:
             span = [offset, offset := offset + entry.nbytes]

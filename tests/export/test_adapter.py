@@ -21,6 +21,7 @@ from slm.llama.model import Model
 from slm.model import lora
 from slm.model.checkpoint import WEIGHTS, load_weights
 from slm.model.config import LINEAR_LAYERS
+from slm.model.fingerprint import fingerprint
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers import tiny_gguf
@@ -28,8 +29,11 @@ from tests.helpers import tiny_gguf
 IDENTITY = Identity(metadata=gguf.Metadata(name="other", basename="other", version="v1.0", size_label="1M"))
 
 
-def lora_run(root: Path, *, rank: int = 4, **changes) -> Path:
-    """A run as training leaves it: the base, and a checkpoint with the merged model and the adapter."""
+def lora_run(root: Path, *, rank: int = 4, known: bool = True, **changes) -> Path:
+    """A run as training leaves it: the base, and a checkpoint with the merged model and the adapter.
+
+    ``known``: the adapter has the fingerprint of its base; without, it is like one from elsewhere.
+    """
     tiny.run(root, **changes)
     checkpoint = root / "checkpoints" / "step-00000010"
     tiny.checkpoint(root / "base", **changes)
@@ -46,7 +50,8 @@ def lora_run(root: Path, *, rank: int = 4, **changes) -> Path:
     folder = checkpoint / lora.FOLDER
     folder.mkdir()
     lora.write_config(folder, rank=rank, alpha=2 * rank, targets=LINEAR_LAYERS, base=str(root / "base"))
-    save_file(lora.peft_tensors(pairs), folder / lora.WEIGHTS)
+    metadata = {lora.FINGERPRINT: fingerprint(load_weights(root / "base"))} if known else None
+    save_file(lora.peft_tensors(pairs), folder / lora.WEIGHTS, metadata)
     return root
 
 
@@ -66,6 +71,14 @@ def test_base_and_adapter_give_the_merged_checkpoint(tmp_path, changes):
     assert [path.name for path in run.adapters()] == [own["file"]]
     assert own["file"] not in [path.name for path in run.ggufs()]
     assert not (root / "gguf" / "base-of-the-adapter.gguf").exists()
+    for merged in run.ggufs():  # of the same shape, and quantized
+        with pytest.raises(
+            UserError, match=rf"-LoRA.gguf belongs to another model than .*exported from {root / 'base'}"
+        ):
+            check_fits(run.adapters()[0], merged)
+    if changes["arch"] == "llama":
+        base = export(ExportConfig(threads=1, run=root / "base", out=tmp_path, quant=["f32"]))
+        check_fits(run.adapters()[0], tmp_path / base["files"][0]["file"])
 
 
 def test_an_adapter_that_gives_something_else_is_not_published(tmp_path):
@@ -91,8 +104,18 @@ def test_without_its_base_only_the_merged_model_is_exported(tmp_path):
     assert any("the adapter's base" in line for line in said)
 
 
+def test_on_another_base_only_the_merged_model_is_exported(tmp_path):
+    root = lora_run(tmp_path / "mine", n_layers=1)
+    weights = load_weights(root / "base")
+    save_file({name: 1.1 * each for name, each in weights.items()}, root / "base" / WEIGHTS, {"format": "pt"})
+    said = []
+    record = export(ExportConfig(threads=1, run=root, quant=["f16"]), said.append)
+    assert [each["type"] for each in record["files"]] == ["f16"]
+    assert any("holds another model than the adapter was trained on" in line for line in said)
+
+
 def test_a_file_that_does_not_fit_is_one_line(tmp_path):
-    root = lora_run(tmp_path / "mine", n_layers=1, ffn_dim=256)
+    root = lora_run(tmp_path / "mine", n_layers=1, ffn_dim=256, known=False)
     record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
     merged, adapter = (root / "gguf" / each["file"] for each in record["files"])
     with pytest.raises(UserError, match="does not fit"):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from data.errors import UserError
 from slm.kernels.gradients import run_hooks
 from slm.model import checkpoint, lora
+from slm.model.fingerprint import fingerprint
 from slm.model.head_loss import HeadLoss
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
@@ -39,6 +40,7 @@ class AdapterParameters(Trained):
     def __init__(self, model: LanguageModel, config: LoraConfig, base: str) -> None:
         super().__init__(model)
         self.config, self.base = config, base
+        self.base_fingerprint = fingerprint(model.state_dict())
         weights = dict(model.named_parameters())
         names = lora.target_weights(weights, config.targets)
         for name, weight in weights.items():
@@ -75,7 +77,8 @@ class AdapterParameters(Trained):
         run_hooks(a_RI, b_OR)
 
     def load(self, directory: Path) -> None:
-        """Take A and B of a checkpoint, and merge. UserError where the merged weights are not the checkpoint's."""
+        """Take A and B of a checkpoint, and merge. UserError where they belong to another base, or the merged weights
+        are not the checkpoint's."""
         saved = lora.read(directory / lora.FOLDER)
         if saved.pairs.keys() != self.pairs.keys() or (saved.rank, saved.alpha) != (
             self.config.rank,
@@ -84,6 +87,10 @@ class AdapterParameters(Trained):
             raise UserError(
                 f"the adapter in {directory} has another rank, alpha or targets than this run: give the same lora.* "
                 "options, another name=, or resume=never"
+            )
+        if saved.base_fingerprint not in ("", self.base_fingerprint):
+            raise self._other_base(
+                directory, f"its fingerprint is {self.base_fingerprint}, not {saved.base_fingerprint}"
             )
         with torch.no_grad():
             for name, pair in saved.pairs.items():
@@ -94,10 +101,13 @@ class AdapterParameters(Trained):
         own = self.model.state_dict()
         for name, tensor in merged.items():
             if name in own and not torch.allclose(own[name], tensor, rtol=TOLERANCE, atol=TOLERANCE * 0.1):
-                raise UserError(
-                    f"the base of {directory} has changed ({name} differs): restore what {self.base} held when the "
-                    "run began, or start anew with resume=never"
-                )
+                raise self._other_base(directory, f"{name} differs")
+
+    def _other_base(self, directory: Path, reason: str) -> UserError:
+        return UserError(
+            f"the base of {directory} has changed ({reason}): restore what {self.base} held when the run began, or "
+            "start anew with resume=never"
+        )
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         return lora.peft_tensors({name: (a.detach(), b.detach()) for name, (a, b) in self.pairs.items()})

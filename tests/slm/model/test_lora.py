@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from data.errors import UserError
 from slm.model import lora
+from slm.model.checkpoint import ADAPTER, take_snapshot
+from slm.model.fingerprint import fingerprint
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 
@@ -30,6 +32,26 @@ def test_what_is_written_is_read(directory):
     found = lora.read(folder)
     assert (found.rank, found.alpha, found.scale, found.base) == (4, 8.0, 2.0, "runs/base")
     assert all(torch.equal(a, b) for a, b in zip(found.pairs[WEIGHT], pair, strict=True))
+
+
+def test_an_adapter_names_its_base_by_a_fingerprint(directory):
+    folder, pair = directory
+    assert lora.read(folder).base_fingerprint == ""  # as from elsewhere
+    base = {WEIGHT: torch.randn(6, 8), "norm": torch.randn(8)}
+    taken = take_snapshot({}, {}, lora.peft_tensors({WEIGHT: pair}), base_fingerprint=fingerprint(base))
+    taken.write_file(ADAPTER, folder / lora.WEIGHTS)
+    assert lora.read(folder).base_fingerprint == fingerprint(base)
+    assert all(torch.equal(a, b) for a, b in zip(lora.read(folder).pairs[WEIGHT], pair, strict=True))
+
+
+def test_a_fingerprint_is_that_of_one_model_in_any_float_type():
+    base = {WEIGHT: torch.randn(40, 8), "norm": torch.randn(8)}
+    assert fingerprint({name: base[name].bfloat16() for name in reversed(base)}) == fingerprint(base)
+    others = [{WEIGHT: base[WEIGHT], "other": base["norm"]}, {**base, WEIGHT: base[WEIGHT].view(80, 4)}]
+    for name in base:
+        others += [base | {name: base[name] * 1.01}]
+    others += [base | {WEIGHT: torch.cat([base[WEIGHT][:-1], torch.zeros(1, 8)])}]
+    assert len({fingerprint(each) for each in (base, *others)}) == len(others) + 1
 
 
 @pytest.mark.parametrize(

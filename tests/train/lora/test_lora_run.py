@@ -13,6 +13,7 @@ from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
 from slm.model import lora
 from slm.model.checkpoint import load_config, load_model, load_weights, verify
+from slm.model.fingerprint import fingerprint
 from slm.runs import list_checkpoints
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
@@ -77,6 +78,7 @@ def test_only_the_adapter_is_trained_and_a_checkpoint_is_the_merged_model(base, 
     adapter = lora.read(last / lora.FOLDER)
     frozen, merged = load_weights(whole / BASE), load_weights(last)
     assert (adapter.rank, adapter.alpha, adapter.base) == (4, 8.0, str(whole / BASE))
+    assert adapter.base_fingerprint == fingerprint(frozen)
     assert len(adapter.pairs) == 7
     for name, weight in merged.items():
         if name in adapter.pairs:
@@ -145,7 +147,10 @@ def test_a_base_that_has_changed_is_refused(whole):
         model.model.layer_list()[0].mlp.up_proj.weight += 0.1
     adapter = AdapterParameters(model, LoraConfig(rank=4), "elsewhere")
     (*_, last) = list_checkpoints(whole)
-    with pytest.raises(UserError, match="has changed"):
+    with pytest.raises(UserError, match=r"has changed .its fingerprint is"):
+        adapter.load(last)
+    adapter.base_fingerprint = lora.read(last / lora.FOLDER).base_fingerprint  # the weights are compared as well
+    with pytest.raises(UserError, match=r"has changed .model\.layers\.0\.mlp\.up_proj\.weight differs"):
         adapter.load(last)
     with pytest.raises(UserError, match="another rank"):
         AdapterParameters(load_model(whole / BASE), LoraConfig(rank=3), "elsewhere").load(last)
