@@ -9,10 +9,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from data.errors import UserError, nearest
+from data.errors import UserError, excerpt, nearest
 from slm.cli import spelled
 
+CONFIG = "config.yaml"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 LATEST = "latest"
 BEST = "best"
@@ -39,7 +41,7 @@ class Run:
 
     @property
     def config_file(self) -> Path | None:
-        return _if_file(self.root / "config.yaml")
+        return _if_file(self.root / CONFIG)
 
     @property
     def validation_text(self) -> Path | None:
@@ -123,6 +125,32 @@ def best_checkpoint(root: Path) -> Path | None:
     return min(losses, key=losses.__getitem__) if losses else None
 
 
+def saved_config(root: Path) -> dict[str, Any]:
+    """The resolved options of the run in ``root``; empty where there are none (a model from elsewhere).
+
+    Raises UserError for a file that is damaged.
+    """
+    import yaml
+
+    path = root / CONFIG
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise _broken_config(path, excerpt(error)) from None
+    if not isinstance(config, dict):
+        raise _broken_config(path, "it holds no options")
+    return config
+
+
+def _broken_config(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} cannot be read ({reason}): bring back the file as training wrote it; the same options are in "
+        "trainer_state.json of each checkpoint, under config"
+    )
+
+
 def resolve(path: str | os.PathLike[str]) -> Run:
     """What ``path`` names: a run, a checkpoint of a run, or a model directory from elsewhere.
 
@@ -143,7 +171,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         return Run(root=root.parent.parent, pinned=root)
     if (root / "config.json").is_file():
         return Run(root=root, is_hf=True)
-    if (root / "config.yaml").is_file() or (root / "checkpoints").is_dir() or (root / "gguf").is_dir():
+    if (root / CONFIG).is_file() or (root / "checkpoints").is_dir() or (root / "gguf").is_dir():
         return Run(root=root)
     if (root / "adapter_config.json").is_file():
         raise UserError(

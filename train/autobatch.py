@@ -14,7 +14,7 @@ from data.errors import UserError
 from data.storage import atomic_write_text, cache_home
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record
-from slm.runs import list_checkpoints
+from slm.runs import list_checkpoints, saved_config
 from train.config import RunConfig
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
@@ -58,14 +58,14 @@ def divided(config: RunConfig, sequences: int, micro_batch: int) -> RunConfig:
 
 def _kept(config: RunConfig) -> RunConfig | None:
     """``config`` with the numbers that the run of this name was started with; None where there is no such run."""
-    from omegaconf import OmegaConf
-
-    path = config.root / "config.yaml"
     # Without a checkpoint there is nothing to go on from, and the file may be that of a start with other settings.
-    if config.resume == "never" or not path.is_file() or not list_checkpoints(config.root):
+    if config.resume == "never" or not list_checkpoints(config.root):
         return None
-    saved = OmegaConf.load(path).train
-    return replace(config, train=replace(config.train, micro_batch=saved.micro_batch, grad_accum=saved.grad_accum))
+    saved = saved_config(config.root).get("train")
+    if not saved:
+        return None
+    kept = replace(config.train, micro_batch=saved["micro_batch"], grad_accum=saved["grad_accum"])
+    return replace(config, train=kept)
 
 
 def _best(config: RunConfig, sequences: int) -> int:

@@ -21,7 +21,7 @@ from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from slm.runs import BEST, list_checkpoints
+from slm.runs import BEST, CONFIG, list_checkpoints
 from train.backend import fallback_line, make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
@@ -317,7 +317,7 @@ def _make_trainer(
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
     backend = with_adapter(backend, trained)
     text = to_yaml(config)
-    atomic_write_text(root / "config.yaml", text)
+    atomic_write_text(root / CONFIG, text)
     log = RunLog(config, root, state.step, main=ranks.main, new=point.checkpoint is None)
     interrupt, sync = make_gradient_sync(
         ranks, trained, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce

@@ -21,7 +21,7 @@ from slm.llama.gguf_check import GGML_TYPES
 from slm.model.config import ModelConfig
 from slm.model.fingerprint import fingerprint
 from slm.model.quantized import RECORD, QuantizedWeights
-from slm.runs import ADAPTER_END, Run
+from slm.runs import ADAPTER_END, Run, saved_config
 
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
 """general.file_type (llama.cpp's LLAMA_FTYPE) of the types written here."""
@@ -88,13 +88,11 @@ def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) ->
 
 def run_record(run: Run, checkpoint: Path) -> str:
     """The resolved configuration of the run as one JSON string; for a model from elsewhere its config.json."""
-    import yaml
-
     record: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name}
     if (checkpoint / RECORD).is_file():
         record["trained_for"] = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))["file_type"]
-    if run.config_file:
-        record["config"] = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    if config := saved_config(run.root):
+        record["config"] = config
     record["model"] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     return json.dumps(record, ensure_ascii=False, default=str)
 

@@ -6,7 +6,7 @@ from data.tales.coherence import mean_coherence
 from data.tokenizers.tokenizer import Tokenizer
 from slm.model.generate import generate_many
 from slm.model.transformer import LanguageModel
-from slm.runs import Run
+from slm.runs import Run, saved_config
 
 TEMPERATURE = 0.6
 SEED = 20_261_122
@@ -40,13 +40,7 @@ def story_coherence(model: LanguageModel, tokenizer: Tokenizer, count: int) -> f
 
 def is_of_tales(run: Run) -> bool:
     """Whether the run trained on the embedded stories."""
-    import yaml
-
-    try:
-        data = yaml.safe_load((run.root / "config.yaml").read_text(encoding="utf-8"))["data"]
-        return bool(data["kind"] == "tales")
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return False
+    return bool((saved_config(run.root).get("data") or {}).get("kind") == "tales")
 
 
 def checkpoint_coherence(checkpoint: Path, count: int) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from slm.exported import MODELFILE, RECORD_FILE
 from slm.report import perplexity_text, size
-from slm.runs import Run, checkpoint_step
+from slm.runs import Run, checkpoint_step, saved_config
 
 MARK = "<!-- Written by slm publish. Remove this line to keep your changes: the file is then left as it is. -->"
 TAGS = ("slm", "gguf", "llama.cpp")
@@ -48,7 +48,6 @@ def read_facts(
     run: Run, checkpoint: Path, repo: str, *, license: str | None, ggufs: list[Path], weights: bool, modelfile: bool
 ) -> Facts:
     """The facts in the files of a run. ``ggufs``, ``weights``, ``modelfile``: what will be published."""
-    import yaml
     from safetensors import safe_open
 
     def read(path: Path) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def read_facts(
         repo=repo,
         title=repo.partition("/")[2],
         model=read(checkpoint / "config.json"),
-        config=yaml.safe_load(run.config_file.read_text(encoding="utf-8")) if run.config_file else {},
+        config=saved_config(run.root),
         state=read(checkpoint / "trainer_state.json"),
         export=read(run.gguf_dir / RECORD_FILE),
         n_params=n_params,

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from data.errors import UserError
-from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest, resolve
+from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest, resolve, saved_config
 
 
 def save(directory, state=None):
@@ -48,6 +48,19 @@ def test_the_best_is_the_lowest_loss_measured_at_the_checkpoints_own_step(tmp_pa
     assert resolve(run / "best").root == run
     (best / "trainer_state.json").write_text("{")
     assert best_checkpoint(run).name == "step-00000040"
+
+
+def test_a_runs_options_are_read_in_one_way(tmp_path):
+    assert saved_config(tmp_path) == {}
+    (tmp_path / "config.yaml").write_text("optim:\n  lr: 1.0e-05\ndata: {files: ['${x}']}\n")
+    assert saved_config(tmp_path) == {"optim": {"lr": 1e-5}, "data": {"files": ["${x}"]}}
+    for broken in ("optim: {lr: 1", "- a list\n", ""):
+        (tmp_path / "config.yaml").write_text(broken)
+        with pytest.raises(UserError, match=r"config\.yaml cannot be read .*trainer_state\.json of each checkpoint"):
+            saved_config(tmp_path)
+    (tmp_path / "config.yaml").write_bytes(b"name: \xff\n")
+    with pytest.raises(UserError, match=r"cannot be read \('utf-8' codec"):
+        saved_config(tmp_path)
 
 
 def test_a_wrong_run_names_the_near_ones(tmp_path):

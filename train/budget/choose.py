@@ -16,7 +16,7 @@ from slm.configuration import build, load_config
 from slm.machine.hardware import process_seconds
 from slm.machine.memory import available_bytes
 from slm.report import duration, table
-from slm.runs import list_checkpoints
+from slm.runs import list_checkpoints, saved_config
 from train.budget import choice, corpus
 from train.budget.choice import Candidate, Wanted
 from train.budget.corpus import CorpusSize
@@ -160,13 +160,10 @@ def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
 
 def _kept(base: RunConfig) -> Chosen:
     """The choice that the run of this name was begun with."""
-    from omegaconf import OmegaConf
-
     try:
-        saved: Any = OmegaConf.to_container(OmegaConf.load(base.root / "config.yaml"), resolve=False)
-        kept = saved["facts"]
+        kept = saved_config(base.root)["facts"]
         return Chosen(list(kept[CHOSEN_WORDS]), dict(kept))
-    except (OSError, KeyError, TypeError):
+    except (KeyError, TypeError):
         raise UserError(
             f"the run {base.root} was not begun with preset=auto: go on with its own preset "
             f"({spelled('train', preset='10m', budget='8h')}), give another name=, or resume=never"

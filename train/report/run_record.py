@@ -15,7 +15,7 @@ import numpy as np
 
 from data.errors import UserError
 from slm.model.config import ModelConfig
-from slm.runs import CHECKPOINT_NAME, LATEST, list_checkpoints, resolve
+from slm.runs import CHECKPOINT_NAME, CONFIG, LATEST, list_checkpoints, resolve, saved_config
 from train.report.curves import Curves, Tail, number, records
 from train.report.samples import Samples
 from train.run_lock import LOCK, is_locked
@@ -126,18 +126,15 @@ class RunRecord:
         )
 
     def _read_config(self) -> bool:
-        from omegaconf import OmegaConf
-
-        path = self.root / "config.yaml"
         try:
-            status = path.stat()
+            status = (self.root / CONFIG).stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp == self._config_stamp:
                 return False
-            config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        except Exception:  # the file is missing, is being replaced, or somebody broke it
+            config = saved_config(self.root)
+        except (OSError, UserError):  # the file is missing, is being replaced, or somebody broke it
             return False
-        self.config = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
+        self.config = {str(key): value for key, value in config.items()}
         self._config_stamp = stamp
         return True
 
@@ -292,7 +289,7 @@ def find_run(path: str) -> Path:
     if CHECKPOINT_NAME.fullmatch(given.name) and given.parent.name == "checkpoints":
         given = given.parent.parent
     root = resolve(given).root
-    if not (root / "metrics.jsonl").exists() and not (root / "config.yaml").exists():
+    if not (root / "metrics.jsonl").exists() and not (root / CONFIG).exists():
         raise UserError(f"{path} is no training run: it holds neither metrics.jsonl nor config.yaml; give runs/<name>")
     return root
 

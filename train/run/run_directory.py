@@ -10,7 +10,7 @@ from types import TracebackType
 
 from data.errors import UserError
 from slm.model import checkpoint
-from slm.runs import BEST, list_checkpoints
+from slm.runs import BEST, CONFIG, list_checkpoints
 from train.run_lock import LOCK, RunLock, take_lock
 
 TOKENIZER = "tokenizer"
@@ -45,7 +45,7 @@ class RunDirectory:
             self._made = missing if self._is_new() else []
             if not os.access(root, os.W_OK | os.X_OK):
                 raise PermissionError(0, "Permission denied", str(root))
-            while anew and ((root / "config.yaml").exists() or list_checkpoints(root)):
+            while anew and ((root / CONFIG).exists() or list_checkpoints(root)):
                 # The lock moves along. It is held until the end: nobody trains in a directory that may be renamed back.
                 # Again where another process was faster: what it left under this name is a run, too.
                 self._backup, self._made = back_up(root), []  # until the lock is ours, the new directory is not

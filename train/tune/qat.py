@@ -17,7 +17,7 @@ from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
 from slm.model.checkpoint import TRAINER_STATE
-from slm.runs import Run
+from slm.runs import Run, saved_config
 from train import autobatch
 from train.config import RunConfig
 from train.resolve import ChooseMicroBatch, resolve
@@ -60,7 +60,7 @@ def continuing(
         )
     run, directory = recipe.base_of(own.base)
     kind = own.train.qat or DEFAULT_TYPE
-    saved = recipe.saved_config(run)
+    saved = saved_config(run.root)
     options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}

@@ -22,7 +22,7 @@ from slm.configuration import build
 from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
-from slm.runs import Run
+from slm.runs import Run, saved_config
 from train.tune.config import TuneOptions
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
@@ -108,20 +108,13 @@ def _own_optimizer(run: Run) -> dict[str, Any] | None:
 
     None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's.
     """
-    config = saved_config(run)
+    config = saved_config(run.root)
     return None if not config or (config.get("lora") or {}).get("rank") else config["optim"]
-
-
-def saved_config(run: Run) -> dict[str, Any]:
-    """The base's own configuration; empty for a model from elsewhere."""
-    import yaml
-
-    return yaml.safe_load(run.config_file.read_text(encoding="utf-8")) if run.config_file else {}
 
 
 def _own_data(run: Run) -> tuple[DataConfig, list[SourceConfig]]:
     """What the run read, and those of its sources that are no conversations."""
-    data = build(DataConfig, saved_config(run)["data"])
+    data = build(DataConfig, saved_config(run.root)["data"])
     return data, [each for each in data.all_sources() if not each.is_chat]
 
 
