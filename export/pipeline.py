@@ -58,6 +58,8 @@ def export(
     with Staging(out) as staging:
         check_room(out, sum(size_bound(source.n_params, kind) for kind in dict.fromkeys([*types, base])))
         written = {kind: staging.path(source.identity.file_name(kind)) for kind in dict.fromkeys([base, *plain])}
+        if line := run.choice_line():
+            log(line)
         log(f"checkpoint {source.checkpoint}: {source.n_params:,} parameters")
         for warning in source.vocab.warnings:
             log(f"warning: {warning}")

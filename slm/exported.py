@@ -1,4 +1,4 @@
-"""Exported files next to the run that they came from: whether they are older than its newest checkpoint, and whether
+"""Exported files next to the run that they came from: whether they are older than its checkpoint, and whether
 they still hold the bytes that the export wrote.
 
 Loads neither torch nor llama.cpp, so that the server can use it.
@@ -29,7 +29,8 @@ _READ = 1 << 20
 
 
 def stale_lines(paths: Iterable[Path]) -> list[str]:
-    """A line for the files that came from a checkpoint older than their run's newest one, and how to renew them.
+    """A line for the files that came from an older checkpoint than their run would be exported from now, and how to
+    renew them.
 
     Files of one run and checkpoint share a line. A file outside a run's ``gguf`` folder, or without a record of its
     checkpoint, is not judged.
@@ -44,7 +45,8 @@ def stale_lines(paths: Iterable[Path]) -> list[str]:
             continue
         newest[root] = runs.checkpoint_step(checkpoints[-1])
         step = _step_of(path)
-        if step is not None and step < newest[root]:
+        chosen = runs.checkpoint_step(runs.Run(root=root).checkpoint())
+        if step is not None and step < newest[root] and step != chosen:
             found.setdefault((root, step), []).append(path)
     return [_stale_line(root, step, newest[root], files) for (root, step), files in found.items()]
 

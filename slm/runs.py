@@ -29,7 +29,7 @@ class Run:
     root: Path
     is_hf: bool = False
     pinned: Path | None = None
-    """The checkpoint that was named, where one was; otherwise the newest counts."""
+    """The checkpoint that was named, where one was; otherwise ``checkpoint`` chooses."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,8 @@ class Run:
         return list_checkpoints(self.root)
 
     def checkpoint(self) -> Path:
-        """The checkpoint to use: the one named, else the newest. UserError where there is none yet."""
+        """The checkpoint to use: the one named, else the one with the lowest validation loss (a run that stopped early
+        has newer, worse ones), else the newest, where that was not validated. UserError where there is none yet."""
         if self.pinned is not None:
             return self.pinned
         found = self.checkpoints()
@@ -69,7 +70,18 @@ class Run:
                 f"{self.root} holds no checkpoint yet: train it further "
                 f"(`{spelled('train', name=self.name)}`) or name another run"
             )
-        return found[-1]
+        losses = {} if self.is_hf else _validation_losses(self.root)
+        return min(losses, key=losses.__getitem__) if found[-1] in losses else found[-1]
+
+    def choice_line(self) -> str | None:
+        """A line where ``checkpoint`` is not the newest one, and nobody named it."""
+        found = self.checkpoints()
+        if self.pinned is not None or not found or (chosen := self.checkpoint()) == found[-1]:
+            return None
+        return (
+            f"{chosen.name} of {self.name} is used: its validation loss is lower than that of the newest, "
+            f"checkpoints/{found[-1].name}, which can be named, too"
+        )
 
     def ggufs(self) -> list[Path]:
         """The exported models, by name; importance matrices and adapters, which are GGUF files too, left out."""
@@ -114,15 +126,29 @@ def checkpoint_step(path: Path) -> int:
 
 def best_checkpoint(root: Path) -> Path | None:
     """The checkpoint with the lowest validation loss of those that were validated at their own step; None: no such."""
-    losses = {}
+    losses = _validation_losses(root)
+    return min(losses, key=losses.__getitem__) if losses else None
+
+
+def _validation_losses(root: Path) -> dict[Path, float]:
+    """The validation losses of the checkpoints that were validated at their own step, oldest first.
+
+    Where the newest one is quantized (``train.qat``) the others are left out: they hold another model, whose loss is
+    lower.
+    """
+    losses: dict[Path, float] = {}
+    kinds: dict[Path, Any] = {}
     for path in list_checkpoints(root):
         try:
-            validation = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["validation"]
+            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            kinds[path] = (state.get("qat") or {}).get("file_type")
+            validation = state["validation"]
             if validation["step"] == checkpoint_step(path) and validation["val_loss"] is not None:
                 losses[path] = float(validation["val_loss"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # not validated, or damaged
-    return min(losses, key=losses.__getitem__) if losses else None
+    kind = kinds[max(kinds)] if kinds else None
+    return {path: loss for path, loss in losses.items() if kinds[path] == kind}
 
 
 def saved_config(root: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from slm.runs import BEST, CONFIG, list_checkpoints
+from slm.runs import CONFIG, Run
 from train.backend import fallback_line, make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
@@ -157,12 +157,10 @@ def _finished_line(config: RunConfig, state: dict[str, Any], root: Path) -> str:
 
 
 def _next_line(root: Path) -> str:
-    """What can be done with a run that has ended: with its best checkpoint, where the newest one is another."""
-    saved, best = list_checkpoints(root), root / BEST
-    better = best.is_dir() and saved and best.resolve() != saved[-1].resolve()
-    note = f"    ({best.resolve().name} has the lowest validation loss)" if better else ""
-    export = spelled("export", run=best if better else root)
-    return f"next: {export}    then: {spelled('serve', model=root)}{note}"
+    """What can be done with a run that has ended, and which checkpoint that takes where it is not the newest."""
+    run = Run(root=root)
+    note = f"    ({run.checkpoint().name} has the lowest validation loss)" if run.choice_line() else ""
+    return f"next: {spelled('export', run=root)}    then: {spelled('serve', model=root)}{note}"
 
 
 def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:

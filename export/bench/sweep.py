@@ -70,6 +70,8 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     with Staging(out) as staging:
         logits_bytes = 4 * config.eval.kl_tokens * source.model.config.vocab_size
         check_room(out, logits_bytes + sum(size_bound(source.n_params, each.kind) for each in wanted))
+        if line := run.choice_line():
+            log(line)
         log(f"checkpoint {source.checkpoint}: {source.n_params:,} parameters, {len(wanted)} files")
         paths = [staging.path(f"{number:02d}-{each.file}.gguf") for number, each in enumerate(wanted)]
         source.write(paths[0], wanted[0].kind)

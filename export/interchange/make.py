@@ -73,6 +73,8 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
     check_weights(model.state_dict(), to_f16=False)
     out = config.out or run.root / config.format
     check_room(out, 4 * model.config.n_params + (64 << 20))
+    if line := run.choice_line():
+        log(line)
     log(f"checkpoint {checkpoint}: {model.config.n_params:,} parameters")
     text = validation_text(config.proof.text, run) or calibration_text(None, run, log)
     with Staging(out) as staging:

@@ -117,6 +117,8 @@ def files_to_score(run: runs.Run, config: EvalConfig) -> list[Path]:
         check_is_model(path)
     if config.checkpoint:
         run.checkpoint()  # its absence is reported before anything is read
+        if line := run.choice_line():
+            print(line, flush=True)
     if not files and not config.checkpoint:
         raise UserError(f"{run.root} holds no GGUF file; export one first: `{spelled('export', run=run.root)}`")
     for line in stale_lines(files):

@@ -72,6 +72,8 @@ def main(argv: list[str]) -> int:
     rows = []
     if config.checkpoint:
         path = run.checkpoint()
+        if line := run.choice_line():
+            print(line, flush=True)
         rows.append(
             ask(path.name, "torch", checkpoint_answers(path, config.max_tokens, threads), questions, config.show)
         )

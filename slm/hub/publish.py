@@ -67,6 +67,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"to= is missing: `{cli.spelled('publish', run=config.run, to='org/name')}`")
     run = runs.resolve(config.run)
     checkpoint = run.checkpoint()
+    if line := run.choice_line():
+        print(line)
     files, ggufs = collect(config, run, checkpoint)
     for line in stale_lines(ggufs):
         print(line)

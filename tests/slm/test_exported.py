@@ -41,6 +41,13 @@ def test_a_link_to_the_run_and_the_best_checkpoint(run):
     assert f"RUN={run}" in line
 
 
+def test_a_file_of_the_checkpoint_that_export_takes_is_not_stale(run):
+    for step, loss in ((3, 1.0), (60, 2.0)):
+        state = {"validation": {"step": step, "val_loss": loss}}
+        (run / "checkpoints" / f"step-{step:08d}" / "trainer_state.json").write_text(json.dumps(state))
+    assert stale_lines((run / "gguf").glob("*.gguf")) == []
+
+
 def test_files_that_are_not_stale(run, tmp_path):
     (path,) = (run / "gguf").glob("*.gguf")
     elsewhere = shutil.copy(path, tmp_path / path.name)

@@ -46,8 +46,24 @@ def test_the_best_is_the_lowest_loss_measured_at_the_checkpoints_own_step(tmp_pa
     assert os.readlink(run / "best") == "checkpoints/step-00000020"
     assert resolve(run / "best").checkpoint() == best
     assert resolve(run / "best").root == run
+    # The newest has no loss of its own that would say whether it is worse.
+    assert (resolve(run).checkpoint().name, resolve(run).choice_line()) == ("step-00000050", None)
+    (run / "checkpoints" / "step-00000050").rename(tmp_path / "away")
+    assert resolve(run).checkpoint() == best
+    assert resolve(run).choice_line() == (
+        "step-00000020 of mine is used: its validation loss is lower than that of the newest, "
+        "checkpoints/step-00000040, which can be named, too"
+    )
+    assert resolve(run / "checkpoints" / "step-00000040").choice_line() is None
     (best / "trainer_state.json").write_text("{")
     assert best_checkpoint(run).name == "step-00000040"
+
+
+def test_the_best_of_a_quantized_run_is_a_quantized_checkpoint(tmp_path):
+    for step, loss, kind in ((10, 2.0, None), (20, 2.4, "q4_0"), (30, 2.5, "q4_0")):
+        state = {"validation": {"step": step, "val_loss": loss}} | ({"qat": {"file_type": kind}} if kind else {})
+        save(tmp_path / "checkpoints" / f"step-{step:08d}", state=state)
+    assert best_checkpoint(tmp_path).name == resolve(tmp_path).checkpoint().name == "step-00000020"
 
 
 def test_a_runs_options_are_read_in_one_way(tmp_path):

@@ -75,9 +75,7 @@ class Named:
             hint = nearest(self.path.name, [each.name for each in self.path.parent.glob("*.gguf")])
             raise UserError(f"distill.teacher={name} does not exist; {hint or 'name a GGUF file, or a run'}")
         if not self.is_gguf:
-            run = resolve(name)
-            best = run.root / "best"
-            self.path = best.resolve() if run.pinned is None and not run.is_hf and best.is_dir() else run.checkpoint()
+            self.path = resolve(name).checkpoint()
         context = self._check_tokens(tokenizer)
         if not short and config.seq_len > context:
             raise UserError(

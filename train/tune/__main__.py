@@ -78,6 +78,8 @@ def tuning(
     names = ("lora.rank", *SHOWN) if config.lora.rank else SHOWN
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     options_shown = " ".join(f"{name}={value}" for name, value in shown.items())
+    if line := run.choice_line():
+        log(line)
     log(f"tuning {directory}: {options_shown} tune.replay={replay:g}")
     return config
 

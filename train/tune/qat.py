@@ -78,6 +78,8 @@ def continuing(
     if not any(name == "data" or name.startswith("data.") for name in names):
         config = replace(config, data=_own_text(run, saved))
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
+    if line := run.choice_line():
+        log(line)
     log(f"continuing {directory}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
     return config
 

@@ -46,11 +46,9 @@ MEASURED = 1000
 
 
 def base_of(path: str) -> tuple[Run, Path]:
-    """The base and its checkpoint: the best one of a run, where it is known, else the newest."""
+    """The base and its checkpoint."""
     run = models.resolve(path)
-    best = run.root / "best"
-    chosen = best.resolve() if run.pinned is None and not run.is_hf and best.is_dir() else run.checkpoint()
-    return run, chosen
+    return run, run.checkpoint()
 
 
 def recipe(
