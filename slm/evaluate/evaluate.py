@@ -71,8 +71,9 @@ def coherence_rows(run: runs.Run, stories: int) -> list[dict[str, Any]]:
 
 def run_tasks(run: runs.Run, config: EvaluateConfig) -> list[dict[str, Any]]:
     """Run the tasks on every model and print their table; the rows."""
-    from slm.evaluate.tasks import Tasks, show
+    from slm.evaluate.tasks import Tasks, check_names, show
 
+    check_names(config.tasks, config.harness)
     files = files_to_score(run, config.eval)
     tasks = Tasks(config.tasks, config.harness)
     threads = config.eval.threads or compute_threads()

@@ -17,7 +17,7 @@ from data.errors import UserError, excerpt, nearest
 from slm import report
 from slm.evaluate.config import HarnessConfig
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
-from slm.evaluate.task_index import folders_of_all, plain_tasks
+from slm.evaluate.task_index import folders_of_all, harness_folder, scan, written_names
 from slm.machine.crash_guard import doing
 
 BOOTSTRAP = 1_000
@@ -43,11 +43,7 @@ class Tasks:
 
     def __init__(self, names: list[str], config: HarnessConfig) -> None:
         """UserError, in one line, where a task is not known, cannot be loaded, or needs what is not here."""
-        if find_spec("lm_eval") is None:
-            raise UserError(
-                'tasks need lm-evaluation-harness, which is not installed: pip install "slm[tasks]" '
-                '(in a checkout: .venv/bin/pip install -e ".[tasks]")'
-            )
+        check_names(names, config)
         # Else the harness starts a process per core for a standard error, and each prints a bar.
         os.environ.setdefault("DISABLE_MULTIPROC", "1")
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of defaults that tasks are free to use
@@ -155,6 +151,31 @@ class Tasks:
         return [row for row in rows if row["task"] not in inside]
 
 
+def check_names(names: list[str], config: HarnessConfig) -> None:
+    """UserError where the harness is not there, or where no file of its tasks, nor one's own, has one of the names.
+
+    It takes a second at most, and imports nothing of the harness.
+    """
+    if find_spec("lm_eval") is None:
+        raise UserError(
+            'tasks need lm-evaluation-harness, which is not installed: pip install "slm[tasks]" '
+            '(in a checkout: .venv/bin/pip install -e ".[tasks]")'
+        )
+    own = config.include_path
+    if own is not None and not own.is_dir():
+        raise UserError(f"there is no folder {own}: harness.include_path holds YAML files of tasks")
+    known = [*(scan(own) if own is not None else ()), *written_names(harness_folder())]
+    for name in names:
+        if not any(fnmatch(each, name) for each in known):
+            raise _no_task(name, known, own)
+
+
+def _no_task(name: str, known: list[str], own: Path | None) -> UserError:
+    where = f" or {own}" if own else ""
+    hint = nearest(name, known) or "lm_eval ls tasks lists them"
+    return UserError(f"there is no task {name!r} in lm-evaluation-harness{where}; {hint}")
+
+
 def definition(metric: str, kinds: set[str]) -> str:
     """What a metric of tasks of these kinds is."""
     texts = {_DEFINITIONS.get((metric, kind)) for kind in kinds}
@@ -197,12 +218,9 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def _load(names: list[str], config: HarnessConfig) -> Any:
     """What the harness loads for the names, with as few of its thousands of files read as that takes."""
-    import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
-    own, root = config.include_path, Path(lm_eval.tasks.__file__).parent
-    if own is not None and not own.is_dir():
-        raise UserError(f"there is no folder {own}: harness.include_path holds YAML files of tasks")
+    own, root = config.include_path, harness_folder()
 
     def manager_of(folders: Iterable[str]) -> Any:
         # The harness's folders first: what is in one's own has precedence.
@@ -216,7 +234,7 @@ def _load(names: list[str], config: HarnessConfig) -> Any:
         if set(names) <= set(mine):
             with suppress(KeyError):  # a group may name tasks of the harness
                 return _load_from(manager, names)
-    known = plain_tasks(root)
+    known = written_names(root)
     if all(name in mine or len(known.get(name, [])) == 1 for name in names):
         manager = manager_of(known[name][0] for name in names if name not in mine)
         if set(names) <= set(manager.all_subtasks):
@@ -226,9 +244,7 @@ def _load(names: list[str], config: HarnessConfig) -> Any:
     for name in names:
         found = sorted(each for each in {*folders, *mine} if fnmatch(each, name))
         if not found:
-            hint = nearest(name, [*mine, *folders]) or "lm_eval ls tasks lists them"
-            where = f" or {own}" if own else ""
-            raise UserError(f"there is no task {name!r} in lm-evaluation-harness{where}; {hint}")
+            raise _no_task(name, [*mine, *folders], own)
         matched += found
     # A group in one's own folder may name any task of the harness.
     manager = (

@@ -19,7 +19,7 @@ from slm.evaluate import tasks
 from slm.evaluate.continuations import Request, score_continuations
 from slm.evaluate.evaluate import main
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
-from slm.evaluate.task_index import folders_of_all, plain_tasks
+from slm.evaluate.task_index import folders_of_all, written_names
 from slm.model.checkpoint import load_model
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
@@ -239,7 +239,7 @@ def only_local(monkeypatch, tmp_path) -> list[bool]:
     there, root = Path(tasks_of.__file__).parent, tmp_path / "harness"
     for name in ("arc", "blimp", "hellaswag"):
         shutil.copytree(there / name, root / name)
-    monkeypatch.setattr(tasks_of, "__file__", str(root / "__init__.py"))
+    monkeypatch.setattr(tasks, "harness_folder", lambda: root)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     read: list[bool] = []
 
@@ -269,6 +269,15 @@ def test_the_list_of_all_tasks_is_read_once(run, only_local):
     assert only_local == [True, False, False, False]
 
 
+def test_an_unknown_name_is_refused_before_anything_is_loaded(run, folder, only_local):
+    for name, hint in (("nosuch", "lm_eval ls tasks lists them"), ("hellaswagg", "did you mean 'hellaswag'")):
+        with pytest.raises(UserError, match=rf"there is no task '{name}' in lm-evaluation-harness or .*; {hint}"):
+            main([f"run={run}", f"harness.include_path={folder}", f"tasks=foxes,{name}"])
+    with pytest.raises(UserError, match=r"there is no task 'nosuch_\*'"):
+        main([f"run={run}", "tasks=nosuch_*"])
+    assert only_local == []  # no list of tasks was made
+
+
 def test_where_tasks_groups_and_tags_lie(tmp_path, monkeypatch):
     """A group's folders are those of its members, too; a tag's those of its tasks."""
     harness = pytest.importorskip("lm_eval.tasks")
@@ -280,16 +289,21 @@ def test_where_tasks_groups_and_tags_lie(tmp_path, monkeypatch):
         ("b/three.yaml", "tag: odd\ntask: three\n"),
         ("c/all.yaml", "group: all\ntask:\n  - two\n  - group: inside\n    task: [{task: three}, own]\n"),
         ("d/more.yaml", "group: more\ntask: [all, odd]\n"),
+        ("e/four.yaml", "tag:  # two\n  - odd\n  - high\nclass: !function x.Four\ntask: four\n"),
+        ("f/_shared", '"tag": shared\n'),
+        ("f/five.yaml", "include: _shared\n'task': \"five\"\n"),
     ):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(content, encoding="utf-8")
-    assert plain_tasks(root) == {"one": ["a"], "two": ["a"], "three": ["b"]}
+    own = {"one": ["a"], "two": ["a"], "three": ["b"], "four": ["e"]}
+    assert {name: folders for name, folders in written_names(root).items() if folders} == own
     index = harness.TaskManager(include_path=str(root), include_defaults=False).task_index
     found = folders_of_all(root, lambda: index)
-    assert found == {
-        **{"one": ["a"], "two": ["a"], "three": ["b"], "odd": ["a", "b"], "low": ["a"]},
-        **{"all": ["a", "b", "c"], "more": ["a", "b", "c", "d"]},
+    assert found == own | {
+        **{"odd": ["a", "b", "e"], "low": ["a"], "high": ["e"], "shared": ["f"], "five": ["f"]},
+        **{"all": ["a", "b", "c"], "more": ["a", "b", "c", "d", "e"]},
     }
+    assert found.keys() <= written_names(root).keys()
     assert folders_of_all(root, dict) == found, "it was not kept"
 
 
