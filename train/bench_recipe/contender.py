@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from data.errors import UserError
+from train.run.run_state import SET_UP_TOOK
 from train.sweep.outcome import last_error
 
 
@@ -52,9 +53,17 @@ def fresh_cache(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def timed(
-    command: Sequence[str | Path], log: Path, *, environment: Mapping[str, str], cwd: Path | None = None
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    environment: Mapping[str, str],
+    minutes: float | None = None,
+    cwd: Path | None = None,
 ) -> float:
-    """Run ``command`` to its end, its output in ``log``. Seconds; UserError with its last words where it failed."""
+    """Run ``command`` to its end, its output in ``log``. Seconds; UserError with its last words where it failed.
+
+    ``minutes``: what it may take, for a message where that is too short.
+    """
     start = perf_counter()
     with log.open("wb") as output:
         done = subprocess.run(
@@ -66,8 +75,20 @@ def timed(
             stderr=subprocess.STDOUT,
         )
     if done.returncode:
+        if minutes is not None:
+            check_time_left(last_error(log), minutes)
         raise UserError(f"{Path(command[0]).name} {command[2]} failed ({last_error(log)}); see {log}")
     return perf_counter() - start
+
+
+def check_time_left(said: str, minutes: float) -> None:
+    """UserError where ``said``, the last words of a contender, says that ``minutes`` ended before its set-up."""
+    if said.startswith(SET_UP_TOOK):
+        took = said.removeprefix(SET_UP_TOOK).partition(",")[0].strip()
+        raise UserError(
+            f"minutes={minutes:g} is too short: set-up, which everybody does with empty caches here, took {took} "
+            "(minutes and seconds); give more minutes"
+        )
 
 
 def python_module(module: str, *words: str) -> list[str]:

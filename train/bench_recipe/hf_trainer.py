@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from slm.configuration import build, to_dict
+from slm.report import duration
 from train.bench_recipe import hugging_face
 from train.bench_recipe.config import BenchRecipeConfig, run_options
 from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
 from train.config import RunConfig
+from train.run.run_state import SET_UP_TOOK
 
 BETAS, WEIGHT_DECAY, WARMUP, FLOOR = (0.9, 0.95), 0.1, 0.03, 0.1
 """AdamW's; the share of the time in which the rate rises; the last rate as a share of the peak."""
@@ -40,7 +42,8 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
     (out / "spec.json").write_text(json.dumps(spec))
     with fresh_cache(folder) as environment:
         command = python_module("train.bench_recipe.hf_trainer", str(out / "spec.json"))
-        seconds = timed(command, folder / f"hf_trainer-{lr:g}.log", environment=environment)
+        log = folder / f"hf_trainer-{lr:g}.log"
+        seconds = timed(command, log, environment=environment, minutes=config.minutes)
     result = json.loads((out / "result.json").read_text())
     return Entry("hf_trainer", out, result["tokens"], seconds, result["training_seconds"], f"AdamW at {lr:g}")
 
@@ -92,6 +95,8 @@ def main(spec: dict[str, Any], started: float) -> None:
 
     end = started + spec["seconds"] - SAVING_SECONDS
     begin = time.time()
+    if begin >= end:
+        sys.exit(f"error: {SET_UP_TOOK} {duration(begin - started)}, and saving takes {duration(SAVING_SECONDS)} more")
     steps = [0]
 
     class Clock(transformers.TrainerCallback):

@@ -24,7 +24,7 @@ def ours(config: BenchRecipeConfig, words: Sequence[str], folder: Path) -> Entry
     limits = [f"budget={60 * config.minutes:.6f}s", assigned("runs_dir", folder), f"name={NAME}", "resume=never"]
     with fresh_cache(folder) as environment:
         command = python_module("slm", "train", *QUIET, *words, *limits)
-        seconds = timed(command, folder / f"{NAME}.log", environment=environment)
+        seconds = timed(command, folder / f"{NAME}.log", environment=environment, minutes=config.minutes)
     record = _record(folder)
     return Entry(
         name=NAME,

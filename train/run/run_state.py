@@ -11,6 +11,8 @@ from train.run.metrics_window import MetricsWindow
 
 STATE_FORMAT = 1
 """Version of the JSON state in a checkpoint."""
+SET_UP_TOOK = "set-up took"
+"""How the message of ``check_set_up`` begins."""
 
 
 class RunState:
@@ -120,6 +122,6 @@ def check_set_up(config: TrainConfig, setup: float) -> None:
     """UserError where the set-up of a run has taken all the time that it may have."""
     if config.minutes_of == "process" and config.max_minutes and setup >= 60 * config.max_minutes:
         raise UserError(
-            f"set-up took {duration(setup)}, and the run may take {duration(60 * config.max_minutes)}: give more time "
-            "(budget= or train.max_minutes=); what set-up made once, such as kernels, is there the next time"
+            f"{SET_UP_TOOK} {duration(setup)}, and the run may take {duration(60 * config.max_minutes)}: give more "
+            "time (budget= or train.max_minutes=); what set-up made once, such as kernels, is there the next time"
         )

@@ -3,22 +3,25 @@
 import json
 import math
 import sys
+import time
 
 import pytest
 import torch
 
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
-from slm.configuration import load, to_yaml
+from slm.configuration import load, to_dict, to_yaml
 from slm.model.checkpoint import load_model
 from tests.helpers import tiny_checkpoint
 from tests.helpers.small_run import OPTIONS, write_corpus
-from train.bench_recipe import bench
+from train.bench_recipe import bench, hf_trainer
 from train.bench_recipe.config import BenchRecipeConfig
+from train.bench_recipe.contender import timed
 from train.bench_recipe.nanochat import step_seconds, steps_that_fit
 from train.bench_recipe.ours import chosen
 from train.bench_recipe.score import score
-from train.config import RunConfig
+from train.config import RunConfig, TrainConfig
+from train.run.run_state import check_set_up
 
 MINUTES = (0.3, 0.6, 2.0)
 """Tried in this order: with the machine busy, set-up alone may take the first. Next to two other tests it does not."""
@@ -88,6 +91,30 @@ def test_the_score_is_all_nats_over_all_bytes(tmp_path):
         nats += torch.nn.functional.cross_entropy(logits, part[1:], reduction="sum").item()
     n_bytes = sum(len(text.encode()) for text in documents)
     assert score(checkpoint, documents, 16) == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-5)
+
+
+def test_minutes_that_end_before_set_up_are_one_line(tmp_path):
+    """The words of a contender that failed are those of a real run that had no time left."""
+    asked = TrainConfig(max_steps=1, seq_len=32, micro_batch=4, max_minutes=0.1, minutes_of="process")
+    with pytest.raises(UserError) as caught:
+        check_set_up(asked, setup=14.2)
+    program = f"import sys; sys.exit('error: ' + {str(caught.value)!r})"
+    with pytest.raises(UserError, match=r"minutes=0.1 is too short: set-up, .* took 0:14 .*; give more minutes"):
+        timed([sys.executable, "-S", "-c", program], tmp_path / "ours.log", environment={}, minutes=0.1)
+    with pytest.raises(UserError, match=r"failed \(no room\)"):
+        timed(
+            [sys.executable, "-S", "-c", "raise SystemExit('error: no room')"],
+            tmp_path / "x.log",
+            environment={},
+            minutes=0.1,
+        )
+
+
+def test_the_trainer_does_not_begin_when_its_time_is_over(corpus, tmp_path):
+    config = load(RunConfig, "train", [*OPTIONS, f"data.files=[{corpus}]"])
+    spec = {"config": to_dict(config), "lr": 1e-3, "seconds": 6, "out": str(tmp_path)}
+    with pytest.raises(SystemExit, match=r"error: set-up took \d+:\d\d, and saving takes 0:03 more"):
+        hf_trainer.main(spec, started=time.time() - 10)
 
 
 def test_how_many_iterations_fit():
