@@ -1,7 +1,8 @@
 """The order of an export: read, check, write, prove, measure, quantize, prove, publish."""
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,53 @@ IMATRIX_FILE = "imatrix.gguf"
 TEMPORARY_CHUNKS = 4  # of text, in the comparison of a file that is not published
 
 
+@dataclass(kw_only=True)
+class _Making:
+    """An export on its way: what it makes files from, and what there is so far."""
+
+    config: ExportConfig
+    types: list[str]
+    source: Source
+    staging: Staging
+    proof_text: Text
+    calibration: Text
+    threads: int
+    steps: Steps
+    log: Callable[[str], None]
+    unquantized: dict[str, Path] = field(default_factory=dict)
+    """By type, the temporary base of quantized files among them."""
+    compared: dict[str, Comparison] = field(default_factory=dict)
+    """By type."""
+    finished: list[Path] = field(default_factory=list)
+    """What is published if everything passes."""
+    imatrix: ImportanceMatrix | None = None
+    choices: dict[str, Any] = field(default_factory=dict)
+    """By file name: what ``quant=auto`` chose."""
+    roundings: dict[str, Any] = field(default_factory=dict)
+    """By file name: what ``rounding=gptq`` did."""
+
+    @property
+    def plain(self) -> list[str]:
+        return [kind for kind in UNQUANTIZED if kind in self.types]
+
+    @property
+    def quantized(self) -> list[str]:
+        return [kind for kind in self.types if kind not in UNQUANTIZED]
+
+    @property
+    def base(self) -> str:
+        """The type that the quantized files are made from."""
+        return self.config.base if self.quantized else self.plain[0]
+
+    @property
+    def passed(self) -> bool:
+        return not any(each.failures for each in self.compared.values())
+
+    def path(self, kind: str) -> Path:
+        """Where the file of a type is staged."""
+        return self.staging.path(self.source.identity.file_name(kind))
+
+
 def export(
     config: ExportConfig, log: Callable[[str], None] = lambda line: None, steps: Steps | None = None
 ) -> dict[str, Any]:
@@ -46,102 +94,138 @@ def export(
     """
     types, steps = resolve_types(config.quant, quant_types()), steps or Steps()
     run = models.resolve(config.run)
-    out = config.out or run.gguf_dir
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     with steps.step("reading the checkpoint"):
         source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming())
-    plain = [kind for kind in UNQUANTIZED if kind in types]
-    quantized = [kind for kind in types if kind not in UNQUANTIZED]
-    base = config.base if quantized else plain[0]
-    proof_text, calibration = choose_texts(config, run, bool(quantized), log)
-    with Staging(out) as staging:
-        check_room(out, sum(size_bound(source.n_params, kind) for kind in dict.fromkeys([*types, base])))
-        written = {kind: staging.path(source.identity.file_name(kind)) for kind in dict.fromkeys([base, *plain])}
-        if line := run.choice_line():
-            log(line)
-        log(f"checkpoint {source.checkpoint}: {source.n_params:,} parameters")
-        for warning in source.vocab.warnings:
-            log(f"warning: {warning}")
-        for kind, path in written.items():
-            log(f"writing {kind}" + ("" if kind in plain else " (temporary)"))
-            with steps.step(f"conversion to {kind}"):
-                source.write(path, kind)
-        log("comparing with the checkpoint: token ids, logits, perplexity")
-        with steps.step("proof: the checkpoint's side"):
-            proof = Proof(
-                source.scorer,
-                source.tokenizer.encode,
-                proof_text.content,
-                n_ctx=config.proof.n_ctx,
-                chunks=config.proof.chunks,
-                kl_tokens=config.proof.kl_tokens,
-                nfc=bool(source.vocab.warnings),
-                n_threads=threads,
-                more=partial(chat_failures, tokenizer=source.tokenizer, nfc=bool(source.vocab.warnings)),
-            )
-        compared = {}
-        for kind, path in written.items():
-            with steps.step(f"proof: {kind}"):
-                # The files made from a temporary one are compared at full length themselves.
-                compared[kind] = proof.compare(path, kind, chunks=None if kind in plain else TEMPORARY_CHUNKS)
-        finished = [written[kind] for kind in plain]
-        if (adapter := open_adapter(source, log)) and all_passed(compared.values()):
-            with steps.step("adapter: conversion and proof"):
-                path, compared[ADAPTER_TYPE] = write_proven(source, adapter, staging, proof, log)
-            finished.append(path)
-        imatrix = None
-        choices: dict[str, Any] = {}
-        roundings: dict[str, Any] = {}
-        if quantized and all_passed(compared.values()):
-            if config.calibration.imatrix and quantized != [source.trained_for]:
-                header = read_header(written[base])
-                with steps.step("importance matrix"):
-                    imatrix = importance_matrix(source, calibration, config.calibration, header.tensors, log)
-                    imatrix.write(staging.path(IMATRIX_FILE))
-                finished.append(staging.path(IMATRIX_FILE))
-            planner = None
-            for kind in quantized:
-                path = staging.path(source.identity.file_name(kind))
-                again = config.rounding == "gptq" and kind != source.trained_for
-                more = METADATA if again else None
-                if is_target(kind):
-                    planner = planner or Planner(
-                        source, read_header(written[base]), calibration, imatrix, threads=threads, log=log
-                    )
-                    target = parse_target(kind)
-                    with steps.step(f"choice, quantization and proof: {kind}"):
-                        compared[kind], choice = make_chosen(
-                            planner, written[base], path, target, proof.compare, log, more
-                        )
-                    choices[path.name] = choice.record() | {"groups": planner.options.checks}
-                else:
-                    with steps.step(f"quantization: {kind}"):
-                        make_quantized(source, written[base], path, kind, imatrix, threads, log, more)
-                if again:
-                    with steps.step(f"rounding (gptq): {kind}"):
-                        roundings[path.name] = round_again(
-                            source, path, calibration, config.calibration, imatrix, threads, log
-                        )
-                if again or kind not in compared:
-                    with steps.step(f"proof: {kind}"):
-                        compared[kind] = proof.compare(path, kind)
-                finished.append(path)
-        published = all_passed(compared.values())
-        with steps.step("check sums and publishing"):
-            sums = {path.name: sha256(path) for path in finished} if published else {}
-        shown = [each for kind, each in compared.items() if kind in (*types, ADAPTER_TYPE) or each.failures]
-        record = make_record(config, source, proof, shown, imatrix, proof_text, out, published)
-        record |= {"choices": choices, "rounding": roundings}
-        record["sha256"] = forget_sums(out, sums) | sums
-        if published:
-            with steps.step("check sums and publishing"):
-                staging.publish(finished)
-        record |= steps.record()
-        if published:
-            atomic_write_json(out / RECORD_FILE, record)
-            models_written = [out / each["file"] for each in record["files"] if each["type"] != ADAPTER_TYPE]
-            modelfile.write(out, source.tokenizer, models_written)
+    proof_text, calibration = choose_texts(config, run, any(kind not in UNQUANTIZED for kind in types), log)
+    with Staging(config.out or run.gguf_dir) as staging:
+        making = _Making(
+            config=config,
+            types=types,
+            source=source,
+            staging=staging,
+            proof_text=proof_text,
+            calibration=calibration,
+            threads=threads,
+            steps=steps,
+            log=log,
+        )
+        check_room(staging.out, sum(size_bound(source.n_params, kind) for kind in dict.fromkeys([*types, making.base])))
+        _write_unquantized(making)
+        proof = _prove_unquantized(making)
+        _add_adapter(making, proof)
+        if making.quantized and making.passed:
+            _measure_importance(making)
+            _add_quantized(making, proof)
+        return _publish(making, proof)
+
+
+def _write_unquantized(making: _Making) -> None:
+    source, log = making.source, making.log
+    if line := source.run.choice_line():
+        log(line)
+    log(f"checkpoint {source.checkpoint}: {source.n_params:,} parameters")
+    for warning in source.vocab.warnings:
+        log(f"warning: {warning}")
+    for kind in dict.fromkeys([making.base, *making.plain]):
+        making.unquantized[kind] = making.path(kind)
+        log(f"writing {kind}" + ("" if kind in making.plain else " (temporary)"))
+        with making.steps.step(f"conversion to {kind}"):
+            source.write(making.path(kind), kind)
+
+
+def _prove_unquantized(making: _Making) -> Proof:
+    """Compare what was written. Returns the proof, which other files of the checkpoint are compared by, too."""
+    source, options = making.source, making.config.proof
+    making.log("comparing with the checkpoint: token ids, logits, perplexity")
+    with making.steps.step("proof: the checkpoint's side"):
+        proof = Proof(
+            source.scorer,
+            source.tokenizer.encode,
+            making.proof_text.content,
+            n_ctx=options.n_ctx,
+            chunks=options.chunks,
+            kl_tokens=options.kl_tokens,
+            nfc=bool(source.vocab.warnings),
+            n_threads=making.threads,
+            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=bool(source.vocab.warnings)),
+        )
+    for kind, path in making.unquantized.items():
+        with making.steps.step(f"proof: {kind}"):
+            # The files made from a temporary one are compared at full length themselves.
+            chunks = None if kind in making.plain else TEMPORARY_CHUNKS
+            making.compared[kind] = proof.compare(path, kind, chunks=chunks)
+    making.finished += [making.unquantized[kind] for kind in making.plain]
+    return proof
+
+
+def _add_adapter(making: _Making, proof: Proof) -> None:
+    """Write and compare the adapter of a checkpoint that has one."""
+    adapter = open_adapter(making.source, making.log)
+    if adapter is None or not making.passed:
+        return
+    with making.steps.step("adapter: conversion and proof"):
+        path, compared = write_proven(making.source, adapter, making.staging, proof, making.log)
+    making.compared[ADAPTER_TYPE] = compared
+    making.finished.append(path)
+
+
+def _measure_importance(making: _Making) -> None:
+    """Make the importance matrix, where one is asked for and some file is quantized with it."""
+    options = making.config.calibration
+    if not options.imatrix or making.quantized == [making.source.trained_for]:
+        return
+    header, path = read_header(making.unquantized[making.base]), making.staging.path(IMATRIX_FILE)
+    with making.steps.step("importance matrix"):
+        making.imatrix = importance_matrix(making.source, making.calibration, options, header.tensors, making.log)
+        making.imatrix.write(path)
+    making.finished.append(path)
+
+
+def _add_quantized(making: _Making, proof: Proof) -> None:
+    """Make and compare the files of all quantized types and goals."""
+    source, base, imatrix, log = making.source, making.unquantized[making.base], making.imatrix, making.log
+    calibration, threads, step = making.calibration, making.threads, making.steps.step
+    planner = None
+    for kind in making.quantized:
+        path = making.path(kind)
+        again = making.config.rounding == "gptq" and kind != source.trained_for
+        more = METADATA if again else None
+        if is_target(kind):
+            planner = planner or Planner(source, read_header(base), calibration, imatrix, threads=threads, log=log)
+            with step(f"choice, quantization and proof: {kind}"):
+                target = parse_target(kind)
+                making.compared[kind], choice = make_chosen(planner, base, path, target, proof.compare, log, more)
+            making.choices[path.name] = choice.record() | {"groups": planner.options.checks}
+        else:
+            with step(f"quantization: {kind}"):
+                make_quantized(source, base, path, kind, imatrix, threads, log, more)
+        if again:
+            with step(f"rounding (gptq): {kind}"):
+                options = making.config.calibration
+                making.roundings[path.name] = round_again(source, path, calibration, options, imatrix, threads, log)
+        if again or kind not in making.compared:
+            with step(f"proof: {kind}"):
+                making.compared[kind] = proof.compare(path, kind)
+        making.finished.append(path)
+
+
+def _publish(making: _Making, proof: Proof) -> dict[str, Any]:
+    """Give the files their names, if all passed; returns the record."""
+    published, out, finished = making.passed, making.staging.out, making.finished
+    with making.steps.step("check sums and publishing"):
+        sums = {path.name: sha256(path) for path in finished} if published else {}
+    record = make_record(making, proof)
+    record["sha256"] = forget_sums(out, sums) | sums
+    if published:
+        with making.steps.step("check sums and publishing"):
+            making.staging.publish(finished)
+    record |= making.steps.record()
+    if published:
+        atomic_write_json(out / RECORD_FILE, record)
+        models_written = [out / each["file"] for each in record["files"] if each["type"] != ADAPTER_TYPE]
+        modelfile.write(out, making.source.tokenizer, models_written)
     return record
 
 
@@ -169,29 +253,17 @@ def choose_texts(config: ExportConfig, run: runs.Run, quantizes: bool, log: Call
     return proof_text, proof_text
 
 
-def all_passed(compared: Iterable[Comparison]) -> bool:
-    """Whether no file failed a gate of its proof."""
-    return not any(each.failures for each in compared)
-
-
-def make_record(
-    config: ExportConfig,
-    source: Source,
-    proof: Proof,
-    files: list[Comparison],
-    imatrix: ImportanceMatrix | None,
-    text: Text,
-    out: Path,
-    published: bool,
-) -> dict[str, Any]:
-    """What is printed as the last line and saved next to the files."""
+def make_record(making: _Making, proof: Proof) -> dict[str, Any]:
+    """What is printed as the last line and saved next to the files, as far as it does not depend on their names."""
+    config, source = making.config, making.source
+    shown = [each for kind, each in making.compared.items() if kind in (*making.types, ADAPTER_TYPE) or each.failures]
     return {
         "run": source.run.name,
         "checkpoint": source.checkpoint.name,
-        "out": str(out),
-        "published": published,
+        "out": str(making.staging.out),
+        "published": making.passed,
         "parameters": source.n_params,
-        "text": text.origin,
+        "text": making.proof_text.origin,
         "n_ctx": proof.n_ctx,
         "tokens": proof.score.tokens,
         "checkpoint_perplexity": proof.score.perplexity,
@@ -199,7 +271,9 @@ def make_record(
         "trained_for": source.trained_for,
         "tokenizer": {"model": source.vocab.model, "pre": source.vocab.pre},
         "base": config.base,
-        "imatrix": imatrix_record(imatrix),
-        "files": [each.record() for each in files],
+        "imatrix": imatrix_record(making.imatrix),
+        "files": [each.record() for each in shown],
         "machine": machine_record(),
+        "choices": making.choices,
+        "rounding": making.roundings,
     }
