@@ -6,6 +6,7 @@ The words go to the training.
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -17,11 +18,9 @@ OUR_EVALUATION = ("eval.max_tokens=30000", "eval.coherence_stories=64")
 
 def main(argv: list[str]) -> int:
     """Run the stages one after the other. Returns the status of the first that fails, or 0."""
-    words, root = training_words(argv)
-    for step in steps(words, root):
-        status = run(step)
-        if status:
-            return status
+    words, root = own_words(OUR_WORDS, argv)
+    if status := run_all(steps(words, root)):
+        return status
     own_text = cli.spelled("train", preset="10m", name="mine", data="local", data__files="[my/*.txt]")
     print("\nThat was raw text to a quantized model on this machine. Next:")
     for command, about in (
@@ -33,11 +32,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def training_words(argv: list[str]) -> tuple[list[str], Path]:
-    """The training's words, and the run's directory."""
-    values = dict(word.split("=", 1) for word in [*OUR_WORDS, *argv] if "=" in word)
+def own_words(ours: Sequence[str], argv: list[str]) -> tuple[list[str], Path]:
+    """The training's words, those of ``argv`` in place of ``ours``, and the run's directory."""
     given = {word.partition("=")[0] for word in argv}
-    words = [word for word in OUR_WORDS if word.partition("=")[0] not in given] + argv
+    words = [word for word in ours if word.partition("=")[0] not in given] + argv
+    values = dict(word.split("=", 1) for word in words if "=" in word)
     return words, Path(values.get("runs_dir", "runs")) / values["name"]
 
 
@@ -49,6 +48,18 @@ def steps(words: list[str], root: Path) -> list[list[str]]:
         ["eval", f"run={root}", f"eval.text={root / 'validation.txt'}", *OUR_EVALUATION],
         ["chat", f"model={root}", "prompt=Once upon a time", "max_tokens=300", "temperature=0.6"],
     ]
+
+
+def run_all(commands: list[list[str]], before: Callable[[list[str]], None] = lambda command: None) -> int:
+    """Run the commands one after the other. Returns the status of the first that fails, or 0.
+
+    ``before`` is called with each one before it starts.
+    """
+    for command in commands:
+        before(command)
+        if status := run(command):
+            return status
+    return 0
 
 
 def run(step: list[str]) -> int:

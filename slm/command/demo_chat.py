@@ -8,7 +8,7 @@ from pathlib import Path
 from data.chat.story_chat import exam
 from data.errors import UserError
 from slm import cli
-from slm.command.demo import run
+from slm.command.demo import own_words, run_all
 
 BASE = "runs/demo"
 OUR_WORDS = (f"base={BASE}", "name=demo-chat", "train.max_minutes=5", "train.max_steps=4000", "train.micro_batch=2")
@@ -17,20 +17,19 @@ QUESTIONS = 60
 
 def main(argv: list[str]) -> int:
     """Run the stages one after the other. Returns the status of the first that fails, or 0."""
-    given = {word.partition("=")[0] for word in argv}
-    words = [word for word in OUR_WORDS if word.partition("=")[0] not in given] + argv
-    values = dict(word.split("=", 1) for word in words if "=" in word)
-    if not Path(values["base"]).exists():
-        raise UserError(f"{values['base']} does not exist: run `{cli.spelled('demo')}` first, or give base=")
-    root = Path(values.get("runs_dir", "runs")) / values["name"]
-    for step in steps(words, root):
-        if step[0] == "chat":
-            print(f"\n{step[2].removeprefix('prompt=')}\n", flush=True)
-        status = run(step)
-        if status:
-            return status
+    words, root = own_words(OUR_WORDS, argv)
+    base = [word.removeprefix("base=") for word in words if word.startswith("base=")][-1]
+    if not Path(base).exists():
+        raise UserError(f"{base} does not exist: run `{cli.spelled('demo')}` first, or give base=")
+    if status := run_all(steps(words, root), _show_question):
+        return status
     print(f"\nThe model answers and stops by itself. Next: {cli.spelled('chat', model=root)}")
     return 0
+
+
+def _show_question(command: list[str]) -> None:
+    if command[0] == "chat":
+        print(f"\n{command[2].removeprefix('prompt=')}\n", flush=True)
 
 
 def steps(words: list[str], root: Path) -> list[list[str]]:

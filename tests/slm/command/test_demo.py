@@ -32,7 +32,7 @@ SMALL = (
 
 
 def test_the_persons_words_replace_the_demos():
-    words, root = demo.training_words(["train.max_minutes=1", "runs_dir=out", "train.seed=5"])
+    words, root = demo.own_words(demo.OUR_WORDS, ["train.max_minutes=1", "runs_dir=out", "train.seed=5"])
     assert words == ["preset=tiny", "name=demo", "train.max_minutes=1", "runs_dir=out", "train.seed=5"]
     assert str(root) == "out/demo"
     train, export, evaluate, chat = demo.steps(words, root)

@@ -3,7 +3,7 @@
 import pytest
 
 from data.errors import UserError
-from slm.command import demo_chat
+from slm.command import demo, demo_chat
 from tests.helpers import programs
 
 
@@ -11,7 +11,7 @@ def test_the_demos_model_is_tuned_exported_examined_and_asked(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     ran = []
-    monkeypatch.setattr(demo_chat, "run", lambda step: ran.append(step) or 0)
+    monkeypatch.setattr(demo, "run", lambda step: ran.append(step) or 0)
     assert demo_chat.main(["train.max_minutes=1"]) == 0
     tune, export, exam, chat = ran
     assert tune == ["tune", *[w for w in demo_chat.OUR_WORDS if "minutes" not in w], "train.max_minutes=1"]
@@ -35,6 +35,6 @@ def test_it_needs_the_demo(monkeypatch, tmp_path):
 
 def test_a_stage_that_fails_ends_it(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(demo_chat, "run", lambda step: ran.append(step[0]) or 3)
+    monkeypatch.setattr(demo, "run", lambda step: ran.append(step[0]) or 3)
     assert demo_chat.main([f"base={tmp_path}"]) == 3
     assert ran == ["tune"]
