@@ -111,7 +111,7 @@ def _rate(config: RunConfig) -> float | None:
     import torch
 
     from slm.model.transformer import LanguageModel
-    from train.backend import make_backend
+    from train.backend import attention_bytes, make_backend
     from train.environment import prepare
     from train.model_shape import model_shape
 
@@ -119,9 +119,10 @@ def _rate(config: RunConfig) -> float | None:
     shape = model_shape(config)
     per_layer = shape.d_model if train.recompute == "layer" else 5 * shape.d_model + 3 * shape.ffn_dim
     activations = 2 * train.micro_batch * train.seq_len * shape.n_layers * per_layer
-    if shape.training_state_bytes + 2 * activations > available_bytes():
-        return None
     environment = prepare(train)
+    attention = attention_bytes(shape, train, environment, masked=train.mask_documents)
+    if shape.training_state_bytes + 2 * activations + attention > available_bytes():
+        return None
     backend = make_backend(LanguageModel(shape).train(), train, environment)
     ids_BT = torch.randint(0, shape.vocab_size, (train.micro_batch, train.seq_len))
     passes, seconds = 0, 0.0

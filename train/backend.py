@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.stream.packing import document_starts
-from slm.kernels.fused import Fused, unsupported
+from slm.kernels.fused import Fused, unsupported, unsupported_shape
+from slm.model.attention import BLOCK
+from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, head_gradients
 from slm.model.transformer import LanguageModel
@@ -133,6 +135,24 @@ class KernelBackend(Backend):
 
     def weights_changed(self) -> None:
         self.fused.forget_weights()
+
+
+def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Environment, *, masked: bool) -> int:
+    """What autograd keeps of attention until the backward pass of a micro-batch, beyond hidden states.
+
+    The kernels keep nothing that grows with the square of ``train.seq_len``. torch.compile keeps the scores of every
+    query and the keys up to the end of its block, in each head. Uncompiled, torch keeps a mask in numbers, where there
+    is one (``masked``: by document, or by a window).
+    """
+    kernels, length = environment.kernels, config.seq_len
+    if kernels is not None and unsupported_shape(shape, kernels) is None:
+        return 0
+    if environment.compile:
+        per_layer = shape.n_heads * length * (length + BLOCK) // 2
+    else:
+        per_layer = length * length if masked else 0
+    layers = shape.n_layers if config.recompute == "none" else 1
+    return (2 if environment.precision == "bf16" else 4) * config.micro_batch * layers * per_layer
 
 
 def count_scored(targets_BT: Tensor) -> int:

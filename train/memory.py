@@ -17,13 +17,17 @@ QAT_BYTES = 5
 """A parameter's quantized value and its part of a block, at most of Q8_0."""
 
 
-def check_memory(shape: ModelConfig, config: TrainConfig, *, adapter: bool = False, frozen: bool = False) -> str | None:
+def check_memory(
+    shape: ModelConfig, config: TrainConfig, *, adapter: bool = False, frozen: bool = False, attention: int = 0
+) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
     The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights and their blocks, too,
     and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are
     recomputed) and 3 of the feed-forward's (0 where that is recomputed), in bf16.
+
+    ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
     """
     state, free = 8 * shape.n_params if adapter else shape.training_state_bytes, available_bytes()
     state += QAT_BYTES * shape.n_params if config.qat else 0
@@ -34,9 +38,16 @@ def check_memory(shape: ModelConfig, config: TrainConfig, *, adapter: bool = Fal
             f"{shape.n_params:,} parameters need {state / GIB:.1f} GiB for {parts}, but "
             f"{free / GIB:.1f} GiB of memory are available: take a smaller model, or free some memory"
         )
+    if state + attention > free:
+        ways = advice(config) if config.kernels else f"the training kernels (train.kernels=auto), {advice(config)}"
+        raise UserError(
+            f"without the training kernels attention over train.seq_len={config.seq_len:,} needs "
+            f"{attention / GIB:,.1f} GiB, which grow with its square, but {free / GIB:.1f} GiB of memory are "
+            f"available: use {ways}"
+        )
     widths = {"layer": shape.d_model, "mlp": 4 * shape.d_model, "none": 4 * shape.d_model + 3 * shape.ffn_dim}
     per_layer = widths[config.recompute]
-    step = 2 * config.micro_batch * config.seq_len * shape.n_layers * per_layer
+    step = 2 * config.micro_batch * config.seq_len * shape.n_layers * per_layer + attention
     if state + step > free:
         return (
             f"warning: a step needs about {(state + step) / GIB:.1f} GiB, {free / GIB:.1f} GiB are available; "

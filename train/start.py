@@ -22,7 +22,7 @@ from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import CONFIG, Run
-from train.backend import fallback_line, make_backend
+from train.backend import attention_bytes, fallback_line, make_backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
@@ -89,7 +89,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
-        model, warning = _new_model(config, tokenizer, ranks, root)
+        model, warning = _new_model(config, tokenizer, ranks, root, environment)
         objective = ranks.main_first(
             lambda: make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
         )
@@ -206,7 +206,9 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     return loader, blocks_NT1
 
 
-def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path) -> tuple[LanguageModel, str | None]:
+def _new_model(
+    config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path, environment: Environment
+) -> tuple[LanguageModel, str | None]:
     """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
     train, directory = config.train, base_directory(config, root)
     if directory:
@@ -217,7 +219,9 @@ def _new_model(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
     frozen = config.preference.loss == "dpo" or config.distill.teacher == "self"
-    warning = check_memory(shape, train, adapter=config.lora.rank > 0, frozen=frozen)
+    masked = train.mask_documents or config.data.has_chat or any(shape.local_layers)
+    attention = attention_bytes(shape, train, environment, masked=masked)
+    warning = check_memory(shape, train, adapter=config.lora.rank > 0, frozen=frozen, attention=attention)
     torch.manual_seed(train.seed)
     if directory and ranks.main:
         added = new_ids(directory, tokenizer) if config.lora.rank else range(0)

@@ -20,6 +20,7 @@ from slm.kernels.forward import Forward, Observer
 from slm.kernels.head import Head, ScaledSum
 from slm.kernels.library import Kernels
 from slm.kernels.workspace import Recompute, Workspace
+from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss
 from slm.model.transformer import LanguageModel
@@ -27,15 +28,21 @@ from slm.model.transformer import LanguageModel
 
 def unsupported(model: LanguageModel, kernels: Kernels) -> str | None:
     """Why the kernels cannot run this model, or None where they can."""
-    config = model.config
+    if reason := unsupported_shape(model.config, kernels):
+        return reason
+    if any(p.dtype != torch.float32 for p in model.parameters()):
+        return "its weights are not f32"
+    return None
+
+
+def unsupported_shape(config: ModelConfig, kernels: Kernels) -> str | None:
+    """Why the kernels cannot run models of this shape, or None where they can."""
     most, multiple = kernels.slm_max_head_dim(), kernels.slm_width_multiple()
     if config.head_dim > most:
         return f"head_dim={config.head_dim} is above {most}"
     for name in ("head_dim", "d_model", "ffn_dim", "vocab_size"):
         if getattr(config, name) % multiple:
             return f"{name}={getattr(config, name)} is not a multiple of {multiple}"
-    if any(p.dtype != torch.float32 for p in model.parameters()):
-        return "its weights are not f32"
     return None
 
 

@@ -1,13 +1,18 @@
 """What does not fit is refused before it is tried, and resource_errors where it was."""
 
 import errno
+from dataclasses import replace
 
 import pytest
+import torch
 
 from data.errors import UserError
 from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
 from train import memory
+from train.backend import attention_bytes
 from train.config import TrainConfig
+from train.environment import Environment
 from train.memory import advice, check_memory, resource_errors
 
 SMALL = ModelConfig(
@@ -35,6 +40,44 @@ def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monk
     assert "train.gradient_checkpointing=true" in warned
 
 
+def environment(**changes) -> Environment:
+    return Environment(**{"threads": 1, "precision": "f32", "compile": False, "notes": ()} | changes)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attentions_memory_is_what_autograd_keeps(masked, recompute):
+    """Uncompiled; by the tensors that it saves for the backward pass."""
+    shape = replace(SMALL, n_layers=2, seq_len=256)
+    model, ids = LanguageModel(shape), torch.zeros(2, 256, dtype=torch.long)
+    model.gradient_checkpointing = recompute
+    kept: dict[int, int] = {}
+
+    def note(tensor):
+        if tensor.dim() == 4 and tensor.shape[-2:] == (256, 256):
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model.loss(ids, ids, torch.zeros(2, 256, dtype=torch.int32) if masked else None)
+    asked = config(seq_len=256, micro_batch=2, gradient_checkpointing=recompute)
+    estimate = attention_bytes(shape, asked, environment(), masked=masked)
+    # Recomputed, a layer's mask is there only while the backward pass is in that layer.
+    assert sum(kept.values()) == (0 if recompute else estimate)
+    assert estimate == (4 * 2 * 256 * 256 * (1 if recompute else 2) if masked else 0)
+    assert loss.isfinite()
+
+
+def test_a_sequence_whose_attention_cannot_fit_is_refused_before_it_is_tried():
+    long = config(seq_len=100_352, kernels=False)
+    bf16 = environment(compile=True, precision="bf16")
+    needed = attention_bytes(SMALL, long, bf16, masked=False)
+    # Scores of a query with the keys up to the end of its block of 256, in bf16: 4 sequences, 1 layer, 4 heads.
+    assert needed == 2 * 4 * 1 * 4 * sum(256 * stop for stop in range(256, 100_353, 256))
+    with pytest.raises(UserError, match=r"attention over train.seq_len=100,352 needs 1[0-9]{2}\.. GiB, .*kernels=auto"):
+        check_memory(SMALL, long, attention=needed)
+
+
 def test_advice_keeps_the_batch_and_does_not_repeat_what_is_done():
     assert "train.micro_batch=2 train.grad_accum=6 (the same batch)" in advice(config(grad_accum=3))
     assert "train.micro_batch=1 train.grad_accum=5" in advice(config(micro_batch=5))
@@ -58,8 +101,6 @@ def test_what_the_machine_has_run_out_of_is_one_line(error, says, tmp_path):
 
 
 def test_torchs_own_failure_to_allocate_is_recognised(tmp_path):
-    import torch
-
     with (
         pytest.raises(UserError, match=r"out of memory \([0-9.]+ GiB were asked for at once\): use"),
         resource_errors(config(), tmp_path),
