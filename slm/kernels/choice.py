@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import platform
 import subprocess
 from time import perf_counter
+
+import torch
 
 from data.errors import UserError, one_line
 from slm.kernels.library import VARIANTS, Kernels, Precision, Variant, load, variants_for
@@ -11,18 +14,22 @@ from slm.machine.cpp_build import cache_dir
 from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.report import atomic_write_json
 
+WORTH_IT = 1.2
+"""Kernels whose speed is not known have to be this many times as fast as PyTorch uncompiled: torch.compile was 1.17
+times as fast as that where it was measured (``10m`` in f32, docs/results/training-speed.md)."""
+
 
 def choose(precision: Precision) -> tuple[Variant | None, str | None]:
     """The fastest kernels for ``precision`` that work here, and why a faster kind does not, or why there are none.
 
-    Builds them (5 to 10 s) and tries them (3 s) where this has not happened yet.
+    Builds them (5 to 10 s), tries them (3 s) and times them if need be (5 s) where this has not happened yet.
     """
-    missing: str | None = None
+    missing = f"there are none in {precision} for {platform.machine()} under {platform.system()}"
     faults: list[str] = []
     for variant in variants_for(precision):
         if reason := variant.unavailable():
             missing = reason
-        elif reason := fault(variant):
+        elif reason := fault(variant) or (None if variant.timed else slowness(variant)):
             faults.append(f"those for {variant.title} {reason}")
         else:
             return variant, "; ".join(faults) or None
@@ -66,6 +73,28 @@ def fault(variant: Variant) -> str | None:
         with contextlib.suppress(OSError):  # it is tried again the next time
             atomic_write_json(kept, {"fault": found})
     return found
+
+
+def slowness(variant: Variant) -> str | None:
+    """Why these kernels are not worth taking, in some words; None where they are. They must be built.
+
+    The measured rate is kept beside the library.
+    """
+    kept = variant.build().with_suffix(".gain.json")
+    threads, found = torch.get_num_threads(), 0.0
+    try:
+        found = json.loads(kept.read_text())["gain"]
+    except (OSError, ValueError, KeyError):
+        with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError):
+            done = run_trial("slm.kernels.step_rate", variant.name, str(threads))
+            found = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])["gain"]
+        if not found:
+            return "could not be timed"
+        with contextlib.suppress(OSError):  # it is measured again the next time
+            atomic_write_json(kept, {"gain": found, "threads": threads})
+    if found >= WORTH_IT:
+        return None
+    return f"are {found:.2f} times as fast as PyTorch, not {WORTH_IT} times (train.kernels={variant.name} takes them)"
 
 
 def _try_it(name: str) -> tuple[bool, str | None]:

@@ -36,11 +36,17 @@ class Variant:
     sources: tuple[str, ...]
     headers: tuple[str, ...]
     flags: tuple[str, ...]
+    machine: str = "x86_64"
+    """As ``platform.machine`` names it."""
+    timed: bool = True
+    """``auto`` takes them as faster than PyTorch's own step. False: that has to be measured first, on each machine."""
 
     def unavailable(self) -> str | None:
         """Why these kernels cannot be built or run here, or None where they can."""
-        if platform.system() != "Linux" or platform.machine() != "x86_64":
-            return "the training kernels are for Linux on x86-64"
+        if platform.system() != "Linux":
+            return f"the training kernels are for Linux, and this is {platform.system()}"
+        if platform.machine() != self.machine:
+            return f"these kernels are for {MACHINES[self.machine]}, and this processor is {platform.machine()}"
         missing = [each for each in self.needs if each not in cpu_flags()]
         if missing:
             return f"this processor has no {missing[-1]}"
@@ -56,7 +62,12 @@ class Variant:
         return cpp_build.build(sources, (*COMMON_FLAGS, *self.flags), headers=headers, what="the training kernels")
 
 
-def _f32(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int) -> Variant:
+_F32_FLAGS = ("-std=gnu++17", "-ffp-contract=fast")
+
+
+def _f32(
+    name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int, flags: tuple[str, ...] = (), **others: Any
+) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
     return Variant(
         name=name,
@@ -65,10 +76,13 @@ def _f32(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: in
         needs=needs,
         sources=tuple(f"f32/{each}.cpp" for each in ("linear", "attention", "norms", "head", "sizes")),
         headers=("f32/vec.h", "f32/gemm.h", "f32/sizes.h", "arena.h"),
-        flags=(f"-march={march}", "-mtune=native", f"-DSLM_LANES={lanes}", "-std=gnu++17", "-ffp-contract=fast"),
+        flags=(f"-march={march}", "-mtune=native", f"-DSLM_LANES={lanes}", *_F32_FLAGS, *flags),
+        **others,
     )
 
 
+MACHINES = {"x86_64": "x86-64", "aarch64": "ARM (aarch64)"}
+"""Processors as ``platform.machine`` names them, and as messages do."""
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 
@@ -92,14 +106,27 @@ VARIANTS: dict[str, Variant] = {
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512.h",), flags=()),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
+        _f32(
+            "neon",
+            "NEON (f32)",
+            (),  # every aarch64 has it, and an emulator may show the flags of the machine below
+            march="armv8-a",
+            lanes=4,
+            # GCC's first scheduling, which x86 does without, loads all of a step's operands before the first product.
+            # Then no registers are left for five of the 24 sums.
+            flags=("-fno-schedule-insns",),
+            machine="aarch64",
+            timed=False,
+        ),
     )
 }
 """By name, the fastest of each precision first."""
 
 
 def variants_for(precision: Precision) -> list[Variant]:
-    """The kernels that compute in ``precision``, the fastest first."""
-    return [each for each in VARIANTS.values() if each.precision == precision]
+    """The kernels for this kind of processor that compute in ``precision``, the fastest first."""
+    here = platform.machine()
+    return [each for each in VARIANTS.values() if (each.precision, each.machine) == (precision, here)]
 
 
 def _tiles_permitted() -> bool:

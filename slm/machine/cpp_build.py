@@ -32,7 +32,7 @@ def cpu_flags() -> frozenset[str]:
     """The processor's features as the kernel lists them; empty where it does not."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
+            if line.startswith(("flags", "Features")):  # on x86, on ARM
                 return frozenset(line.split(":", 1)[1].split())
     except OSError:
         pass

@@ -6,6 +6,7 @@ slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2
 """
 
 import functools
+import platform
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from slm.machine import cpp_build
 MODEL = Path(__file__).parent / "avx512_model"
 MODEL_FLAGS = ("-O1", "-mavx2", "-mfma", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
 
+NAMES = [name for name, variant in VARIANTS.items() if variant.machine == platform.machine()]
+"""Of the kernels, those for this kind of processor. tests/slm/kernels/test_other_compilers.py runs NEON's on x86-64."""
 ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
 """GCC's: loops stay loops, which compiles four times as fast."""
 

@@ -54,6 +54,11 @@ def test_f32_trains_with_the_kernels_of_the_processor_unless_they_are_turned_off
 
 
 def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(
+        UserError, match=r"train\.kernels=neon: these kernels are for ARM \(aarch64\), and this processor is"
+    ):
+        prepare(config(kernels="neon"))
     monkeypatch.setattr(Variant, "unavailable", lambda self: "this processor has no " + self.needs[-1])
     with pytest.raises(UserError, match=r"train\.kernels=avx512bf16: this processor has no avx512_bf16"):
         prepare(config(kernels="avx512bf16"))

@@ -25,9 +25,9 @@ INLINE void tile_of(long depth, const float* A, long ra, long ka, const float* B
         const vec b0 = load(B), b1 = load(B + W);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const vec a = all(A[r * ra]);
-            c[r][0] += a * b0;
-            c[r][1] += a * b1;
+            const float a = A[r * ra];
+            c[r][0] = multiply_add(c[r][0], b0, a);
+            c[r][1] = multiply_add(c[r][1], b1, a);
         }
         A += ka;
         B += NR;

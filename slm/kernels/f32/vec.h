@@ -1,6 +1,6 @@
 // f32 vectors of W lanes in GCC's and clang's vector extensions: the same source serves AVX2 (8 lanes), AVX-512F (16) and,
-// with 4 lanes, SSE and NEON. Products and sums that stand in one expression become fused multiply-adds
-// (-ffp-contract=fast).
+// with 4 lanes, NEON and anything else. Products and sums that stand in one expression become fused multiply-adds
+// (-ffp-contract=fast). What compilers make badly of the extensions for NEON is written with its own instructions.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,9 +18,19 @@
 #endif
 #endif
 
+#if defined(__aarch64__) && SLM_LANES == 4
+#define SLM_NEON
+#include <arm_neon.h>
+#endif
+
+#if defined(SLM_NEON) || SLM_LANES == 16
+constexpr long REGISTERS = 32;
+#else
+constexpr long REGISTERS = 16;
+#endif
 constexpr long W = SLM_LANES;   // lanes of a vector
 constexpr long NR = 2 * W;      // columns of a tile, and the width of a packed panel
-constexpr long MR = W == 16 ? 12 : 6;  // rows of a tile: 2 MR sums, two columns and a broadcast fill the registers
+constexpr long MR = REGISTERS == 32 ? 12 : 6;  // rows of a tile: 2 MR sums, two columns and a value of A fill the registers
 
 typedef float vec __attribute__((vector_size(4 * SLM_LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * SLM_LANES)));
@@ -42,8 +52,33 @@ INLINE void store(float* p, vec x) { *(vec_anywhere*)p = x; }
 INLINE vec all(float x) { return x - vec{}; }
 INLINE ivec all(int32_t x) { return x - ivec{}; }
 INLINE vec choose(ivec mask, vec yes, vec no) { return mask ? yes : no; }
+
+#ifdef SLM_NEON
+
+INLINE vec max_of(vec a, vec b) { return vmaxq_f32(a, b); }
+INLINE vec min_of(vec a, vec b) { return vminq_f32(a, b); }
+
+// sum + x * y. The product takes y from a lane, so that loading y needs no vector instruction.
+INLINE vec multiply_add(vec sum, vec x, float y) { return vfmaq_n_f32(sum, x, y); }
+
+// 1 / x to the last bit or two, for x up to 2^126: an estimate of 8 bits, and two of Newton's steps. Most cores have no
+// pipeline for divisions.
+INLINE vec reciprocal(vec x) {
+    vec y = vrecpeq_f32(x);
+    y = vmulq_f32(y, vrecpsq_f32(x, y));
+    return vmulq_f32(y, vrecpsq_f32(x, y));
+}
+
+// Sum and maximum of the lanes; the sum by halves.
+INLINE float sum_of(vec x) { return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x))); }
+INLINE float max_lane(vec x) { return vmaxvq_f32(x); }
+
+#else
+
 INLINE vec max_of(vec a, vec b) { return a > b ? a : b; }
 INLINE vec min_of(vec a, vec b) { return a < b ? a : b; }
+INLINE vec multiply_add(vec sum, vec x, float y) { return sum + all(y) * x; }
+INLINE vec reciprocal(vec x) { return 1.0f / x; }
 
 // Sum and maximum of the lanes, by halves: an order that does not depend on the compiler.
 INLINE float sum_of(vec x) {
@@ -60,6 +95,8 @@ INLINE float max_lane(vec x) {
     for (long i = 1; i < W; i++) lanes[0] = lanes[0] < lanes[i] ? lanes[i] : lanes[0];
     return lanes[0];
 }
+
+#endif
 
 // 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included (degree-6 polynomial).
 INLINE vec exp2_of(vec x) {
@@ -80,7 +117,7 @@ INLINE vec exp2_of(vec x) {
 constexpr float LOG2_E = 1.44269504f;
 
 // For x below -87 the true value is below 1e-38 and this gives about that.
-INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exp2_of(min_of(x * -LOG2_E, all(126.0f)))); }
+INLINE vec sigmoid(vec x) { return reciprocal(1.0f + exp2_of(min_of(x * -LOG2_E, all(126.0f)))); }
 
 // The activation f(x) = x sigmoid(z(x)) of a gated feed-forward, and its slope: SiLU with z = x, or GELU's tanh form with
 // z = 2 c (x + 0.044715 x^3), c = sqrt(2 / pi).

@@ -1,23 +1,25 @@
 """Kernels are tried in a child process before first use: what dies or computes garbage is left out, and named."""
 
 import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slm.kernels import choice, self_check
-from slm.kernels.library import VARIANTS, Variant
+from slm.kernels import step_rate as speed
+from slm.kernels.library import VARIANTS, Variant, variants_for
 from slm.kernels.self_check import SHAPE
-from slm.kernels.step_rate import step_rate
+from slm.kernels.step_rate import gain, step_rate
 from slm.machine import crashes
-from tests.helpers.kernels import kernels_for_test
+from tests.helpers.kernels import NAMES, kernels_for_test
 
 AVX2 = VARIANTS["avx2"]
 needs_avx2 = pytest.mark.skipif(AVX2.unavailable() is not None, reason=f"kernels: {AVX2.unavailable()}")
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_right_kernels_are_far_inside_the_bound(name):
     kernels = kernels_for_test(name)
     assert self_check.distance(kernels) < self_check.ALLOWED[kernels.dtype] / 2
@@ -94,6 +96,7 @@ def test_kernels_that_cannot_be_built_are_named(monkeypatch):
 
 
 def test_the_fastest_kernels_that_work_are_chosen(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(
         Variant, "unavailable", lambda self: None if self.precision == "bf16" else "this is no test of f32"
     )
@@ -107,6 +110,44 @@ def test_the_fastest_kernels_that_work_are_chosen(monkeypatch):
     faults.update({"amx": "die with SIGILL", "avx512bf16": "die with SIGBUS"})
     assert choice.choose("bf16") == (None, "those for AMX die with SIGILL; those for AVX512-BF16 die with SIGBUS")
     assert choice.choose("f32") == (None, "this is no test of f32")
+
+
+UNTIMED = replace(AVX2, timed=False)
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [(1.2, None), (1.19, "those for AVX2 (f32) are 1.19 times as fast as PyTorch, not 1.2 times (train.kernels=avx2")],
+)
+def test_kernels_of_unknown_speed_have_to_beat_pytorch_here(monkeypatch, tmp_path, cache, measured, says):
+    monkeypatch.setattr(choice, "variants_for", lambda precision: [UNTIMED])
+    monkeypatch.setattr(Variant, "unavailable", lambda self: None)
+    count = python_that(monkeypatch, tmp_path, f"""echo '{{"right": true, "error": 0.01, "gain": {measured}}}'""")
+    for _ in range(2):
+        chosen, reason = choice.choose("f32")
+        assert chosen is (None if says else UNTIMED)
+        assert reason is None if says is None else says in reason
+    assert count.read_text() == "x\nx\n", "one child for right and wrong, one for the speed"
+    assert json.loads(cache.with_name("kernels.gain.json").read_text())["gain"] == measured
+
+
+def test_kernels_that_could_not_be_timed_are_timed_again(monkeypatch, tmp_path, cache):
+    count = python_that(monkeypatch, tmp_path, "exit 3")
+    assert choice.slowness(UNTIMED) == choice.slowness(UNTIMED) == "could not be timed"
+    assert count.read_text() == "x\nx\n"
+
+
+def test_each_kind_of_processor_has_its_own_kernels(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert [each.name for each in variants_for("f32")] == ["neon"]
+    assert choice.choose("bf16") == (None, "there are none in bf16 for aarch64 under Linux")
+    assert AVX2.unavailable() == "these kernels are for x86-64, and this processor is aarch64"
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert [each.name for each in variants_for("f32")] == ["avx512", "avx2"]
+    assert VARIANTS["neon"].unavailable() == "these kernels are for ARM (aarch64), and this processor is x86_64"
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert AVX2.unavailable() == "the training kernels are for Linux, and this is Darwin"
 
 
 @needs_avx2
@@ -123,9 +164,22 @@ def test_the_kernels_rate_counts_operations_and_tokens_alike():
     assert found["gflops"] > 0.1
 
 
+@needs_avx2
+def test_the_gain_is_pytorchs_time_by_the_kernels(monkeypatch):
+    times = iter([6.0, 2.0])
+
+    def seconds(step):
+        step()
+        return next(times)
+
+    monkeypatch.setattr(speed, "_least_seconds", seconds)
+    assert gain("avx2", 1, SHAPE) == pytest.approx(3)
+
+
 def test_amx_needs_linuxs_permission(monkeypatch):
     from slm.kernels import library
 
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     amx = VARIANTS["amx"]
     monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(amx.needs))
     monkeypatch.setattr(library, "_tiles_permitted", lambda: False)

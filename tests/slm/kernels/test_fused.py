@@ -8,10 +8,10 @@ import torch
 
 from slm.kernels.fused import Fused, unsupported
 from slm.kernels.head import HEAD_ROWS
-from slm.kernels.library import VARIANTS, Kernels
+from slm.kernels.library import Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from tests.helpers.kernels import kernels_for_test
+from tests.helpers.kernels import NAMES, kernels_for_test
 
 SHAPES = {
     # As wide as it takes for gate and up to be packed in two groups of panels.
@@ -35,7 +35,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=NAMES)
 def kernels(request) -> Kernels:
     """Each instruction set's kernels, or a model of them."""
     return kernels_for_test(request.param)

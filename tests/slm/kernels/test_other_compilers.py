@@ -1,4 +1,4 @@
-"""The f32 kernels by other compilers: by clang, and for ARM by Debian's cross compiler in an emulator."""
+"""The f32 kernels by other compilers: by clang, and those for NEON by Debian's cross compiler in an emulator."""
 
 import shutil
 import subprocess
@@ -12,18 +12,20 @@ from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler
 from tests.helpers import REPOSITORY
 
-AVX2 = VARIANTS["avx2"]
+AVX2, NEON = VARIANTS["avx2"], VARIANTS["neon"]
 CHECK = REPOSITORY / "tests" / "helpers" / "kernel_check.cpp"
 CHECKED = (
-    *("linear", "linear backward", "gate and up with SiLU", "weight gradient", "norm", "cross-entropy"),
-    *("gradient in the logits", "attention", "attention backward"),
+    *("2^x, relative", "sigmoid, relative", "sum, maximum, limits", "linear", "linear backward"),
+    *("gate and up with SiLU", "their gradients with SiLU", "gate and up with GELU", "their gradients with GELU"),
+    *("weight gradient", "bias gradient", "norm", "norm backward", "cross-entropy", "cross-entropy without gradients"),
+    *("gradient in the logits", "head backward", "attention", "attention backward"),
 )
 
 
 def run_check(tmp_path: Path, command: str, *flags: str, runner: tuple[str, ...] = ()) -> list[str]:
-    """The check program, built with 4 lanes by a compiler, and what it prints."""
+    """The check program, built by a compiler, and what it prints."""
     program = tmp_path / "check"
-    words = [command, "-O1", "-std=gnu++17", "-ffp-contract=fast", "-w", "-DSLM_LANES=4", f"-I{FOLDER}", *flags]
+    words = [command, "-O1", "-fopenmp", "-w", f"-I{FOLDER}", *flags]
     sources = [*(FOLDER / name for name in AVX2.sources), CHECK]
     subprocess.run([*words, *map(str, sources), "-o", str(program)], check=True)
     done = subprocess.run([*runner, str(program)], capture_output=True, text=True, timeout=300)
@@ -31,25 +33,26 @@ def run_check(tmp_path: Path, command: str, *flags: str, runner: tuple[str, ...]
     return done.stdout.splitlines()
 
 
-def assert_all_right(lines: list[str]) -> None:
-    assert lines[0] == "4 lanes"
+def assert_all_right(lines: list[str], tile: str) -> None:
+    assert lines[0] == f"4 lanes, tiles of {tile}"
     assert tuple(line.rpartition(" ")[0] for line in lines[1:]) == CHECKED
     assert all(float(line.rpartition(" ")[2]) < 1e-5 for line in lines[1:])
 
 
 @pytest.mark.skipif(compiler(gcc_only=True) is None, reason="no g++")
+@pytest.mark.skipif(NEON.unavailable() is None, reason="four lanes are NEON here")
 def test_the_kernels_with_four_lanes_agree_with_plain_loops(tmp_path):
-    assert_all_right(run_check(tmp_path, str(compiler(gcc_only=True)), "-fopenmp"))
+    flags = ("-std=gnu++17", "-ffp-contract=fast", "-DSLM_LANES=4")
+    assert_all_right(run_check(tmp_path, str(compiler(gcc_only=True)), *flags), "6 x 8")
 
 
-def test_the_kernels_run_on_arm(tmp_path):
+def test_the_kernels_for_neon_agree_with_plain_loops_in_an_emulator(tmp_path):
     for program, package in (("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu"), ("qemu-aarch64", "qemu-user")):
         if not shutil.which(program):
             pytest.skip(f"needs {program} (apt install {package})")
-    lines = run_check(
-        tmp_path, "aarch64-linux-gnu-g++", "-march=armv8-a", "-fopenmp", "-static", runner=("qemu-aarch64",)
-    )
-    assert_all_right(lines)
+    flags = [each for each in NEON.flags if each != "-mtune=native"]
+    lines = run_check(tmp_path, "aarch64-linux-gnu-g++", *flags, "-static", runner=("qemu-aarch64",))
+    assert_all_right(lines, "12 x 8")
 
 
 @pytest.mark.skipif(AVX2.unavailable() is not None, reason=f"kernels: {AVX2.unavailable()}")
