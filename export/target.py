@@ -3,7 +3,8 @@
 - ``auto``: the fastest decoding on this machine. One percent of added loss has to save ten percent of a token's time,
   and the loss may rise by one percent at most.
 - ``auto:400tok/s``: the least loss among choices that decode at least so many tokens per second on this machine: one
-  sequence, token by token, with a short context and the command's threads.
+  sequence behind a prompt of 512 tokens, with the command's threads (``slm/llama/speed/workload.py``; a shorter prompt
+  where the model's context is shorter). What counts is the finished file's measured speed.
 - ``auto:4.5``: the least loss at that many bits per weight, over all weights of the file.
 - ``auto:60MB``: the least loss in a file of at most that length (MB, GB: 10^6, 10^9 bytes; MiB, GiB: 2^20, 2^30).
 - ``auto:1%``: the smallest file whose added loss is at most that. Added loss: the mean Kullback-Leibler divergence of

@@ -1,25 +1,25 @@
-"""The file of a choice: made by llama.cpp's quantizer with a type per matrix, compared, and chosen again where it adds
-more loss than it may.
+"""The file of a choice: made by llama.cpp's quantizer with a type per matrix, measured and compared, and chosen again
+where it decodes more slowly than it should or adds more loss than it may.
 
-Tested in tests/export/auto/test_planner.py.
+Tested in tests/export/auto/test_planner.py, tests/export/auto/test_fast.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from data.errors import UserError
+from export.auto.fast import fast_enough
 from export.auto.planner import Choice, Planner
 from export.proof import Comparison
 from export.quantize import quantize_file
 from export.target import Target
 from slm.llama.gguf_check import read_header
-from slm.llama.speed.trial import file_rate
+from slm.llama.speed.timing import file_rate
 
 _TRIES = 3
 _MARGIN = 0.95
-_SAME_SPEED = 0.97
-"""Speeds that differ by less are the same: so much they vary from one measurement to the next."""
 
 
 def make_chosen(
@@ -34,49 +34,68 @@ def make_chosen(
     """Quantize ``base`` into ``path`` (a staged file) with the types chosen for the goal, and compare it.
     ``metadata``: further entries of the file.
 
-    A limit on the loss holds on the text of the comparison too, and a decode speed for the finished file: where the
-    file misses it, a stricter choice follows, and after three a line says so.
+    A limit on the loss holds on the text of the comparison too: where the file misses it, a stricter choice follows,
+    and after three a line says so.
     """
     stricter, compared = 1.0, None
     for _ in range(_TRIES):
         try:
-            choice = planner.choose(target, stricter)
+            choice = make_file(planner, base, path, target, log, metadata, stricter=stricter)
         except UserError:
             if compared is None:
                 raise
             break  # nothing is stricter than the last one
-        quantize_choice(planner, base, path, choice, log, metadata)
-        if choice.decode_tok_s is not None:
-            choice = replace(choice, measured_tok_s=file_rate(path, planner.threads))
         made, compared = choice, compare(path, target.spelled)
-        missed = _missed(target, made, compared)
-        if missed is None:
+        if target.goal not in ("loss", "speed") or compared.kl <= target.value:
             return compared, made
-        log(f"{target.spelled}: {missed.what}")
-        stricter *= missed.factor
+        log(f"{target.spelled}: KL {compared.kl:.3g} nats on the proof's text, over {target.value:.3g}")
+        stricter *= _MARGIN * target.value / compared.kl
     assert compared is not None
     log(f"note: {path.name} misses {target.spelled}; the tables have its figures")
     return compared, made
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Missed:
-    """A goal that a finished file does not meet."""
+def make_file(
+    planner: Planner,
+    base: Path,
+    path: Path,
+    target: Target,
+    log: Callable[[str], None],
+    metadata: Mapping[str, str | float] | None = None,
+    *,
+    stricter: float = 1.0,
+    refuse: bool = True,
+) -> Choice:
+    """Choose for the goal and quantize ``base`` into ``path``. A goal that speaks of speed is measured on the file, and
+    a decode speed is chosen again by what was measured; a line says where nothing was fast enough.
 
-    what: str
-    factor: float
-    """By which the next choice is stricter."""
+    ``stricter``: the planner's. ``refuse``: whether a decode speed far from all that this machine can do is a UserError
+    rather than that line.
+    """
+    quantize = partial(quantize_choice, planner, base, path, log=log, metadata=metadata)
+    if target.goal != "decode":
+        choice = planner.choose(target, stricter)
+        quantize(choice)
+        return replace(choice, measured_tok_s=_rate(planner, path)) if target.goal == "speed" else choice
+    made: list[Choice] = []
+
+    def measure(choice: Choice) -> float:
+        quantize(choice)
+        made.append(choice)
+        return _rate(planner, path)
+
+    found = fast_enough(planner, target, measure, log)
+    if found.hopeless and refuse:
+        raise UserError(f"quant={target.spelled} cannot be met: {found.shortfall}; ask for less")
+    if found.choice.types != made[-1].types:
+        quantize(found.choice)
+    if found.shortfall:
+        log(f"note: {target.spelled} is missed: {found.shortfall}")
+    return found.choice
 
 
-def _missed(target: Target, choice: Choice, compared: Comparison) -> _Missed | None:
-    if target.goal in ("loss", "speed") and compared.kl > target.value:
-        what = f"KL {compared.kl:.3g} nats on the proof's text, over {target.value:.3g}"
-        return _Missed(what=what, factor=_MARGIN * target.value / compared.kl)
-    measured = choice.measured_tok_s
-    if target.goal == "decode" and measured is not None and measured < _SAME_SPEED * target.value:
-        what = f"decodes {measured:,.0f} tokens/s, not {target.value:,.0f} (predicted {choice.decode_tok_s:,.0f})"
-        return _Missed(what=what, factor=target.value / measured)
-    return None
+def _rate(planner: Planner, path: Path) -> float:
+    return file_rate(path, planner.workload, planner.threads)
 
 
 def quantize_choice(

@@ -16,13 +16,14 @@ from data.errors import UserError
 from export.auto.candidates import bits
 from export.auto.choose import frontier, least
 from export.auto.options import WINDOW, Matrix, Options, measure_options, n_windows, round_matrix
+from export.auto.pace import Pace
 from export.imatrix import ImportanceMatrix
 from export.source import Source
 from export.target import Target
 from export.texts import Text
 from slm.evaluate.perplexity import chunked_plan
 from slm.llama.gguf_check import GgufHeader
-from slm.llama.speed import DecodeSpeeds, Shape, decode_speeds
+from slm.llama.speed import USUAL, DecodeSpeeds, Shape, Workload, decode_speeds, forget
 
 TIME_PER_LOSS = 10.0
 """``auto``: nats per token that a share of a token's time is worth: 1 % of loss for 10 % of time."""
@@ -30,6 +31,8 @@ _ROUNDS = 4
 """Measurements of a whole file's loss until the goal is met."""
 _CLOSE = 0.9
 """A file whose loss is this share of what it may be is close enough."""
+_WRONG_SPEEDS = 1.35
+"""Kept speeds that are off by this factor are measured again the next time."""
 _HEADER_BYTES = 1_024
 """What the record of the choice may add to a file."""
 
@@ -52,6 +55,10 @@ class Choice:
     """Expected on this machine; None where speed was not asked for."""
     measured_tok_s: float | None = None
     """The same, measured on the finished file; None where it was not."""
+    workload: dict[str, int] | None = None
+    """What both speeds are the speeds of: prompt, tokens, threads."""
+    tries: list[dict[str, Any]] = field(default_factory=list)
+    """For a decode speed: the files that were measured, and what they were predicted to do."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """One per role of matrices: what a person reads."""
 
@@ -92,6 +99,8 @@ class Choice:
             "bits_per_weight": self.bits_per_weight,
             "predicted_decode_tok_s": self.decode_tok_s,
             "measured_decode_tok_s": self.measured_tok_s,
+            "decode_workload": self.workload,
+            "tries": self.tries,
             "types": self.types,
             "roles": self.rows,
         }
@@ -110,12 +119,16 @@ class Planner:
         threads: int,
         log: Callable[[str], None],
         speeds: DecodeSpeeds | None = None,
+        workload: Workload = USUAL,
     ) -> None:
-        """``header``: of the unquantized file. ``text``: the calibration text. ``speeds``: measured already."""
+        """``header``: of the unquantized file. ``text``: the calibration text. ``speeds``: measured already.
+        ``workload``: what a decode speed is the speed of; it is cut to the model's context."""
         self.source, self.header, self.text, self.threads, self.log = source, header, text, threads, log
         self.importance = imatrix.means() if imatrix else {}
         self._after = imatrix.n_rows if imatrix else 0
         self._speeds = speeds
+        self.workload = workload.within(source.model.config.seq_len)
+        self._learned = 0
 
     @cached_property
     def options(self) -> Options:
@@ -150,7 +163,30 @@ class Planner:
             return self._speeds
         config = self.source.model.config
         kinds = sorted({kind for matrix in self.options.matrices for kind in matrix.kinds}, key=bits)
-        return decode_speeds(Shape.of(config), kinds, self.threads, self.log)
+        return decode_speeds(Shape.of(config), kinds, self.threads, self.log, self.workload)
+
+    @cached_property
+    def pace(self) -> Pace:
+        """What the files measured so far say about ``speeds``."""
+        return Pace(list(self.speeds.tok_s))
+
+    def learn(self, choice: Choice, measured_tok_s: float) -> None:
+        """Correct the speeds of types by the measured speed of a choice's file: for later choices, of this goal and
+        of others."""
+        seconds: dict[str, float] = defaultdict(float)
+        for matrix in filter(self._is_read, self.options.matrices):
+            kind = choice.types[matrix.name]
+            seconds[kind] += self._per_weight(kind) * matrix.n_weights
+        ratio = measured_tok_s * sum(seconds.values())
+        self.pace.learn(seconds, 1 / measured_tok_s)
+        self._learned += 1
+        wrong = not 1 / _WRONG_SPEEDS < ratio < _WRONG_SPEEDS
+        if self._learned == 1 and wrong and self._speeds is None and self.speeds.shape.is_of(self.source.model.config):
+            forget(self.speeds)
+            self.log(
+                f"the decode speeds kept for this machine were off by a factor of {max(ratio, 1 / ratio):.1f}; the "
+                "next command measures them again"
+            )
 
     def choose(self, target: Target, stricter: float = 1.0) -> Choice:
         """The choice for a goal. ``stricter``: what the goal's number is multiplied by, where an earlier choice turned
@@ -182,16 +218,34 @@ class Planner:
         return self._choice(target, chosen)
 
     def _fast_enough(self, target: Target, tok_s: float) -> Choice:
+        """Where nothing is predicted to be fast enough: the fastest."""
         matrices = self.options.matrices
-        seconds = [self._seconds(each) for each in matrices]
-        chosen = least([each.loss for each in matrices], seconds, 1 / tok_s)
-        if chosen is None:
-            fastest = self._choice(target, [int(np.argmin(each)) for each in seconds])
-            raise UserError(
-                f"quant={target.spelled} cannot be met: with {self.speeds.threads} threads of this machine the fastest "
-                f"choice decodes about {fastest.decode_tok_s:,.0f} tokens/s; ask for less"
-            )
-        return self._choice(target, chosen)
+        chosen = least([each.loss for each in matrices], [self._seconds(each) for each in matrices], 1 / tok_s)
+        return self._choice(target, chosen or self._fastest_options())
+
+    def singles(self, target: Target) -> list[Choice]:
+        """The choices with one type for all matrices that are read for every token, in every type. A matrix that cannot
+        have the type gets the fastest that it can have."""
+        matrices, fastest = self.options.matrices, self._fastest_options()
+
+        def option(matrix: Matrix, kind: str, otherwise: int) -> int:
+            has = self._is_read(matrix) and kind in matrix.kinds
+            return matrix.kinds.index(kind) if has else otherwise
+
+        return [
+            self._choice(target, [option(each, kind, k) for each, k in zip(matrices, fastest, strict=True)])
+            for kind in self.speeds.tok_s
+        ]
+
+    def _fastest_options(self) -> list[int]:
+        """Of every matrix, the fastest type; where it is only looked up, the one of least loss."""
+        return [
+            int(np.argmin(self._seconds(each) if self._is_read(each) else each.loss)) for each in self.options.matrices
+        ]
+
+    def again(self, target: Target, types: Mapping[str, str]) -> Choice:
+        """The choice that an earlier command made for the goal. ``types``: of its record."""
+        return self._choice(target, [each.kinds.index(types[each.name]) for each in self.options.matrices])
 
     def _within_loss(self, target: Target, limit: float) -> Choice:
         """The cheapest choice whose measured loss stays within the limit: the sum of the matrices' losses is only a
@@ -243,12 +297,23 @@ class Planner:
 
     def _seconds(self, matrix: Matrix) -> np.ndarray:
         """Of one token, per kind. A matrix that is only looked up costs next to nothing: its bytes decide a little."""
-        per_weight = np.array([self.speeds.seconds_per_weight(kind) for kind in matrix.kinds])
-        looked_up = matrix.name == "token_embd.weight" and not self.source.model.config.tie_embeddings
-        if looked_up:
-            smallest = self.speeds.seconds_per_weight(self.speeds.fastest)
+        per_weight = np.array([self._per_weight(kind) for kind in matrix.kinds])
+        if not self._is_read(matrix):
+            smallest = self._per_weight(self.speeds.fastest)
             per_weight = 0.01 * smallest * np.array([bits(kind) for kind in matrix.kinds]) / 8
         return np.asarray(per_weight * matrix.n_weights, np.float64)
+
+    @cached_property
+    def read_names(self) -> list[str]:
+        """Of the matrices that are read for every token: on their types the decode speed depends."""
+        return [each.name for each in self.options.matrices if self._is_read(each)]
+
+    def _is_read(self, matrix: Matrix) -> bool:
+        """Whether all of it is read for every token; of an embedding that is not the head, too, one row is."""
+        return matrix.name != "token_embd.weight" or self.source.model.config.tie_embeddings
+
+    def _per_weight(self, kind: str) -> float:
+        return self.speeds.seconds_per_weight(kind) * self.pace.factor(kind)
 
     @cached_property
     def _weights(self) -> Mapping[str, np.ndarray]:
@@ -268,11 +333,11 @@ class Planner:
         types = {each.name: each.kinds[k] for each, k in zip(matrices, chosen, strict=True)}
         own = [each.n_bytes(each.kinds[k]) for each, k in zip(matrices, chosen, strict=True)]
         n_weights = sum(math.prod(each.shape) for each in self.header.tensors)
-        speed = None
+        speed, workload = None, None
         if target.goal in ("speed", "decode"):
-            pure = [each.n_weights * self.speeds.seconds_per_weight(types[each.name]) for each in matrices
-                    if each.name != "token_embd.weight" or self.source.model.config.tie_embeddings]  # fmt: skip
-            speed = 1 / sum(pure)
+            read = filter(self._is_read, matrices)
+            speed = 1 / sum(self._per_weight(types[each.name]) * each.n_weights for each in read)
+            workload = self.workload.record() | {"threads": self.threads}
         return Choice(
             target=target,
             types=types,
@@ -281,6 +346,7 @@ class Planner:
             n_bytes=padded + sum(map(_padded, own)),
             bits_per_weight=8 * (fixed + sum(own)) / n_weights,
             decode_tok_s=speed,
+            workload=workload,
             rows=role_rows(matrices, chosen),
         )
 

@@ -6,6 +6,7 @@ Tested in tests/export/auto/test_planner.py.
 from typing import Any
 
 from slm import report
+from slm.llama.speed.workload import Workload
 
 
 def show_choice(file: str, choice: dict[str, Any], measured_kl: float | None) -> None:
@@ -37,8 +38,14 @@ def show_choice(file: str, choice: dict[str, Any], measured_kl: float | None) ->
             f"{predicted}. Next types: bytes and nats that all matrices of the row together would change"
             + (f". Decoding: about {speed:,.0f} tokens/s on this machine, by its speed in each type" if speed else "")
             + (f"; measured {measured_speed:,.0f}" if measured_speed else "")
+            + (f" ({_spelled(choice['decode_workload'])})" if speed else "")
         ),
     )
+
+
+def _spelled(workload: dict[str, int]) -> str:
+    """What the speeds are the speeds of."""
+    return Workload(prompt=workload["prompt"], tokens=workload["tokens"]).spelled(workload["threads"])
 
 
 def _layers(layers: list[int]) -> str:

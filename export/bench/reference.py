@@ -69,7 +69,6 @@ class ReferenceComparison:
         self.context = config.eval.context or LONGEST_DEFAULT_CONTEXT
         with GGUFScorer(path, context=self.context, n_threads=threads) as scorer:
             self.context = scorer.max_context  # the model's own where that is less
-            self.n_ctx_train = scorer.llama.n_ctx_train
             content, ids = shorten(scorer, text.content.removesuffix("\n"), config.eval.max_tokens)
             self.n_bytes = len(content.encode("utf-8"))
             self.stream, self.windows = sliding_plan(scorer, ids, self.context)

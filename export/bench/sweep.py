@@ -1,6 +1,6 @@
 """The sweep over quantization types: make, compare and time every file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from export.auto.make import quantize_choice
+from export.auto.make import make_file, quantize_choice
 from export.auto.planner import Planner
 from export.bench.config import SweepConfig, Variant, variants
 from export.bench.front import fronts, recommendation
 from export.bench.kept import FOLDER, KeptRows, fingerprint
 from export.bench.reference import ReferenceComparison
-from export.bench.speed import SpeedPlan, measure_speed, time_left
+from export.bench.speed import Speed, SpeedPlan, measure_speed, time_left
 from export.config import UNQUANTIZED
 from export.imatrix import ImportanceMatrix
 from export.quantize import size_bound
@@ -28,6 +28,7 @@ from slm.evaluate.text import read_text
 from slm.hub import models
 from slm.kernels import roofline
 from slm.llama.gguf_check import read_header
+from slm.llama.speed.workload import Workload
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 
@@ -58,6 +59,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
         "speed": asdict(config.speed),
         "base": config.base,
         "threads": threads,
+        "speed of goals": "measured",
     }
     kept = KeptRows(out / FOLDER, question)
     known = [each for each in wanted if each.label in kept.rows]
@@ -75,11 +77,12 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
         log(f"checkpoint {source.checkpoint}: {source.n_params:,} parameters, {len(wanted)} files")
         paths = [staging.path(f"{number:02d}-{each.file}.gguf") for number, each in enumerate(wanted)]
         source.write(paths[0], wanted[0].kind)
-        makers = _Makers(source, paths[0], calibration, config, threads, log)
+        timed_as = SpeedPlan.of(config.speed, source.model.config.seq_len)
+        makers = _Makers(source, paths[0], calibration, config, threads, log, timed_as.workload, kept.choices)
         reference = ReferenceComparison(config, paths[0], text, staging.folder, threads)
         if len(known) < len(wanted):
             _compare_all(wanted, paths, makers, reference, kept, log, remake=not timed)
-        plan = SpeedPlan.of(config.speed, reference.n_ctx_train) if config.speed.rounds else None
+        plan = timed_as if config.speed.rounds else None
         if plan and not timed:
             for path, variant in zip(paths, wanted, strict=True):
                 if not path.is_file():
@@ -91,6 +94,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
                 bound = limits.decode_bound(n_bytes) if limits else None
                 row = replace(kept.rows[variant.label], bytes_per_token=n_bytes, decode_bound_tok_s=bound)
                 kept.add(variant.label, replace(row, **asdict(speed)))
+                _note_missed(variant, speed, log)
         imatrix = makers.used
     files = [asdict(kept.rows[each.label]) | {"label": each.label} for each in wanted]
     for shown, names in zip(files, fronts(files), strict=True):
@@ -119,8 +123,19 @@ class _Makers:
     """What files are made with, each measured when it is first needed."""
 
     def __init__(
-        self, source: Source, base: Path, calibration: Text | None, config: SweepConfig, threads: int, log: Log
+        self,
+        source: Source,
+        base: Path,
+        calibration: Text | None,
+        config: SweepConfig,
+        threads: int,
+        log: Log,
+        workload: Workload,
+        kept_choices: Mapping[str, dict[str, Any]],
     ) -> None:
+        """``workload``: what the table's decode speeds and those of goals are the speeds of. ``kept_choices``: records
+        of choices by label, for files that have to be made again."""
+        self.workload, self.kept_choices = workload, kept_choices
         self.source, self.base, self.calibration = source, base, calibration
         self.config, self.threads, self.log = config, threads, log
         self.used: ImportanceMatrix | None = None
@@ -132,9 +147,13 @@ class _Makers:
         if variant.kind in UNQUANTIZED:
             self.source.write(path, variant.kind)
         elif is_target(variant.kind):
-            choice = self.planner.choose(parse_target(variant.kind))
-            quantize_choice(self.planner, self.base, path, choice, _only_warnings(self.log))
-            self.choices[variant.label] = choice.record()
+            target = parse_target(variant.kind)
+            if known := self.kept_choices.get(variant.label):
+                again = self.planner.again(target, known["types"])
+                quantize_choice(self.planner, self.base, path, again, _only_warnings(self.log))
+            else:
+                choice = make_file(self.planner, self.base, path, target, self.log, refuse=False)
+                self.choices[variant.label] = choice.record()
         else:
             matrix = self.imatrix if variant.imatrix else None
             make_quantized(self.source, self.base, path, variant.kind, matrix, self.threads, _only_warnings(self.log))
@@ -163,7 +182,15 @@ class _Makers:
         assert self.calibration is not None
         header = read_header(self.base)
         imatrix = self.imatrix if self.config.calibration.imatrix else None
-        return Planner(self.source, header, self.calibration, imatrix, threads=self.threads, log=self.log)
+        return Planner(
+            self.source,
+            header,
+            self.calibration,
+            imatrix,
+            threads=self.threads,
+            log=self.log,
+            workload=self.workload,
+        )
 
 
 def _compare_all(
@@ -191,6 +218,13 @@ def _compare_all(
         log(f"[{done} of {len(todo)}] {wanted[i].label}: {summary}; {time_left(remaining_s)}")
         if i and not remake:
             paths[i].unlink()
+
+
+def _note_missed(variant: Variant, speed: Speed, log: Log) -> None:
+    """Says where a file that was fast enough when it was chosen is slower in the table, in turn with the others."""
+    target = parse_target(variant.kind) if is_target(variant.kind) else None
+    if target and target.goal == "decode" and speed.decode_tok_s < target.value:
+        log(f"note: {variant.label}: {speed.decode_tok_s:,.0f} tokens/s in the table's rounds")
 
 
 def _only_warnings(log: Log) -> Log:

@@ -7,6 +7,7 @@ from typing import Any
 
 from slm.kernels import roofline
 from slm.llama.speed.kept import STANDARD_TYPES
+from slm.llama.speed.workload import USUAL
 
 
 def machine_rows(record: dict[str, Any]) -> list[list[str]]:
@@ -67,7 +68,7 @@ def _decoding(rates: dict[str, float] | None) -> str:
         return "not measured"
     fastest_first = sorted(rates, key=lambda kind: -rates[kind])
     listed = ", ".join(f"{kind} {rates[kind]:,.0f}" for kind in fastest_first)
-    return f"{listed} (tokens/s of 50M weights, one sequence)"
+    return f"{listed} (tokens/s of 50M weights, one sequence behind {USUAL.prompt} tokens)"
 
 
 def _llama_check(check: dict[str, Any]) -> str:

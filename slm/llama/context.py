@@ -300,6 +300,24 @@ class Context:
         self._check_seq(dst)
         C.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
 
+    def seq_state(self, seq_id: int) -> bytes:
+        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers."""
+        self._check_seq(seq_id)
+        size = C.llama_state_seq_get_size(self._ctx, seq_id)
+        state = (ctypes.c_uint8 * size)()
+        written = C.llama_state_seq_get_data(self._ctx, state, size, seq_id)
+        if written != size:
+            raise LlamaError(f"llama.cpp wrote {written} of the {size} bytes of a sequence's state")
+        return bytes(state)
+
+    def set_seq_state(self, seq_id: int, state: bytes) -> None:
+        """Puts what ``seq_state`` gave into the cache. ``LlamaError`` where it does not fit this model."""
+        self._check_seq(seq_id)
+        clear_log()
+        source = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if not C.llama_state_seq_set_data(self._ctx, source, len(state), seq_id):
+            raise LlamaError(f"llama.cpp cannot take a sequence's state: {first_error()}")
+
     def seq_pos_max(self, seq_id: int) -> int:
         """The last position a sequence has in the cache; -1 when it has none."""
         self._check_seq(seq_id)

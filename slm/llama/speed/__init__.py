@@ -1,5 +1,6 @@
 """How fast this machine decodes with weights of each type: measured in a child process, kept in the cache folder."""
 
-from slm.llama.speed.kept import DecodeSpeeds, Shape, decode_speeds
+from slm.llama.speed.kept import DecodeSpeeds, Shape, decode_speeds, forget
+from slm.llama.speed.workload import USUAL, Workload
 
-__all__ = ["DecodeSpeeds", "Shape", "decode_speeds"]
+__all__ = ["USUAL", "DecodeSpeeds", "Shape", "Workload", "decode_speeds", "forget"]

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING
 
 from data.errors import UserError, excerpt
 from data.storage import cache_home
+from slm.llama.speed.workload import USUAL, Workload
 from slm.llama.verdict import build_stamp
+from slm.model.architectures import Architecture
 from slm.report import atomic_write_json
 
 if TYPE_CHECKING:
     from slm.model.config import ModelConfig
 
-_FORMAT = 1
+_FORMAT = 2
 """Of the kept answers, and of what is measured: a higher number measures again."""
 _TRIAL_S = 300
 _MOST_WEIGHTS = 150_000_000
@@ -44,6 +46,8 @@ class Shape:
     head_dim: int
     ffn_dim: int
     vocab_size: int
+    arch: Architecture = "llama"
+    sliding_window: int | None = None
 
     @classmethod
     def of(cls, config: ModelConfig) -> Shape:
@@ -60,9 +64,16 @@ class Shape:
             head_dim=config.head_dim,
             ffn_dim=up(config.ffn_dim),
             vocab_size=config.vocab_size,
+            arch=config.arch,
+            sliding_window=config.sliding_window,
         )
         layers = max(1, min(shape.n_layers, (_MOST_WEIGHTS - shape.n_head) // shape.n_layer))
         return cls(**(asdict(shape) | {"n_layers": layers}))
+
+    def is_of(self, config: ModelConfig) -> bool:
+        """Whether this is the model's own shape, not rounded up and not cut."""
+        own = (config.n_layers, config.d_model, config.n_heads, config.ffn_dim)
+        return own == (self.n_layers, self.d_model, self.n_heads, self.ffn_dim)
 
     @property
     def n_head(self) -> int:
@@ -88,7 +99,8 @@ class DecodeSpeeds:
     shape: Shape
     threads: int
     tok_s: dict[str, float]
-    """ggml type -> tokens per second of a model whose matrices all have it: one sequence, token by token; medians."""
+    """ggml type -> tokens per second of a model whose matrices all have it, as ``workload`` defines them; medians."""
+    workload: Workload = USUAL
 
     @property
     def fastest(self) -> str:
@@ -107,11 +119,15 @@ STANDARD_TYPES = ("q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k", "q8_0")
 
 
 def decode_speeds(
-    shape: Shape, kinds: Sequence[str], threads: int, log: Callable[[str], None] = lambda line: None
+    shape: Shape,
+    kinds: Sequence[str],
+    threads: int,
+    log: Callable[[str], None] = lambda line: None,
+    workload: Workload = USUAL,
 ) -> DecodeSpeeds:
     """Tokens per second of models of ``shape`` in each type. Types that this machine was not asked about before are
     measured, about a second each. UserError where the child process fails."""
-    kept = cache_home() / "llama" / f"speed-{_key(shape, threads)}.json"
+    kept = _kept_file(shape, threads, workload)
     known: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         known = {str(kind): float(rate) for kind, rate in json.loads(kept.read_text())["tok_s"].items()}
@@ -119,21 +135,33 @@ def decode_speeds(
     if missing:
         # All of them together, so that what is compared was measured in turn.
         together = list(dict.fromkeys([*known, *kinds]))
-        log(f"measuring decode speed in {len(together)} types on this machine (kept for the next time)")
-        known = _measure(shape, together, threads)
+        log(
+            f"measuring decode speed in {len(together)} types on this machine ({workload.spelled(threads)}; kept for "
+            "the next time)"
+        )
+        known = _measure(shape, together, threads, workload)
         with contextlib.suppress(OSError):  # it is measured again the next time
             kept.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_json(kept, {"shape": asdict(shape), "threads": threads, "tok_s": known})
-    return DecodeSpeeds(shape=shape, threads=threads, tok_s={kind: known[kind] for kind in kinds})
+            record = {"shape": asdict(shape), "threads": threads, "workload": workload.record(), "tok_s": known}
+            atomic_write_json(kept, record)
+    return DecodeSpeeds(shape=shape, threads=threads, tok_s={kind: known[kind] for kind in kinds}, workload=workload)
 
 
-def _key(shape: Shape, threads: int) -> str:
-    key = [_FORMAT, build_stamp(), asdict(shape), threads]
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+def forget(speeds: DecodeSpeeds) -> None:
+    """Measure these again the next time: finished files showed that they are wrong, as after a measurement on a busy
+    machine."""
+    with contextlib.suppress(OSError):
+        _kept_file(speeds.shape, speeds.threads, speeds.workload).unlink()
 
 
-def _measure(shape: Shape, kinds: Sequence[str], threads: int) -> dict[str, float]:
-    request = {"shape": asdict(shape), "kinds": list(kinds), "threads": threads}
+def _kept_file(shape: Shape, threads: int, workload: Workload) -> Path:
+    key = [_FORMAT, build_stamp(), asdict(shape), threads, workload.record()]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    return cache_home() / "llama" / f"speed-{name}.json"
+
+
+def _measure(shape: Shape, kinds: Sequence[str], threads: int, workload: Workload) -> dict[str, float]:
+    request = {"shape": asdict(shape), "kinds": list(kinds), "threads": threads, "workload": workload.record()}
     try:
         with tempfile.TemporaryDirectory(prefix="slm-speed-", ignore_cleanup_errors=True) as folder:
             done = subprocess.run(

@@ -4,38 +4,40 @@ Native code may die, and what it allocates should go: so this runs in a process 
 Speed does not depend on the numbers, so a matrix is one row in the type's blocks, repeated. The last line printed is a
 JSON object, type to tokens per second.
 
+Shape suffixes: R rounds, K types.
+
 Tested in tests/slm/llama/speed/test_kept.py.
 """
-
-from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 
 import gguf
 import numpy as np
 
 from slm.llama.blocks.rounding import quantize_rows
 from slm.llama.blocks.shape import add_shape
-from slm.llama.context import Batch, Context
 from slm.llama.gguf_check import GGML_TYPES
-from slm.llama.model import Model
 from slm.llama.speed.kept import Shape
+from slm.llama.speed.timing import Decoder
+from slm.llama.speed.workload import Workload
 from slm.model.config import ModelConfig
 
-ROUNDS, ROUND_S = 3, 0.2
-"""Every type has its turn so often, for about so many seconds."""
-N_CTX = 96
+ROUNDS, TURN_S = 9, 0.08
+"""Every type has its turn so often, for about so many seconds: short turns, so that types that are compared were
+measured at the same time."""
+_FEWEST, _PROBED = 4, 8
+"""Tokens of a turn, and of the one that tells how many it should have."""
 
 
-def write_model(path: Path, shape: Shape, kind: str) -> Path:
-    """A model without a vocabulary whose matrices all have the type."""
-    writer = gguf.GGUFWriter(path, "llama")
-    add_shape(writer, ModelConfig(arch="llama", seq_len=N_CTX, **asdict(shape)))
+def write_model(path: Path, shape: Shape, kind: str, n_ctx: int = 576) -> Path:
+    """A model without a vocabulary whose matrices all have the type; norms and biases are those of its architecture."""
+    model = ModelConfig(seq_len=n_ctx, **asdict(shape))
+    writer = gguf.GGUFWriter(path, shape.arch)
+    add_shape(writer, model)
     writer.add_tokenizer_model("no_vocab")
     rng = np.random.default_rng(7)
     rows: dict[int, np.ndarray] = {}
@@ -47,22 +49,31 @@ def write_model(path: Path, shape: Shape, kind: str) -> Path:
         number = gguf.GGMLQuantizationType(GGML_TYPES[kind][0])
         writer.add_tensor(name, np.repeat(rows[width], n_rows, axis=0), raw_dtype=number)
 
-    def norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(shape.d_model, np.float32))
+    def vector(name: str, size: int = shape.d_model) -> None:
+        writer.add_tensor(name, np.ones(size, np.float32))
 
     queries, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     matrix("token_embd.weight", shape.vocab_size, shape.d_model)
     for i in range(shape.n_layers):
-        norm(f"blk.{i}.attn_norm.weight")
+        vector(f"blk.{i}.attn_norm.weight")
         matrix(f"blk.{i}.attn_q.weight", queries, shape.d_model)
         matrix(f"blk.{i}.attn_k.weight", keys, shape.d_model)
         matrix(f"blk.{i}.attn_v.weight", keys, shape.d_model)
         matrix(f"blk.{i}.attn_output.weight", shape.d_model, queries)
-        norm(f"blk.{i}.ffn_norm.weight")
+        vector(f"blk.{i}.ffn_norm.weight")
         matrix(f"blk.{i}.ffn_gate.weight", shape.ffn_dim, shape.d_model)
         matrix(f"blk.{i}.ffn_up.weight", shape.ffn_dim, shape.d_model)
         matrix(f"blk.{i}.ffn_down.weight", shape.d_model, shape.ffn_dim)
-    norm("output_norm.weight")
+        if model.traits.qkv_bias:
+            for name, size in (("q", queries), ("k", keys), ("v", keys)):
+                vector(f"blk.{i}.attn_{name}.bias", size)
+        if model.traits.qk_norm:
+            vector(f"blk.{i}.attn_q_norm.weight", shape.head_dim)
+            vector(f"blk.{i}.attn_k_norm.weight", shape.head_dim)
+        if model.traits.post_norms:
+            vector(f"blk.{i}.post_attention_norm.weight")
+            vector(f"blk.{i}.post_ffw_norm.weight")
+    vector("output_norm.weight")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,62 +81,50 @@ def write_model(path: Path, shape: Shape, kind: str) -> Path:
     return path
 
 
-class Decoder:
-    """One model, ready to decode."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        self.model = Model(path)
-        self.context = Context(self.model, n_ctx=N_CTX, n_batch=8, n_threads=threads)
-        self.batch = Batch(8)
-        self.rates: list[float] = []
-        self._decode(4)  # the first tokens read the file and make the buffers
-
-    def round(self, seconds: float) -> None:
-        """Decode for about this time, and note the rate."""
-        tokens, began = 0, perf_counter()
-        while (taken := perf_counter() - began) < seconds:
-            tokens += self._decode(8)
-        self.rates.append(tokens / taken)
-
-    def _decode(self, n_tokens: int) -> int:
-        self.context.clear()
-        for position in range(n_tokens):
-            self.batch.clear()
-            self.batch.add(position, position, 0, True)
-            self.context.decode(self.batch)
-            self.context.row(0)
-        return n_tokens
-
-    def close(self) -> None:
-        self.context.close()
-        self.model.close()
+def rates(folder: Path, shape: Shape, kinds: Sequence[str], threads: int, workload: Workload) -> dict[str, float]:
+    """Tokens per second of the types, which take turns. Only the first of them computes the prompt: the others get its
+    keys and values, for a speed does not depend on them."""
+    n_ctx = workload.prompt + workload.tokens
+    decoders: list[Decoder] = []
+    taken_KR: list[list[float]] = [[] for _ in kinds]
+    try:
+        for kind in kinds:
+            decoders.append(Decoder(write_model(folder / f"{kind}.gguf", shape, kind, n_ctx), workload, threads))
+            if len(decoders) == 1:
+                decoders[0].prefill()
+                state = decoders[0].context.seq_state(0)
+            else:
+                decoders[-1].context.set_seq_state(0, state)
+            decoders[-1].decode(min(_PROBED, workload.tokens))  # it reads the file and makes the buffers
+        tokens = [_tokens_of_a_turn(each, workload) for each in decoders]
+        for number in range(ROUNDS):
+            order = range(len(kinds)) if number % 2 == 0 else reversed(range(len(kinds)))
+            for k in order:
+                taken_KR[k].append(decoders[k].decode(tokens[k]) / tokens[k])
+    finally:
+        for decoder in decoders:
+            decoder.close()
+    return dict(zip(kinds, (1 / settled(np.array(taken_KR).T)).tolist(), strict=True))
 
 
-def rates(folder: Path, shape: Shape, kinds: Sequence[str], threads: int) -> dict[str, float]:
-    """Medians of tokens per second, the types in turn."""
-    decoders = {kind: Decoder(write_model(folder / f"{kind}.gguf", shape, kind), threads) for kind in kinds}
-    for _ in range(ROUNDS):
-        for decoder in decoders.values():
-            decoder.round(ROUND_S)
-    found = {kind: float(np.median(decoder.rates)) for kind, decoder in decoders.items()}
-    for decoder in decoders.values():
-        decoder.close()
-    return found
+def _tokens_of_a_turn(decoder: Decoder, workload: Workload) -> int:
+    probed = min(_PROBED, workload.tokens)
+    per_token_s = decoder.decode(probed) / probed
+    return int(min(max(TURN_S / per_token_s, _FEWEST), workload.tokens))
 
 
-def file_rate(path: Path, threads: int) -> float:
-    """Tokens per second of one file as it is, measured in this process: the median of a few short rounds."""
-    decoder = Decoder(path, threads)
-    for _ in range(ROUNDS):
-        decoder.round(ROUND_S)
-    decoder.close()
-    return float(np.median(decoder.rates))
+def settled(taken_RK: np.ndarray) -> np.ndarray:
+    """f64 [K]: seconds of each type, from those of every round. What slows a whole round, such as another program, does
+    not count for the relation of types: that is the median of their relations within a round."""
+    level_R = np.exp(np.log(taken_RK).mean(axis=1))
+    return np.asarray(np.median(taken_RK / level_R[:, None], axis=0) * np.median(level_R), np.float64)
 
 
 def main(folder: Path, request: str) -> None:
     """Measure what ``kept.py`` asks for."""
     asked = json.loads(request)
-    print(json.dumps(rates(folder, Shape(**asked["shape"]), asked["kinds"], asked["threads"])), flush=True)
+    found = rates(folder, Shape(**asked["shape"]), asked["kinds"], asked["threads"], Workload(**asked["workload"]))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from export.pipeline import export
 from slm.evaluate.perplexity import bits_per_byte, reduce, sliding_plan
 from slm.evaluate.scorers import GGUFScorer
 from slm.evaluate.text import read_text, shorten
+from slm.llama.speed import timing
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -44,8 +45,9 @@ def test_which_files_are_made():
     assert [nominal_bits(kind) for kind in ("q8_0", "q4_k_m", "q4_0", "q2_k")] == [8.5, 4.5, 4.5, 2.625]
 
 
-def test_the_figures_are_those_of_the_exported_files(run, capsys):
+def test_the_figures_are_those_of_the_exported_files(run, capsys, monkeypatch):
     """Perplexity and divergence, computed again from what ``python -m export`` wrote."""
+    monkeypatch.setattr(timing, "_LEAST_S", 0.01)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     words = [
         f"run={run}",
@@ -98,19 +100,30 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys):
     assert "[4 of 4] q8_0" in out
     assert record["recommendation"] in out
 
-    # The same again, with a chosen mix: known rows are not measured again, new ones are, all are timed in turn.
-    assert main([*words, "quant=q4_0,q8_0,auto:5", "calibration.chunks=64"]) == 0
+    # The same again, with chosen mixes: known rows are not measured again, new ones are, all are timed in turn.
+    goals = "quant=q4_0,q8_0,auto:5,auto:1tok/s,auto:900000tok/s"
+    assert main([*words, goals, "calibration.chunks=64"]) == 0
     out = capsys.readouterr().out
     again = json.loads(out.splitlines()[-1])
-    assert "4 of 5 rows were measured before" in out
-    assert "[2 of 2] auto:5" in out
+    assert "4 of 7 rows were measured before" in out
+    assert "[2 of 4] auto:5" in out
+    # A decode speed is measured on the file, as the table defines it, and chosen again: as export does.
+    slow, fast = again["files"][5:]
+    choices = again["choices"]
+    assert slow["kl"] == large["kl"]
+    assert set(choices["auto:1tok/s"]["types"].values()) == {"q8_0"}
+    assert choices["auto:1tok/s"]["decode_workload"] == {"prompt": 120, "tokens": 8, "threads": 1}
+    measured = choices["auto:900000tok/s"]["measured_decode_tok_s"]
+    assert 10 < measured < 900_000
+    assert f" of types measured {measured:,.0f} tokens/s (one sequence behind a prompt of 120 tokens, 1 thread)" in out
+    assert f"note: auto:900000tok/s: {fast['decode_tok_s']:,.0f} tokens/s in the table's rounds" in out
     assert [each["kl"] for each in again["files"][:4]] == [each["kl"] for each in record["files"]]
     chosen = again["files"][4]
     assert (chosen["type"], chosen["label"]) == ("auto:5", "auto:5")
     assert large["kl"] < chosen["kl"] < small["kl"] * 1.1
     assert 4.7 < chosen["bits_per_weight"] <= 5
     assert again["choices"]["auto:5"]["goal"] == "auto:5"
-    assert main([*words, "quant=q4_0,q8_0,auto:5"]) == 0
+    assert main([*words, goals]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["files"] == again["files"], "a row was measured again"
     page = (run / "quantization" / "report.html").read_text()

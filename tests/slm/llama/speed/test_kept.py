@@ -1,10 +1,14 @@
 import json
 
+import numpy as np
 import pytest
 
 from data.errors import UserError
+from slm.llama.gguf_check import read_header
 from slm.llama.speed import kept, trial
-from slm.llama.speed.kept import DecodeSpeeds, Shape, decode_speeds
+from slm.llama.speed.kept import DecodeSpeeds, Shape, decode_speeds, forget
+from slm.llama.speed.workload import Workload
+from slm.model.architectures import TRAITS
 from tests.helpers import tiny_checkpoint as tiny
 
 SHAPE = Shape(n_layers=1, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=256, vocab_size=64)
@@ -24,8 +28,11 @@ def test_speeds_are_measured_in_a_child_and_kept(tmp_path):
     assert decode_speeds(SHAPE, ["q8_0", "q4_0"], 1, lines.append).tok_s == first.tok_s
     assert len(lines) == 1, "it was measured again"
     (file,) = (tmp_path / "llama").iterdir()
-    assert json.loads(file.read_text())["threads"] == 1
+    kept_record = json.loads(file.read_text())
+    assert (kept_record["threads"], kept_record["workload"]) == (1, {"prompt": 512, "tokens": 64})
     file.write_text("damaged")
+    forget(first)
+    assert not file.exists()
     # A shape that llama.cpp refuses: one line, and what to do instead.
     broken = Shape(**(SHAPE.__dict__ | {"n_heads": 3}))
     with pytest.raises(UserError, match="decode speed of this machine could not be measured") as error:
@@ -50,8 +57,29 @@ def test_shapes_are_rounded_up_and_cut_to_a_size_that_is_quickly_measured():
 
 
 def test_the_model_that_is_timed_has_the_type_in_every_matrix(tmp_path):
-    from slm.llama.gguf_check import read_header
-
     header = read_header(trial.write_model(tmp_path / "m.gguf", SHAPE, "q3_k"))
     assert {tensor.type for tensor in header.tensors if len(tensor.shape) > 1} == {"q3_k"}
     assert sum(t.shape[0] * t.shape[1] for t in header.tensors if len(t.shape) > 1) == SHAPE.n_read
+
+
+@pytest.mark.parametrize("arch", TRAITS)
+def test_the_model_that_is_timed_has_its_architecture(tmp_path, arch):
+    """Its norms and biases take time, too: without them a small qwen3 model seemed a fifth faster than it is."""
+    window = 16 if arch == "gemma3" else None
+    shape = Shape.of(tiny.config(arch=arch, d_model=256, ffn_dim=256, n_layers=2, vocab_size=64, sliding_window=window))
+    short = Workload(prompt=24, tokens=8)
+    found = trial.rates(tmp_path, shape, ["q4_0", "q8_0"], 1, short)
+    assert all(rate > 10 for rate in found.values())
+    header = read_header(tmp_path / "q8_0.gguf")
+    assert header.metadata["general.architecture"] == arch
+    names = {tensor.name for tensor in header.tensors}
+    assert ("blk.1.attn_q_norm.weight" in names) == TRAITS[arch].qk_norm
+    assert ("blk.1.attn_q.bias" in names) == TRAITS[arch].qkv_bias
+
+
+def test_a_disturbed_round_does_not_change_the_relation_of_types():
+    quiet_K = np.array([1.0, 1.3, 2.0])
+    taken_RK = quiet_K * np.array([1.0, 1.02, 1.7, 0.98, 1.6])[:, None]  # two rounds in which others computed
+    taken_RK[1, 0] *= 3  # and a turn of one type
+    found_K = trial.settled(taken_RK)
+    assert found_K / found_K[0] == pytest.approx(quiet_K)
