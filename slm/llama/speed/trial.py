@@ -98,7 +98,7 @@ def rates(folder: Path, shape: Shape, kinds: Sequence[str], threads: int, worklo
             decoders[-1].decode(min(_PROBED, workload.tokens))  # it reads the file and makes the buffers
         tokens = [_tokens_of_a_turn(each, workload) for each in decoders]
         for number in range(ROUNDS):
-            order = range(len(kinds)) if number % 2 == 0 else reversed(range(len(kinds)))
+            order = range(len(kinds))[:: -1 if number % 2 else 1]
             for k in order:
                 taken_KR[k].append(decoders[k].decode(tokens[k]) / tokens[k])
     finally:
