@@ -47,7 +47,10 @@ class Backend(ABC):
     def head_gradients(
         self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None = None
     ) -> None:
-        """Add the gradient of another loss of the logits to the ``.grad``s."""
+        """Add the gradient of another loss of the logits to the ``.grad``s.
+
+        ``ids_BT`` may be bags of tokens [B, T, S]: a position's embedding is then the mean of its tokens'.
+        """
 
     @abstractmethod
     def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
@@ -61,7 +64,7 @@ class Backend(ABC):
 
         Conversations have their beginnings with them, ``starts_BT``.
         """
-        if starts_BT is not None or self._eot_id is None:
+        if starts_BT is not None or self._eot_id is None or ids_BT.ndim > 2:  # a bag may hold the end of a document
             return starts_BT
         return torch.from_numpy(document_starts(ids_BT.numpy(), self._eot_id))
 

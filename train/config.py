@@ -187,6 +187,11 @@ class TrainConfig:
     hold; None: the whole run computes with unquantized ones."""
     qat_share: float = 0.15
     """The last share of the run (of its steps, or of its time where that bounds it) for which ``qat`` holds."""
+    superposition: int = 1
+    """Tokens of a bag: the first part of the run reads bags of so many tokens, each at one position, and predicts the
+    next bag; 1: single tokens from the start."""
+    superposition_share: float = 0.2
+    """The first share of the run for which ``superposition`` holds."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     coherence_stories: int = 0
@@ -203,6 +208,7 @@ class TrainConfig:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if not 0 < self.qat_share <= 1:
             raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.15, not {self.qat_share}")
+        self._check_superposition()
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
         if self.checkpoint_minutes is not None and not 0 <= self.checkpoint_minutes < math.inf:
@@ -211,6 +217,22 @@ class TrainConfig:
             )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
+
+    def _check_superposition(self) -> None:
+        bag, length = self.superposition, self.seq_len
+        if bag < 1 or length % bag or 1 < bag > length // 2:
+            raise UserError(
+                f"train.superposition={self.superposition} must divide train.seq_len={self.seq_len} into at least two "
+                "bags, for example 4, or be 1 for single tokens"
+            )
+        if not 0 < self.superposition_share < 1:
+            raise UserError(
+                f"train.superposition_share must be above 0 and below 1, for example 0.2, not {self.superposition_share}"
+            )
+
+    def bag(self, fraction_done: float) -> int:
+        """Tokens at one position when so much of the run is done."""
+        return self.superposition if fraction_done < self.superposition_share else 1
 
     def check_processes(self, size: int) -> None:
         """UserError where a step's micro-batches cannot be divided over ``size`` processes."""
@@ -380,6 +402,11 @@ class RunConfig:
             self._check_lora()
         if self.preference.on:
             self._check_preference()
+        if self.train.superposition > 1 and (self.data.has_chat or self.distill.teacher or self.init_from):
+            raise UserError(
+                f"train.superposition={self.train.superposition} is for a new model on plain text: leave it 1 with "
+                "init_from, conversations or a teacher"
+            )
 
     def _check_lora(self) -> None:
         if not self.init_from:

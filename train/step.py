@@ -13,7 +13,6 @@ import torch
 from train.backend import Backend
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
-from train.objective.batch import split
 from train.objective.objective import CROSS_ENTROPY, Objective
 from train.optim.interface import Optimizer, Parameters
 
@@ -63,16 +62,16 @@ def train_step(
     micro_batches = grad_accum // sync.size
     for index in range(micro_batches):
         start = perf_counter()
-        batch = split(next(batches))
+        batch = objective.split(next(batches))
         waited += perf_counter() - start
         if index == micro_batches - 1:
             sync.begin_last_backward()
         # How much the whole step counts is known after its last micro-batch only: divide by all positions here.
-        part = objective.gradients(backend, batch, 1 / (batch.ids.numel() * grad_accum))
+        part = objective.gradients(backend, batch, 1 / (batch.positions * grad_accum))
         loss_sum += part.loss
         scored += part.count
         sums = {name: total + part.sums[name] for name, total in sums.items()}
-        tokens += batch.ids.numel()
+        tokens += batch.positions
     loss_sum, scored, *summed = sync.finish(loss_sum, scored, *sums.values())
     tokens *= sync.size
     start = perf_counter()

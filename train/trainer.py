@@ -35,6 +35,7 @@ from train.environment import Environment
 from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
 from train.objective.objective import Objective
+from train.objective.superposition import Superposition, joined
 from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
@@ -140,6 +141,11 @@ class Trainer:
         began = state.clock()
         if self.fake_quant.due(self._fraction_done()):
             self._begin_quantization()
+        objective = self.objective
+        if (bag := train.bag(self._fraction_done())) != state.bag:
+            self._change_bag(bag)
+        if bag > 1:
+            objective, batches = Superposition(bag), joined(batches, bag)
         try:
             # The first step waits for the compiler: a signal ends it at once.
             with self.interrupt.at_once() if self._first_step else nullcontext():
@@ -151,7 +157,7 @@ class Trainer:
                     grad_clip=self.config.optim.grad_clip,
                     lr=learning_rate(self.config.optim, state.step, self._fraction_done()),
                     backend=self.backend,
-                    objective=self.objective,
+                    objective=objective,
                     sync=self.sync,
                 )
         except NonFiniteError as error:
@@ -197,6 +203,17 @@ class Trainer:
         facts = {"file_type": self.fake_quant.file_type, "tensors": counts.total(), "types": types}
         self.log.guard_event("quantized", self.state.step, **facts)
 
+    def _change_bag(self, bag: int) -> None:
+        """From this step on a position holds ``bag`` tokens; losses of other bags cannot be compared."""
+        self.state.bag = bag
+        self.state.forget_losses()
+        self.state.window = MetricsWindow()
+        if bag > 1:
+            share = self.config.train.superposition_share
+            self.log.guard_event("superposed", self.state.step, bag=bag, share=share)
+        else:
+            self.log.guard_event("single_tokens", self.state.step)
+
     def _fraction_done(self) -> float:
         return self.state.fraction_done(self.sync.agreed_elapsed(self.state.elapsed))
 
@@ -215,6 +232,8 @@ class Trainer:
             "elapsed_s": state.elapsed,
             **window.figures,
         }
+        if state.bag > 1:
+            record["bag"] = state.bag
         if self.ranks.size > 1:
             record["exchange_wait"] = self.sync.wait_seconds / window.seconds
             self.sync.wait_seconds = 0.0

@@ -111,7 +111,11 @@ class Backward:
         grad, add = gradient_of(table_VD)
         if not add:
             grad.zero_()
-        self._work.kernels.slm_embed_backward(dx_ND, ids_N, *dx_ND.shape, grad)
+        columns = [ids_N] if ids_N.ndim == 1 else ids_N.T.contiguous().unbind()
+        if len(columns) > 1:
+            dx_ND /= len(columns)
+        for each_N in columns:
+            self._work.kernels.slm_embed_backward(dx_ND, each_N, *dx_ND.shape, grad)
         run_hooks(table_VD)
 
 

@@ -90,7 +90,9 @@ class Forward:
 
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
-        if config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
+        if ids_N.ndim == 2:  # bags of tokens [N, S]
+            out_ND.copy_(nn.functional.embedding_bag(ids_N, table_VD, mode="mean").mul_(config.embedding_scale))
+        elif config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
             out_ND.copy_(nn.functional.embedding(ids_N, table_VD).mul_(config.embedding_scale))
         else:
             self._work.kernels.slm_embed(table_VD, ids_N, *out_ND.shape, out_ND)

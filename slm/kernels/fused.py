@@ -95,7 +95,10 @@ class Fused:
     def head_gradients(
         self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, *, starts_BT: Tensor | None = None
     ) -> None:
-        """Add the gradient of another loss of the logits than the mean cross-entropy. The rest is as above."""
+        """Add the gradient of another loss of the logits than the mean cross-entropy. The rest is as above.
+
+        ids may be bags of S tokens, int64 [B, T, S]: a position's embedding is the mean of theirs.
+        """
         self._gradients(ids_BT, targets_BT, head, starts_BT)
 
     @torch.no_grad()
@@ -134,17 +137,18 @@ class Fused:
 
     def _prepare(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> None:
         """ValueError for what the kernels would read or write outside of their tensors."""
-        for name, tensor in (("ids", ids_BT), ("targets", targets_BT)):
-            if tensor.dtype != torch.int64 or tensor.ndim != 2 or tensor.shape != ids_BT.shape or not tensor.numel():
+        for name, tensor, ndims in (("ids", ids_BT, (2, 3)), ("targets", targets_BT, (2,))):
+            wrong = tensor.dtype != torch.int64 or tensor.ndim not in ndims or tensor.shape[:2] != ids_BT.shape[:2]
+            if wrong or not tensor.numel():
                 raise ValueError(f"{name} must be int64 [B, T], not {tensor.dtype} {list(tensor.shape)}")
             if int(tensor.max()) >= self.vocab_size:
                 raise ValueError(f"{name} holds {int(tensor.max())}, which is beyond the vocabulary")
         if int(ids_BT.min()) < 0:
             raise ValueError(f"ids holds {int(ids_BT.min())}, which is no token")
-        if starts_BT is not None and (starts_BT.shape != ids_BT.shape or int(starts_BT.min()) < 0):
+        if starts_BT is not None and (starts_BT.shape != ids_BT.shape[:2] or int(starts_BT.min()) < 0):
             raise ValueError(f"starts must be positions [B, T], not {list(starts_BT.shape)}")
         self._work.prepare(ids_BT, starts_BT)
 
 
 def _flat(tensor_BT: Tensor) -> Tensor:
-    return tensor_BT.flatten().contiguous()
+    return tensor_BT.flatten(0, 1).contiguous()

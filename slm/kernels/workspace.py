@@ -76,8 +76,8 @@ class Workspace:
             self._versions = versions
             for packed in self._all_packed():
                 packed.forget()
-        if self.shape != ids_BT.shape:
-            B, T = ids_BT.shape
+        B, T = ids_BT.shape[:2]
+        if self.shape != (B, T):
             self.shape = (B, T)
             self._buffers = {}
             dtype = self.kernels.dtype
@@ -86,7 +86,7 @@ class Workspace:
             self._rope_TE = rope_tables(self.config, 0, T)
             self._local_rope_TE = rope_tables(self.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
-        local_BT = local_starts(self.config, ids_BT.shape, self._starts_BT)
+        local_BT = local_starts(self.config, torch.Size((B, T)), self._starts_BT)
         self._local_starts_BT = None if local_BT is None else local_BT.contiguous()
 
     def forget_weights(self) -> None:

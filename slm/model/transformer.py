@@ -237,14 +237,17 @@ class LanguageModel(nn.Module):
         """The final normed hidden states [B, T, D] of token ids [B, T] (int64), after ``cache`` where given.
 
         ``starts_BT`` (int32): the first position of its sequence that each one may see; None: all before it.
+        ids [B, T, S] are bags of S tokens: a position's embedding is the mean of theirs.
         """
         start, T = len(cache[0]) if cache else 0, ids_BT.shape[1]
         rope_TE = rope_tables(self.config, start, start + T)
         local_rope_TE, local_starts_BT = rope_TE, starts_BT
         if any(self.config.local_layers):
             local_rope_TE = rope_tables(self.config, start, start + T, local=True)
-            local_starts_BT = None if cache else local_starts(self.config, ids_BT.shape, starts_BT)
+            local_starts_BT = None if cache else local_starts(self.config, ids_BT.shape[:2], starts_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
+        if ids_BT.ndim == 3:
+            x_BTD = x_BTD.mean(2)
         if self.config.traits.scaled_embedding:
             x_BTD = x_BTD * self.config.embedding_scale
         if torch.is_autocast_enabled("cpu"):

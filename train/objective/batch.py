@@ -18,11 +18,16 @@ class Batch(NamedTuple):
     """A micro-batch as the model takes it."""
 
     ids: torch.Tensor
-    """int64 [B, T]."""
+    """int64 [B, T], or bags of S tokens [B, T, S]."""
     targets: torch.Tensor
-    """int64 [B, T]; -100 where a target is not scored."""
+    """int64 like ``ids``; -100 where a target is not scored."""
     starts: torch.Tensor | None
     """int32 [B, T]: where each position's conversation begins; None for plain text."""
+
+    @property
+    def positions(self) -> int:
+        """B T: what the model computes."""
+        return self.ids.shape[0] * self.ids.shape[1]
 
 
 def split(block_BT1: np.ndarray) -> Batch:

@@ -7,11 +7,12 @@ Tested in tests/train/test_step.py, tests/train/objective/test_preference.py.
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from slm.model.cross_entropy import IGNORED
 from train.backend import Backend, count_scored
-from train.objective.batch import Batch
+from train.objective.batch import Batch, split
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Objective:
     """The names of what ``Part.sums`` holds in training."""
     held_out_figures: tuple[str, ...] = ()
     """And of held-out text."""
+
+    def split(self, block_BT1: np.ndarray) -> Batch:
+        """The micro-batch of blocks [B, T + 1]."""
+        return split(block_BT1)
 
     def gradients(self, backend: Backend, batch: Batch, scale: float) -> Part:
         """The micro-batch's sums; ``scale`` times the gradient of its summed loss is added to the ``.grad``s."""

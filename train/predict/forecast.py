@@ -35,7 +35,8 @@ STEEPNESS_SPREAD = 0.5
 EXPECTED_ERROR = 0.2
 """Of the way that is left, as a share: how far the law is off there."""
 SKIPPED = 0.05
-"""The first share of the curve, in which the weights forget where they began."""
+"""The first share of the curve, in which the weights forget where they began: at random numbers, or at bags of tokens
+(``train.superposition``), whose losses are not part of it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Forecast:
     def _groups(self, tokens: float) -> np.ndarray:
         """The training curve as at most ``POINTS`` means: [tokens, share of the learning rate, loss]."""
         all_points = np.array(self._training)
-        kept = all_points[all_points[:, 0] > SKIPPED * tokens]
+        kept = all_points[all_points[:, 0] > all_points[0, 0] + SKIPPED * tokens]
         kept = kept if len(kept) >= 2 else all_points[-2:]
         return np.array([group.mean(axis=0) for group in np.array_split(kept, min(POINTS, len(kept)))])
 

@@ -26,6 +26,11 @@ GUARD_EVENTS = {
     "quantized": (
         "from here on the model computes with the weights of a {file_type} file ({tensors} tensors: {types})"
     ),
+    "superposed": (
+        "bags of {bag} tokens for the first {share:.0%} of the run: the loss is that of the next bag's tokens, and "
+        "tokens/s counts bags"
+    ),
+    "single_tokens": "from here on single tokens: losses before this cannot be compared",
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""
@@ -76,7 +81,7 @@ class RunLog:
             return
         if "val_loss" in record:
             self._forecast.validation(record["tokens"], record["val_loss"], record["val_bits_per_byte"])
-        elif "lr" in record:
+        elif "lr" in record and "bag" not in record:
             self._forecast.training(record["tokens"], record["lr"] / self._peak, record["loss"] or math.nan)
 
     def validation(self, record: dict[str, Any]) -> None:

@@ -23,7 +23,9 @@ class RunState:
         self.step = 0
         """Optimizer steps done."""
         self.tokens = 0
-        """Tokens trained on."""
+        """Positions trained on: tokens, or bags of them while ``train.superposition`` holds."""
+        self.bag = 1
+        """Tokens at one position in the last step."""
         self.validation: dict[str, Any] = {}
         """The last validation's record; empty before the first."""
         self.best_loss, self.worse = math.inf, 0
@@ -83,6 +85,7 @@ class RunState:
             "format": STATE_FORMAT,
             "step": self.step,
             "tokens": self.tokens,
+            "bag": self.bag,
             "elapsed_s": self.elapsed,
             "setup_s": self.setup_seconds,
             "closing_s": self.closing_seconds,
@@ -102,7 +105,7 @@ class RunState:
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to a checkpoint's step. Guards, time and the data's position stay as they are."""
-        self.step, self.tokens = state["step"], state["tokens"]
+        self.step, self.tokens, self.bag = state["step"], state["tokens"], state.get("bag", 1)
         self.validation = state["validation"]
         patience = state.get("patience") or {}
         self.best_loss = math.inf if patience.get("best") is None else patience["best"]
