@@ -8,7 +8,7 @@ from slm.model.config import ModelConfig
 from train.budget.corpus import CorpusSize
 from train.budget.machine import Machine
 from train.budget.shapes import SHAPES, Shape
-from train.predict.law import LossLaw, text_factor
+from train.predict.law import SUPERPOSED_TEXT, LossLaw, text_factor
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 6144, 10e6, 0.55
 """The law of a step's size: 6K tokens for a run of 10 million, growing with the run's length to this power (Li et al.
@@ -22,6 +22,8 @@ BYTES_PER_ID = 800.0
 """Text that there must be, and that a run must read, for each id of a vocabulary; the smallest needs none."""
 TABLE_SHARE = 0.5
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary."""
+BAG = 4
+"""Tokens of a bag while ``train.superposition`` holds, where there is text enough."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""
 EQUAL = 0.002
@@ -52,6 +54,10 @@ class Wanted:
     seq_len: int | None = None
     sequences: int | None = None
     """Sequences of a step."""
+    superposition: int | None = None
+    """Tokens of a bag in the first part of the run."""
+    superposition_share: float = 0.2
+    """That part."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -70,6 +76,8 @@ class Candidate:
     sequences: int
     """Of an optimizer step."""
     micro_batch: int
+    superposition: int
+    """Tokens of a bag in the first part of the run; 1: single tokens."""
     steps: int
     tokens: int
     bytes: float
@@ -165,8 +173,10 @@ def make(
     model = shape.model_config(vocab_size, seq_len)
     micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
+    bag, read = _superposition(wanted, seq_len, n_bytes, corpus.bytes)
+    worth = n_bytes * SUPERPOSED_TEXT if bag > 1 else n_bytes
     factor, blur = text_factor(corpus.difficulty)
-    run = (shape.n_matrix, n_bytes, corpus.bytes, vocab_size)
+    run = (shape.n_matrix, worth, max(corpus.bytes, worth) if bag > 1 else corpus.bytes, vocab_size)
     value = factor * law.predict(*run)
     low, high = (factor * each for each in law.interval(*run))
     return Candidate(
@@ -175,10 +185,11 @@ def make(
         seq_len=seq_len,
         sequences=sequences,
         micro_batch=micro_batch,
+        superposition=bag,
         steps=steps,
         tokens=tokens,
         bytes=n_bytes,
-        epochs=n_bytes / corpus.bytes,
+        epochs=read / corpus.bytes,
         tokens_per_s=per_step / step_seconds,
         seconds=seconds,
         memory_bytes=memory_bytes(model, micro_batch, seq_len),
@@ -187,6 +198,21 @@ def make(
         high=high * (1 + blur),
         sample_bytes=sample_bytes,
     )
+
+
+def _superposition(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> tuple[int, float]:
+    """The bag of a run whose positions stand for ``n_bytes``, and the bytes that it reads.
+
+    Bags read more text for the same work. They are chosen where no text is read twice for it.
+    """
+
+    def read(bag: int) -> float:
+        return n_bytes * (1 + wanted.superposition_share * (bag - 1))
+
+    bag = wanted.superposition
+    if bag is None:
+        bag = BAG if seq_len % BAG == 0 and seq_len >= 2 * BAG and read(BAG) <= text else 1
+    return bag, read(bag)
 
 
 def step_sequences(tokens: float, seq_len: int) -> int:

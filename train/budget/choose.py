@@ -109,7 +109,15 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         accum = base.train.grad_accum if given_value(argv, "train.grad_accum") is not None else 1
         sequences = base.train.micro_batch * accum
     seq_len = base.train.seq_len if given_value(argv, "train.seq_len") is not None else None
-    return Wanted(**shape, vocab_size=vocab, seq_len=seq_len, sequences=sequences)
+    single = base.data.has_chat or base.init_from or base.distill.teacher
+    return Wanted(
+        **shape,
+        vocab_size=vocab,
+        seq_len=seq_len,
+        sequences=sequences,
+        superposition=base.train.superposition if single or given_value(argv, "train.superposition") else None,
+        superposition_share=base.train.superposition_share,
+    )
 
 
 def words(chosen: Candidate, argv: list[str]) -> list[str]:
@@ -125,6 +133,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.seq_len": chosen.seq_len,
         "train.micro_batch": chosen.micro_batch,
         "train.grad_accum": chosen.sequences // chosen.micro_batch,
+        "train.superposition": chosen.superposition,
         "train.eval_every": every,
         "train.eval_blocks": chosen.validation_blocks,
         "train.checkpoint_every": every,

@@ -11,6 +11,7 @@ from data.errors import UserError
 from slm.machine.record import cpu_name
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
+from train.predict.law import SUPERPOSED_TEXT
 from train.predict.records import Record
 from train.report.run_record import RunRecord, find_run
 
@@ -43,6 +44,10 @@ def record_of(root: Path) -> Record:
     predicted: dict[str, Any] = run.setting("facts.predicted") or {}
     epochs = predicted.get("epochs") or 0.0
     n_bytes = last.tokens * bytes_per_token
+    bag, share = int(run.setting("train.superposition") or 1), run.setting("train.superposition_share") or 0.0
+    read = n_bytes * (1 + share * (bag - 1))
+    if bag > 1:
+        n_bytes *= SUPERPOSED_TEXT
     shape = {
         name: int(run.setting(f"model.{name}"))
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
@@ -57,7 +62,7 @@ def record_of(root: Path) -> Record:
         vocab_size=int(run.setting("tokenizer.vocab_size") or 0),
         tokens=int(last.tokens),
         bytes=n_bytes,
-        unique_bytes=n_bytes / epochs if epochs else math.inf,
+        unique_bytes=read / epochs if epochs else math.inf,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=last.bits_per_byte,
         difficulty=bits_of(text) / BOOKS_BITS if text else 1.0,

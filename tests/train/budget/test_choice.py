@@ -87,3 +87,17 @@ def test_the_law_of_batches(tokens):
     """6K, 14K and 54K tokens a step at 10, 50 and 500 million, as published."""
     expected = 6144 * (tokens / 1e7) ** 0.55
     assert abs(math.log(choice.step_sequences(tokens, 512) * 512 / expected)) < 0.35 or expected < 1024
+
+
+def test_bags_of_tokens_where_no_text_is_read_twice_for_them():
+    plenty = chosen(3600)
+    assert plenty.superposition == 4
+    single = chosen(3600, wanted=Wanted(superposition=1))
+    assert single.superposition == 1
+    assert plenty.bits_per_byte < single.bits_per_byte
+    assert plenty.epochs == pytest.approx(1.6 * plenty.bytes / LARGE.bytes)
+    assert chosen(3600, wanted=Wanted(seq_len=510)).superposition == 1
+    for text, bag in ((1.7, 4), (1.5, 1)):  # a fifth of the positions read four tokens each
+        corpus = replace(LARGE, bytes=text * single.bytes, bytes_per_token={single.vocab_size: 3.4})
+        run = chosen(3600, corpus, wanted=Wanted(n_layers=single.shape.n_layers, d_model=single.shape.d_model))
+        assert run.superposition == bag, text
