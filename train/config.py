@@ -190,7 +190,7 @@ class TrainConfig:
     superposition: int = 1
     """Tokens of a bag: the first part of the run reads bags of so many tokens, each at one position, and predicts the
     next bag; 1: single tokens from the start."""
-    superposition_share: float = 0.2
+    superposition_share: float = 0.1
     """The first share of the run for which ``superposition`` holds."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
@@ -227,7 +227,7 @@ class TrainConfig:
             )
         if not 0 < self.superposition_share < 1:
             raise UserError(
-                f"train.superposition_share must be above 0 and below 1, for example 0.2, not {self.superposition_share}"
+                f"train.superposition_share must be above 0 and below 1, for example 0.1, not {self.superposition_share}"
             )
 
     def bag(self, fraction_done: float) -> int:

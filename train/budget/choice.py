@@ -56,7 +56,7 @@ class Wanted:
     """Sequences of a step."""
     superposition: int | None = None
     """Tokens of a bag in the first part of the run."""
-    superposition_share: float = 0.2
+    superposition_share: float = 0.1
     """That part."""
 
     def shapes(self) -> list[Shape]:
