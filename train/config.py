@@ -227,7 +227,8 @@ class TrainConfig:
             )
         if not 0 < self.superposition_share < 1:
             raise UserError(
-                f"train.superposition_share must be above 0 and below 1, for example 0.1, not {self.superposition_share}"
+                "train.superposition_share must be above 0 and below 1, for example 0.1, "
+                f"not {self.superposition_share}"
             )
 
     def bag(self, fraction_done: float) -> int:
