@@ -68,9 +68,13 @@ def fast_enough(
         planner.learn(choice, measured)
         tried.append(replace(choice, measured_tok_s=measured))
     best = _best(tried, target)
-    tries = [
-        {"predicted_kl": each.predicted_kl, "bits_per_weight": each.bits_per_weight}
-        | {"predicted_decode_tok_s": each.decode_tok_s, "measured_decode_tok_s": each.measured_tok_s}
+    tries: list[dict[str, float | None]] = [
+        {
+            "predicted_kl": each.predicted_kl,
+            "bits_per_weight": each.bits_per_weight,
+            "predicted_decode_tok_s": each.decode_tok_s,
+            "measured_decode_tok_s": each.measured_tok_s,
+        }
         for each in tried
     ]
     shortfall = None
