@@ -126,6 +126,11 @@ class OptimConfig:
         return InitConfig(**{name: getattr(self, f"init_{name}") for name in fields})
 
 
+def bags_fit(bag: int, seq_len: int) -> bool:
+    """Whether bags of so many tokens divide a sequence, into two at least where they hold more than one."""
+    return bag >= 1 and seq_len % bag == 0 and (bag == 1 or 2 * bag <= seq_len)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The length of the run, its batches, and what is written while it goes on."""
@@ -219,8 +224,7 @@ class TrainConfig:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
 
     def _check_superposition(self) -> None:
-        bag, length = self.superposition, self.seq_len
-        if bag < 1 or length % bag or 1 < bag > length // 2:
+        if not bags_fit(self.superposition, self.seq_len):
             raise UserError(
                 f"train.superposition={self.superposition} must divide train.seq_len={self.seq_len} into at least two "
                 "bags, for example 4, or be 1 for single tokens"

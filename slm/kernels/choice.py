@@ -5,6 +5,7 @@ import json
 import platform
 import subprocess
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -87,7 +88,7 @@ def slowness(variant: Variant) -> str | None:
     except (OSError, ValueError, KeyError):
         with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError):
             done = run_trial("slm.kernels.step_rate", variant.name, str(threads))
-            found = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])["gain"]
+            found = _answer(done.stdout.decode(errors="replace"))["gain"]
         if not found:
             return "could not be timed"
         with contextlib.suppress(OSError):  # it is measured again the next time
@@ -109,10 +110,16 @@ def _try_it(name: str) -> tuple[bool, str | None]:
 def read_trial(output: str, status: int) -> tuple[bool, str | None]:
     """The same from what the trial printed and its exit status."""
     with contextlib.suppress(ValueError, KeyError, IndexError):
-        answer = json.loads(output.strip().splitlines()[-1])
+        answer = _answer(output)
         wrong = f"compute wrong gradients (off by {answer['error']:.0%} of their size)"
         return True, None if answer["right"] else wrong
     name = ended_by(status)
     if name in CRASHES:
         return True, f"die with {name}"
     return False, None
+
+
+def _answer(output: str) -> dict[str, Any]:
+    """The JSON that a trial printed last. ValueError or IndexError where there is none."""
+    answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return answer

@@ -8,7 +8,8 @@ from slm.model.config import ModelConfig
 from train.budget.corpus import CorpusSize
 from train.budget.machine import Machine
 from train.budget.shapes import SHAPES, Shape
-from train.predict.law import SUPERPOSED_TEXT, LossLaw, text_factor
+from train.config import bags_fit
+from train.predict.law import LossLaw, superposed, text_factor
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 6144, 10e6, 0.55
 """The law of a step's size: 6K tokens for a run of 10 million, growing with the run's length to this power (Li et al.
@@ -173,8 +174,8 @@ def make(
     model = shape.model_config(vocab_size, seq_len)
     micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
-    bag, read = _superposition(wanted, seq_len, n_bytes, corpus.bytes)
-    worth = n_bytes * SUPERPOSED_TEXT if bag > 1 else n_bytes
+    bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
+    worth, read = superposed(n_bytes, bag, wanted.superposition_share)
     factor, blur = text_factor(corpus.difficulty)
     run = (shape.n_matrix, worth, max(corpus.bytes, worth) if bag > 1 else corpus.bytes, vocab_size)
     value = factor * law.predict(*run)
@@ -200,19 +201,15 @@ def make(
     )
 
 
-def _superposition(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> tuple[int, float]:
-    """The bag of a run whose positions stand for ``n_bytes``, and the bytes that it reads.
+def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
+    """The bag of a run whose positions stand for ``n_bytes``.
 
     Bags read more text for the same work. They are chosen where no text is read twice for it.
     """
-
-    def read(bag: int) -> float:
-        return n_bytes * (1 + wanted.superposition_share * (bag - 1))
-
-    bag = wanted.superposition
-    if bag is None:
-        bag = BAG if seq_len % BAG == 0 and seq_len >= 2 * BAG and read(BAG) <= text else 1
-    return bag, read(bag)
+    if wanted.superposition is not None:
+        return wanted.superposition
+    _, read = superposed(n_bytes, BAG, wanted.superposition_share)
+    return BAG if bags_fit(BAG, seq_len) and read <= text else 1
 
 
 def step_sequences(tokens: float, seq_len: int) -> int:

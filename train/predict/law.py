@@ -109,6 +109,14 @@ def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple
     return n, worth * gain
 
 
+def superposed(n_bytes: float, bag: int, share: float) -> tuple[float, float]:
+    """What the text of a run counts, and what it reads, bytes; ``n_bytes``: what its positions stand for as tokens.
+
+    The first ``share`` of the positions hold ``bag`` tokens each (``train.superposition``; 1: all hold one).
+    """
+    return n_bytes * (SUPERPOSED_TEXT if bag > 1 else 1.0), n_bytes * (1 + share * (bag - 1))
+
+
 def text_factor(difficulty: float) -> tuple[float, float]:
     """By what the law's bits per byte are multiplied for a text, and by what share that may be off.
 

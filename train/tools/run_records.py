@@ -11,7 +11,7 @@ from data.errors import UserError
 from slm.machine.record import cpu_name
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
-from train.predict.law import SUPERPOSED_TEXT
+from train.predict.law import superposed
 from train.predict.records import Record
 from train.report.run_record import RunRecord, find_run
 
@@ -45,9 +45,7 @@ def record_of(root: Path) -> Record:
     epochs = predicted.get("epochs") or 0.0
     n_bytes = last.tokens * bytes_per_token
     bag, share = int(run.setting("train.superposition") or 1), run.setting("train.superposition_share") or 0.0
-    read = n_bytes * (1 + share * (bag - 1))
-    if bag > 1:
-        n_bytes *= SUPERPOSED_TEXT
+    n_bytes, read = superposed(n_bytes, bag, share)
     shape = {
         name: int(run.setting(f"model.{name}"))
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
