@@ -62,8 +62,9 @@ def open_pipeline(
 ) -> Pipeline:
     """This shard's blocks. Each source is read once, or with ``endless`` as often as its ``max_epochs`` allows.
 
-    Sources are mixed by tokens: their documents, or if some are long, their blocks. Blocks of long documents are also
-    shuffled. Where those are few, every shard reads all of them, and the shards share out the blocks.
+    Sources are mixed by tokens: their documents, or if some are long, their blocks. Blocks of training text are
+    shuffled, so that a step's are not of one or two documents. Where long documents are few, every shard reads all of
+    them, and the shards share out the blocks.
 
     Blocks of conversations carry marks (``data.stream.marks``); text that is mixed with them comes in pieces. With
     ``pairs`` both answers of preference pairs are in them.
@@ -101,12 +102,12 @@ def open_pipeline(
     if chats or not any(plan.long_documents for plan in plans):
         streams = [tokens(number, plan, shard_index, num_shards) for number, plan in enumerate(plans)]
         mixed = mix(streams, plans, measure=len, seed=mixing_seed)
-        whole = (
-            ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=mixing_seed)
-            if chats
-            else Packer(mixed, seq_len=seq_len)
-        )
-        return Pipeline(whole, [whole])
+        if chats:
+            whole = ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=mixing_seed)
+            return Pipeline(whole, [whole])
+        packed = Packer(mixed, seq_len=seq_len)
+        shuffled = endless and shuffle_buffer > 0
+        return Pipeline(ShuffledBlocks(packed, seed=f"{mixing_seed}/blocks") if shuffled else packed, [packed])
     packers: list[Packer | ConversationPacker] = []
     blocks = []
     for number, plan in enumerate(plans):

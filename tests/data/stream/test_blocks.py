@@ -26,7 +26,8 @@ def shuffled(**options):
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr(blocks, "GROUP_TOKENS", 16 * 40)
+    monkeypatch.setattr(blocks, "FIRST_GROUP", 16 * 20)
+    monkeypatch.setattr(blocks, "LARGEST_GROUP", 16 * 40)
 
 
 def test_the_blocks_are_those_of_the_packer_in_another_order():
@@ -38,7 +39,8 @@ def test_the_blocks_are_those_of_the_packer_in_another_order():
 
 
 def test_a_group_ends_with_its_epoch(monkeypatch):
-    monkeypatch.setattr(blocks, "GROUP_TOKENS", 1 << 30)
+    monkeypatch.setattr(blocks, "FIRST_GROUP", 1 << 30)
+    monkeypatch.setattr(blocks, "LARGEST_GROUP", 1 << 30)
     found, plain = ([b.tobytes() for b in take(stream)] for stream in (shuffled(), packer()))
     n = 20 * 91 // 16  # blocks of an epoch, one more or less
     assert any(sorted(found[:m]) == sorted(plain[:m]) for m in (n - 1, n, n + 1))
@@ -55,6 +57,31 @@ def test_it_resumes_at_every_block(make):
         rest = take(other, 12)
         assert [b.tobytes() for b in rest] == [b.tobytes() for b in whole[number : number + 12]]
         take(stream, 7)
+
+
+def test_groups_grow():
+    """The first is small, so that a run can begin; then twice as many blocks, up to the largest."""
+    plain, found = ([block.tobytes() for block in take(stream)] for stream in (packer(), shuffled()))
+    for start, stop in ((0, 20), (20, 60), (60, 100)):
+        assert sorted(found[start:stop]) == sorted(plain[start:stop])
+    assert sorted(found[:10]) != sorted(plain[:10])
+
+
+def test_positions_of_older_runs_go_on(monkeypatch):
+    """A packer's own position, and one in a group without a size: each block comes once."""
+    plain = [block.tobytes() for block in take(packer())]
+    stream = packer()
+    take(stream, 30)
+    other = shuffled()
+    other.load_state_dict(stream.state_dict())
+    assert sorted(b.tobytes() for b in take(other)) == sorted(plain[30:])
+    monkeypatch.setattr(blocks, "OLD_GROUP", 16 * 20)
+    stream = shuffled()
+    first = [block.tobytes() for block in take(stream, 7)]
+    state = stream.state_dict()
+    assert state.pop("size") == 20
+    other.load_state_dict(state)
+    assert sorted([*first, *(b.tobytes() for b in take(other))]) == sorted(plain)
 
 
 def test_the_shares_are_the_whole():

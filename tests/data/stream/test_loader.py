@@ -93,7 +93,7 @@ def test_resumes_bit_for_bit_at_any_batch(corpus, books, tokenizer, workers, kin
             state = json.loads(json.dumps(part.state_dict()))
     assert np.array_equal(found, expected)
     if kind == "files" and workers == 0:
-        assert state["streams"][0]["documents"]["start"]["epoch"] >= 2
+        assert state["streams"][0]["start"]["documents"]["start"]["epoch"] >= 2
 
 
 def test_workers_give_what_their_shards_give(corpus, tokenizer):
