@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
@@ -40,11 +41,13 @@ from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
 from train.qat.fake_quant import FakeQuant
+from train.qat.importance import column_importance
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
+from train.run.text import CALIBRATION
 from train.schedule import learning_rate
 from train.step import train_step
 from train.validation import Validator, sample
@@ -195,7 +198,12 @@ class Trainer:
 
     def _begin_quantization(self) -> None:
         """From this step on the model computes with quantized weights."""
-        self.fake_quant.begin()
+        importance: dict[str, Tensor] = {}
+        if self.fake_quant.weighted:
+            importance = self.ranks.broadcast_from_main(
+                lambda: column_importance(self.model, self.tokenizer, (self.root / CALIBRATION).read_text("utf-8"))
+            )
+        self.fake_quant.begin(importance)
         self.backend.weights_changed()
         self.state.forget_losses()
         counts = Counter(self.fake_quant.types.values())

@@ -3,12 +3,12 @@
 The master weights are what the optimizer updates. After each update they are quantized as llama.cpp does it, and the
 model's parameters are the values that the blocks stand for until the next update: forward and backward pass of every
 backend see these and know nothing of it. Their gradient is applied to the masters as it is (Bengio, Léonard and
-Courville 2013).
+Courville 2013). Rounding is weighted by the inputs that a column meets, as export does it with an importance matrix.
 
 Shape suffixes: O output rows, D input columns, C bytes of a row's blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +21,17 @@ from slm.model.transformer import LanguageModel
 
 FILE_TYPES = {"q4_k": "q4_k_m", "q3_k": "q3_k_m"}
 """``train.qat`` -> the type of file, where they differ."""
-TURNS = {"iq4_nl": 32, "q4_k": 16, "q5_k": 16, "q6_k": 8, "q3_k": 4}
+TURNS = {"iq4_nl": 32, "q4_k": 16, "q5_k": 16, "q6_k": 8, "q3_k": 4, "q4_0": 4}
 """Types for whose scales llama.cpp searches long: each step quantizes one of so many parts of a matrix anew. The rows
 of the other parts keep their blocks."""
 UNQUANTIZED = ".unquantized"
 """In a checkpoint's optimizer state: the weight of which ``model.safetensors`` holds the quantized values."""
 BLOCKS = ".blocks."
 """There, too: the blocks that training goes on with; the type follows."""
+IMPORTANCE = ".importance"
+"""There, too: by what a matrix's rounding is weighted. Missing in older checkpoints, which go on without."""
+UNWEIGHTED = ("q8_0", "tq2_0")
+"""Types whose rounding nothing is weighted in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,8 @@ class _Quantized:
     master: Tensor
     rounded: Tensor
     blocks: Tensor
+    importance: Tensor | None
+    """f32 [D]: the mean square of what arrives at each column."""
 
     def values_of_blocks(self) -> None:
         """Make the rounded values those of the blocks."""
@@ -68,6 +74,11 @@ class FakeQuant:
         return bool(self._matrices)
 
     @property
+    def weighted(self) -> bool:
+        """Whether rounding to the type can be weighted by the columns' inputs."""
+        return self.file_type is not None and self.file_type not in UNWEIGHTED
+
+    @property
     def types(self) -> dict[str, str]:
         """Parameter name -> ggml type of what is quantized."""
         return {name: each.kind for name, each in self._matrices.items()}
@@ -77,8 +88,11 @@ class FakeQuant:
         return self.file_type is not None and not self.on and fraction_done >= 1 - self._share
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """Quantize all weights; the parameters are the quantized ones from here on."""
+    def begin(self, importance: Mapping[str, Tensor] | None = None) -> None:
+        """Quantize all weights; the parameters are the quantized ones from here on.
+
+        ``importance``: by parameter, f32 [D], what the square of an error counts in each column.
+        """
         from slm.llama.blocks import codec
         from slm.llama.blocks.tensor_types import tensor_types
 
@@ -92,7 +106,11 @@ class FakeQuant:
             master_OD = self._parameters[name].data
             blocks_OC = torch.empty(len(master_OD), codec.row_bytes(kind, master_OD.shape[1]), dtype=torch.uint8)
             self._matrices[name] = _Quantized(
-                kind=kind, master=master_OD, rounded=torch.empty_like(master_OD), blocks=blocks_OC
+                kind=kind,
+                master=master_OD,
+                rounded=torch.empty_like(master_OD),
+                blocks=blocks_OC,
+                importance=self._found.get(name + IMPORTANCE) if importance is None else importance.get(name),
             )
         kept = {name for name in self._matrices if self._restore_blocks(name)}
         self._quantize([(each, slice(None)) for name, each in self._matrices.items() if name not in kept])
@@ -166,6 +184,8 @@ class FakeQuant:
                 saved[name], blocks[name] = self._round(name, unquantized)
             more[name + UNQUANTIZED] = unquantized
             more[f"{name}{BLOCKS}{each.kind}"] = each.blocks
+            if each.importance is not None:
+                more[name + IMPORTANCE] = each.importance
         return saved, more, QuantizedWeights(file_type=self.file_type, types=self.types, blocks=blocks)
 
     @torch.no_grad()
@@ -215,6 +235,7 @@ class FakeQuant:
             master=tensor,
             rounded=torch.empty_like(tensor),
             blocks=torch.empty_like(each.blocks),
+            importance=each.importance,
         )
         self._quantize([(own, slice(None))])
         return own.rounded, own.blocks
@@ -232,6 +253,7 @@ class FakeQuant:
                 blocks=each.blocks.numpy(),
                 rounded=each.rounded.numpy(),
                 rows=rows,
+                importance=None if each.importance is None else each.importance.numpy(),
             )
             for each, rows in work
         ]
@@ -240,4 +262,4 @@ class FakeQuant:
 
 def is_state(name: str) -> bool:
     """Whether a tensor of a checkpoint's optimizer state is the quantization's."""
-    return name.endswith(UNQUANTIZED) or BLOCKS in name
+    return name.endswith((UNQUANTIZED, IMPORTANCE)) or BLOCKS in name

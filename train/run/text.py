@@ -18,7 +18,8 @@ from train.run.run_directory import TOKENIZER
 
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
-TEXTS: dict[str, Split] = {"validation.txt": "validation", "calibration.txt": "train"}
+CALIBRATION = "calibration.txt"
+TEXTS: dict[str, Split] = {"validation.txt": "validation", CALIBRATION: "train"}
 """The files of that text, and the split that each is taken from."""
 
 

@@ -75,6 +75,8 @@ class Matrix:
     """float32 [O, D]."""
     rows: slice
     """The rows to quantize; the others stay as they are."""
+    importance: np.ndarray | None = None
+    """float32 [D]: what the square of an error counts in each column; None: the same in all."""
 
 
 def quantize(matrices: Iterable[Matrix], pool: ThreadPoolExecutor) -> None:
@@ -105,6 +107,10 @@ def _pieces(matrices: Iterable[Matrix]) -> Iterator[tuple[Matrix, int, int]]:
         arrays = (each.weights, each.blocks, each.rounded)
         assert all(array.flags.c_contiguous for array in arrays)
         assert [array.dtype for array in arrays] == [np.float32, np.uint8, np.float32]
+        if (counts := each.importance) is not None:
+            assert counts.shape == (width,)
+            assert counts.dtype == np.float32
+            assert counts.flags.c_contiguous
         start, stop, _ = each.rows.indices(n_rows)
         for first in range(start, stop, step):
             yield each, first, min(first + step, stop)
@@ -115,7 +121,8 @@ def _quantize_rows(matrix: Matrix, first: int, last: int) -> None:
     if matrix.kind in TERNARY:
         weights_OD = ternary(weights_OD)
     number = GGML_TYPES[matrix.kind][0]
-    quantize_chunk(number, weights_OD.ctypes.data, blocks_OC.ctypes.data, 0, *weights_OD.shape, None)
+    importance = None if matrix.importance is None else matrix.importance.ctypes.data
+    quantize_chunk(number, weights_OD.ctypes.data, blocks_OC.ctypes.data, 0, *weights_OD.shape, importance)
     dequantize_into(matrix.kind, blocks_OC, matrix.rounded[first:last])
 
 

@@ -1,15 +1,20 @@
 """Training on quantized values: what the model computes with, what the masters get, what a checkpoint holds."""
 
+import numpy as np
 import pytest
 import torch
 
+from export.imatrix import collect
 from slm.kernels.fused import Fused
 from slm.llama.blocks import codec
+from slm.llama.blocks.names import gguf_name
+from slm.llama.blocks.rounding import quantize_rows
 from slm.model.transformer import LanguageModel
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.kernels import kernels_for_test
 from train.optim.average import Average
 from train.qat.fake_quant import FakeQuant
+from train.qat.importance import column_importance
 
 KINDS = ("q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0")
 IDS = torch.arange(64).view(2, 32) * 5 % 400
@@ -61,6 +66,58 @@ def test_the_model_computes_with_the_blocks_of_its_masters(kind):
         values = codec.dequantize(quantized.types[name], quantized.blocks[name].numpy(), tensor.shape[1])
         assert torch.equal(torch.from_numpy(values), tensor)
         assert not torch.equal(masters[name], tensor)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k"])
+def test_rounding_is_weighted_by_the_columns_inputs(kind):
+    """As llama.cpp rounds with an importance matrix; a resumed run goes on so."""
+    model = LanguageModel(tiny.config(n_layers=1))
+    tiny.randomize(model)
+    name = "model.layers.0.mlp.gate_proj.weight"
+    master = model.state_dict()[name].clone()
+    importance = (
+        torch.linspace(-3, 3, master.shape[1]).exp()[torch.arange(master.shape[1]) * 101 % master.shape[1]].clone()
+    )
+    errors = {}
+    for given in ({}, {name: importance}):
+        fake_quant = FakeQuant(model, kind, 0.25, 2)
+        fake_quant.begin(given)
+        assert fake_quant.weighted
+        difference = model.state_dict()[name] - master
+        errors[bool(given)] = (difference.square() * importance).sum().item()
+        if given:
+            with fake_quant.masters():
+                _, more, _ = fake_quant.checkpoint(model.state_dict())
+            blocks = quantize_rows(master.numpy(), kind, importance.numpy())
+            assert torch.equal(more[f"{name}.blocks.{kind}"], torch.from_numpy(blocks))
+            assert torch.equal(more[f"{name}.importance"], importance)
+            state = {key: value.clone() for key, value in more.items()}
+            other = FakeQuant(model, kind, 0.25, 1)
+        fake_quant.end()
+    assert errors[True] < 0.95 * errors[False]
+    other.load(state)
+    other.resume()
+    with other.masters():
+        _, more, _ = other.checkpoint(model.state_dict())
+    assert torch.equal(more[f"{name}.importance"], importance)
+    assert not FakeQuant(model, "q8_0").weighted
+    assert not FakeQuant(model, "tq2_0").weighted
+
+
+def test_importance_is_that_of_exports_matrix():
+    """On text that fills few windows, and on none that does not fill one."""
+    tokenizer, text = tiny.tokenizer(), tiny.text(9_000)
+    model = LanguageModel(tiny.config(n_layers=2, seq_len=48))
+    tiny.randomize(model)
+    found = column_importance(model, tokenizer, text)
+    starts = sorted({round(start) for start in np.linspace(0, len(text) - 8 * 48, 16)})
+    windows = np.array([tokenizer.encode(text[start : start + 8 * 48])[:48] for start in starts], np.int32)
+    expected = collect(model, windows, dataset="x").means()
+    assert len(found) == len(expected) == 14
+    for name, importance in found.items():
+        assert not importance.is_inference()
+        np.testing.assert_allclose(importance.numpy(), expected[gguf_name(name)], rtol=1e-5)
+    assert column_importance(model, tokenizer, "too short") == {}
 
 
 def test_gradients_go_straight_through_to_the_masters():

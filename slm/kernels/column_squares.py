@@ -1,0 +1,112 @@
+"""How large what arrives at each matrix's columns is: sums of squares, by which rounding is weighted.
+
+By PyTorch with forward hooks or by the training kernels. Export's importance matrix and quantization-aware training
+take it from here.
+
+Shape suffixes: B windows, T positions, D input columns.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from slm.kernels.fused import Fused
+from slm.kernels.library import Kernels
+from slm.model.transformer import LanguageModel
+
+SHARED_INPUTS = {
+    "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+"""The matrix that is hooked -> the matrices that read the same input."""
+_TOKENS = 2_048
+"""That go through the kernels together: weights are packed anew for each such group."""
+_Run = Callable[[Tensor], Tensor]
+"""From ids [B, T] to the model's hidden states."""
+_Add = Callable[[list[Tensor], Tensor], None]
+"""Takes some matrices' weights and the input that they share."""
+
+
+@torch.inference_mode()
+def column_squares(
+    model: LanguageModel,
+    windows: np.ndarray,
+    *,
+    output: bool = False,
+    progress: Callable[[int], None] | None = None,
+    kernels: Kernels | None = None,
+) -> dict[str, Tensor]:
+    """Run ``windows`` (int32 [n, T] token ids) through the model and sum the squares of every matrix's input columns.
+
+    By Hugging Face's name of the matrix: f64 [D]. ``output`` adds the head (with tied embeddings: the embedding).
+    ``progress`` is called with the number of windows done since its last call. ``kernels``: in f32, to compute with
+    instead of PyTorch.
+    """
+    names = {id(model.get_parameter(name)): name for name in _matrices(model)}
+    sums = {name: torch.zeros(model.get_parameter(name).shape[1], dtype=torch.float64) for name in names.values()}
+    output_sum_D = torch.zeros(model.config.d_model, dtype=torch.float64)
+    reached: set[str] = set()
+
+    def add(weights: list[Tensor], x: Tensor) -> None:
+        squares_D = _sum_of_squares(x)
+        for each in weights:
+            reached.add(names[id(each)])
+            sums[names[id(each)]].add_(squares_D)
+
+    n_together = max(1, (1 if kernels is None else _TOKENS) // windows.shape[1])
+    with _torch_pass(model, add) if kernels is None else _kernel_pass(model, kernels, add) as run:
+        for start in range(0, len(windows), n_together):
+            some_BT = windows[start : start + n_together]
+            x = run(torch.from_numpy(some_BT.astype(np.int64)))
+            if output:
+                output_sum_D += _sum_of_squares(x)
+            if progress:
+                progress(len(some_BT))
+    assert reached == set(sums), f"never reached: {sorted(set(sums) - reached)}"
+    if output:
+        sums["model.embed_tokens.weight" if model.config.tie_embeddings else "lm_head.weight"] = output_sum_D
+    return sums
+
+
+def _matrices(model: LanguageModel) -> list[str]:
+    """Hugging Face's names of the layers' matrices."""
+    return [
+        f"model.layers.{index}.{each}.weight"
+        for index in range(model.config.n_layers)
+        for shared in SHARED_INPUTS.values()
+        for each in shared
+    ]
+
+
+@contextmanager
+def _torch_pass(model: LanguageModel, add: _Add) -> Iterator[_Run]:
+    """The hidden states of ids [B, T] by PyTorch; ``add`` gets the inputs of the layers' matrices."""
+    with ExitStack() as hooks:
+        for layer in model.model.layers:
+            for hooked, shared in SHARED_INPUTS.items():
+                weights: list[Tensor] = [layer.get_submodule(each).get_parameter("weight") for each in shared]
+                hook = partial(_hook, add, weights)
+                hooks.enter_context(layer.get_submodule(hooked).register_forward_pre_hook(hook))
+        yield model.hidden_states
+
+
+def _hook(add: _Add, weights: list[Tensor], _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    add(weights, inputs[0])
+
+
+@contextmanager
+def _kernel_pass(model: LanguageModel, kernels: Kernels, add: _Add) -> Iterator[_Run]:
+    """The same by the training kernels."""
+    fused = Fused(model, kernels, recompute="layer", keep_packed=False)
+    yield partial(fused.observed_hidden_states, observe=add)
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    return x.float().square().flatten(0, -2).sum(0, dtype=torch.float64)
