@@ -7,9 +7,9 @@ import numpy as np
 from data.sources.document_stream import ResumableStream, State
 from data.stream.packing import Packer
 
-FIRST_GROUP, LARGEST_GROUP = 1 << 20, 1 << 23
+FIRST_GROUP, LARGEST_GROUP = 1 << 20, 1 << 22
 """Tokens that are shuffled together at the start of a run, in half a second of tokenizing, and later: each group has
-twice those of the one before, up to 8M tokens (33 MB of memory, 3 s of tokenizing)."""
+twice those of the one before, up to 4M tokens (16 MB of memory, 2 s of tokenizing)."""
 OLD_GROUP = 1 << 19
 """Tokens of a group in the states of runs that have no size in them."""
 
