@@ -106,6 +106,10 @@ class Choice:
         }
 
 
+class GoalError(UserError):
+    """No file of this model meets the goal."""
+
+
 class Planner:
     """Measures once what every goal needs, and chooses."""
 
@@ -211,7 +215,7 @@ class Planner:
         chosen = least([each.loss for each in matrices], cost, budget)
         if chosen is None:
             smallest = self._choice(target, [int(np.argmin(each)) for each in cost])
-            raise UserError(
+            raise GoalError(
                 f"quant={target.spelled} cannot be met: this model's smallest choice has "
                 f"{smallest.bits_per_weight:.2f} bits per weight, {smallest.n_bytes / 1e6:.2f} MB; give more"
             )
@@ -271,7 +275,7 @@ class Planner:
             allowed = choice.predicted_kl * limit / max(measured, 1e-12) * (0.97 if measured > limit else 0.99)
         if best is None:
             lowest = float(sum(each.loss.min() for each in matrices))
-            raise UserError(
+            raise GoalError(
                 f"quant={target.spelled} cannot be met: the best types for every matrix add about {lowest:.2g} nats "
                 "per token; give a larger limit, or quant=f16"
             )

@@ -30,11 +30,14 @@ class KeptRows:
         self.key = hashlib.sha256(text.encode()).hexdigest()
         self.rows: dict[str, FileResult] = {}
         self.choices: dict[str, dict[str, Any]] = {}
+        self.unmet: dict[str, str] = {}
+        """Goals that no file of the model meets: label -> why."""
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             if kept["key"] == self.key:
                 self.rows = {label: FileResult(**row) for label, row in kept["rows"].items()}
                 self.choices = dict(kept["choices"])
+                self.unmet = dict(kept.get("unmet", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return  # there are none, or of another version
 
@@ -43,9 +46,18 @@ class KeptRows:
         self.rows[label] = row
         if choice is not None:
             self.choices[label] = choice
+        self._write()
+
+    def leave_out(self, label: str, why: str) -> None:
+        """Keep that there will be no such row, on the disk at once."""
+        self.unmet[label] = why
+        self._write()
+
+    def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = {name: asdict(each) for name, each in self.rows.items()}
-        atomic_write_json(self.path, {"key": self.key, "rows": rows, "choices": self.choices})
+        content = {"key": self.key, "rows": rows, "choices": self.choices, "unmet": self.unmet}
+        atomic_write_json(self.path, content)
 
 
 def fingerprint(path: Path) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from export.auto.make import make_file, quantize_choice
-from export.auto.planner import Planner
+from export.auto.planner import GoalError, Planner
 from export.bench.config import SweepConfig, Variant, variants
 from export.bench.front import fronts, recommendation
 from export.bench.kept import FOLDER, KeptRows, fingerprint
@@ -62,10 +62,13 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
         "speed of goals": "measured",
     }
     kept = KeptRows(out / FOLDER, question)
+    wanted = _possible(wanted, kept, log)
     known = [each for each in wanted if each.label in kept.rows]
-    timed = not config.speed.rounds or all(
-        each.label in kept.rows and kept.rows[each.label].bytes_per_token for each in wanted
-    )
+
+    def all_timed() -> bool:
+        rows = [kept.rows.get(each.label) for each in wanted]
+        return not config.speed.rounds or all(row is not None and row.bytes_per_token for row in rows)
+
     if known:
         log(f"{len(known)} of {len(wanted)} rows were measured before ({kept.path})")
     limits = None
@@ -81,9 +84,11 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
         makers = _Makers(source, paths[0], calibration, config, threads, log, timed_as.workload, kept.choices)
         reference = ReferenceComparison(config, paths[0], text, staging.folder, threads)
         if len(known) < len(wanted):
-            _compare_all(wanted, paths, makers, reference, kept, log, remake=not timed)
+            _compare_all(wanted, paths, makers, reference, kept, log, remake=not all_timed())
+            paths = [path for path, each in zip(paths, wanted, strict=True) if each.label not in kept.unmet]
+            wanted = _possible(wanted, kept, log)
         plan = timed_as if config.speed.rounds else None
-        if plan and not timed:
+        if plan and not all_timed():
             for path, variant in zip(paths, wanted, strict=True):
                 if not path.is_file():
                     makers.make(variant, path)
@@ -208,8 +213,12 @@ def _compare_all(
     todo = [0] + [i for i, each in enumerate(wanted) if i and each.label not in kept.rows]
     began = perf_counter()
     for done, i in enumerate(todo, start=1):
-        if i:
-            makers.make(wanted[i], paths[i])
+        try:
+            if i:
+                makers.make(wanted[i], paths[i])
+        except GoalError as error:
+            kept.leave_out(wanted[i].label, str(error))
+            continue
         row = reference.compare(paths[i], wanted[i])
         row = replace(row, rounding_kept=makers.rounding_kept.get(wanted[i].label))
         kept.add(wanted[i].label, row, makers.choices.get(wanted[i].label))
@@ -218,6 +227,14 @@ def _compare_all(
         log(f"[{done} of {len(todo)}] {wanted[i].label}: {summary}; {time_left(remaining_s)}")
         if i and not remake:
             paths[i].unlink()
+
+
+def _possible(wanted: list[Variant], kept: KeptRows, log: Log) -> list[Variant]:
+    """Those that are not known to have a goal that no file meets; a line for each of the others."""
+    for each in wanted:
+        if why := kept.unmet.get(each.label):
+            log(f"{each.label} is left out: {why}")
+    return [each for each in wanted if each.label not in kept.unmet]
 
 
 def _note_missed(variant: Variant, speed: Speed, log: Log) -> None:

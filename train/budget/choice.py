@@ -177,7 +177,8 @@ def make(
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     worth, read = superposed(n_bytes, bag, wanted.superposition_share)
     factor, blur = text_factor(corpus.difficulty)
-    run = (shape.n_matrix, worth, max(corpus.bytes, worth) if bag > 1 else corpus.bytes, vocab_size)
+    # The text counts as worth / read of what is read of it, and so does all that there is.
+    run = (shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size)
     value = factor * law.predict(*run)
     low, high = (factor * each for each in law.interval(*run))
     return Candidate(

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -101,12 +102,16 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys, monkeypatch):
     assert record["recommendation"] in out
 
     # The same again, with chosen mixes: known rows are not measured again, new ones are, all are timed in turn.
-    goals = "quant=q4_0,q8_0,auto:5,auto:1tok/s,auto:900000tok/s"
+    goals = "quant=q4_0,q8_0,auto:5,auto:1tok/s,auto:900000tok/s,auto:1"
     assert main([*words, goals, "calibration.chunks=64"]) == 0
     out = capsys.readouterr().out
     again = json.loads(out.splitlines()[-1])
-    assert "4 of 7 rows were measured before" in out
-    assert "[2 of 4] auto:5" in out
+    assert "4 of 8 rows were measured before" in out
+    assert "[2 of 5] auto:5" in out
+    # A goal that no file meets has no row; the others have.
+    line = r"^auto:1 is left out: quant=auto:1 cannot be met: .* bits per weight"
+    assert len(re.findall(line, out, re.MULTILINE)) == 1
+    assert len(again["files"]) == 7
     # A decode speed is measured on the file, as the table defines it, and chosen again: as export does.
     slow, fast = again["files"][5:]
     choices = again["choices"]
@@ -124,7 +129,9 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys, monkeypatch):
     assert 4.7 < chosen["bits_per_weight"] <= 5
     assert again["choices"]["auto:5"]["goal"] == "auto:5"
     assert main([*words, goals]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out = capsys.readouterr().out
+    last = json.loads(out.splitlines()[-1])
+    assert len(re.findall(line, out, re.MULTILINE)) == 1
     assert last["files"] == again["files"], "a row was measured again"
     page = (run / "quantization" / "report.html").read_text()
     assert last["recommendation"] in page.replace("&#x27;", "'")

@@ -101,3 +101,10 @@ def test_bags_of_tokens_where_no_text_is_read_twice_for_them():
         corpus = replace(LARGE, bytes=text * single.bytes, bytes_per_token={single.vocab_size: 3.4})
         run = chosen(3600, corpus, wanted=Wanted(n_layers=single.shape.n_layers, d_model=single.shape.d_model))
         assert run.superposition == bag, text
+
+
+def test_bags_that_a_person_asks_for_on_little_text_repeat_it():
+    wanted = Wanted(n_layers=4, d_model=256, superposition=4)
+    plenty, little = (chosen(3600, replace(LARGE, bytes=size), wanted=wanted) for size in (LARGE.bytes, 2e6))
+    assert little.epochs > 4
+    assert little.bits_per_byte > 1.02 * plenty.bits_per_byte
