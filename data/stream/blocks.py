@@ -11,41 +11,44 @@ FIRST_GROUP, LARGEST_GROUP = 1 << 20, 1 << 22
 """Tokens that are shuffled together at the start of a run, in half a second of tokenizing, and later: each group has
 twice those of the one before, up to 4M tokens (16 MB of memory, 2 s of tokenizing)."""
 OLD_GROUP = 1 << 19
-"""Tokens of a group in the states of runs that have no size in them."""
+"""Tokens of each group of a run that began before groups grew."""
 
 
 class ShuffledBlocks:
     """Blocks in consecutive groups, each group in a random order drawn from ``seed``.
 
     A group ends where an epoch ends. So a step's blocks are of many documents, and those of one document are spread
-    over many steps, which teaches more than as many blocks in the text's order. The state is the group's start and size
-    and an index into it; resuming reads one group again. A position of the packer alone, which older runs saved, is
-    the start of a group.
+    over many steps, which teaches more than as many blocks in the text's order. The state is the group's start and an
+    index into it; resuming reads one group again.
+
+    A run that began earlier reads on as it did: where its state is the packer's alone, in the text's order, and where
+    it does not say that groups grow, in equal ones.
     """
 
     def __init__(self, inner: Packer, *, seed: str) -> None:
         self._inner = inner
         self._seed = seed
+        self._in_order, self._growing = False, True
         self._number = 0  # of the group
-        self._size = self._size_of(0)  # blocks at most
         self._start: State = inner.state_dict()
         self._group: list[np.ndarray] = []
         self._index = 0
 
-    def _size_of(self, number: int) -> int:
-        return max(1, min(LARGEST_GROUP, FIRST_GROUP << min(number, 32)) // self._inner.seq_len)
-
     def __next__(self) -> np.ndarray:
+        if self._in_order:
+            return next(self._inner)
         if self._index == len(self._group):
-            start, number = self._inner.state_dict(), self._number + bool(self._group)
-            size = self._size_of(number)
-            group = self._fill(number, size)
-            self._number, self._size, self._start, self._group, self._index = number, size, start, group, 0
+            start = self._inner.state_dict()
+            group = self._fill(self._number + bool(self._group))
+            self._number += bool(self._group)
+            self._start, self._group, self._index = start, group, 0
         self._index += 1
         return self._group[self._index - 1]
 
-    def _fill(self, number: int, size: int) -> list[np.ndarray]:
+    def _fill(self, number: int) -> list[np.ndarray]:
         """The next group; StopIteration where there is no further block."""
+        tokens = min(LARGEST_GROUP, FIRST_GROUP << min(number, 32)) if self._growing else OLD_GROUP
+        size = max(1, tokens // self._inner.seq_len)
         group = [next(self._inner)]
         epoch = self._inner.epoch
         while len(group) < size and self._inner.epoch == epoch:
@@ -57,19 +60,23 @@ class ShuffledBlocks:
         return group
 
     def state_dict(self) -> State:
+        if self._in_order:
+            return self._inner.state_dict()
+        growing = {"growing": True} if self._growing else {}
         if self._group and self._index == len(self._group):
-            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict()}
-        return {"group": self._number, "size": self._size, "index": self._index, "start": self._start}
+            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict(), **growing}
+        return {"group": self._number, "index": self._index, "start": self._start, **growing}
 
     def load_state_dict(self, state: State) -> None:
-        if "start" not in state:
-            state = {"group": 0, "index": 0, "start": state}
+        self._in_order, self._growing = "start" not in state, bool(state.get("growing"))
+        if self._in_order:
+            self._inner.load_state_dict(state)
+            return
         self._inner.load_state_dict(state["start"])
         self._number, self._start = state["group"], state["start"]
         self._group, self._index = [], state["index"]
         if state["index"]:
-            self._size = state.get("size") or max(1, OLD_GROUP // self._inner.seq_len)
-            self._group = self._fill(self._number, self._size)
+            self._group = self._fill(self._number)
 
 
 class EveryNth:

@@ -67,21 +67,25 @@ def test_groups_grow():
     assert sorted(found[:10]) != sorted(plain[:10])
 
 
-def test_positions_of_older_runs_go_on(monkeypatch):
-    """A packer's own position, and one in a group without a size: each block comes once."""
+def test_runs_that_began_earlier_read_on_as_they_did(monkeypatch):
+    """A packer's own position goes on in the text's order; one in groups that did not grow, in equal groups."""
     plain = [block.tobytes() for block in take(packer())]
     stream = packer()
     take(stream, 30)
     other = shuffled()
     other.load_state_dict(stream.state_dict())
-    assert sorted(b.tobytes() for b in take(other)) == sorted(plain[30:])
+    assert [block.tobytes() for block in take(other, 40)] == plain[30:70]
+    assert "start" not in other.state_dict()
     monkeypatch.setattr(blocks, "OLD_GROUP", 16 * 20)
-    stream = shuffled()
-    first = [block.tobytes() for block in take(stream, 7)]
-    state = stream.state_dict()
-    assert state.pop("size") == 20
-    other.load_state_dict(state)
-    assert sorted([*first, *(b.tobytes() for b in take(other))]) == sorted(plain)
+    other.load_state_dict({"group": 1, "index": 0, "start": stream.state_dict()})
+    rest = [block.tobytes() for block in take(other, 45)]
+    assert sorted(rest[:20]) == sorted(plain[30:50])
+    assert sorted(rest[20:40]) == sorted(plain[50:70])
+    assert rest[:20] != plain[30:50]
+    again = shuffled()
+    again.load_state_dict(other.state_dict())
+    assert [b.tobytes() for b in take(again, 9)] == [b.tobytes() for b in take(other, 9)]
+    assert "growing" not in again.state_dict()
 
 
 def test_the_shares_are_the_whole():
