@@ -106,8 +106,10 @@ def _plan(
             plan += [(f"hf_trainer at {lr:g}", partial(hf_trainer, lr=lr, folder=folder)) for lr in rates]
     if config.bench.nanochat is not None:
         python_of(config)
-        depths = config.bench.nanochat_depths
-        plan += [(f"nanochat depth {depth}", partial(nanochat, depth=depth, folder=folder)) for depth in depths]
+        for depth in config.bench.nanochat_depths:
+            for factor in config.bench.nanochat_lr_factors:
+                name = f"nanochat depth {depth}" + (f", rates x {factor:g}" if factor != 1 else "")
+                plan.append((name, partial(nanochat, depth=depth, factor=factor, folder=folder)))
     return plan
 
 

@@ -34,7 +34,10 @@ class RecipeBenchOptions:
     nanochat_python: Path | None = None
     """The Python with its dependencies; None: ``.venv/bin/python`` in the checkout."""
     nanochat_depths: list[int] = field(default_factory=lambda: [4])
-    """Depths to try, a whole run each."""
+    """Depths to try, a whole run each for each factor."""
+    nanochat_lr_factors: list[float] = field(default_factory=lambda: [1.0])
+    """What its own learning rates are multiplied by. It lowers them by the square root of the batch, to a thirteenth at
+    3,072 tokens a step; 13 takes that back."""
     nanochat_vocab: int = 8192
     """Its vocabulary."""
     nanochat_options: list[str] = field(default_factory=list)
@@ -50,6 +53,8 @@ class RecipeBenchOptions:
             raise UserError(f"bench.nanochat={self.nanochat} is no checkout of nanochat: no scripts/base_train.py")
         if not self.learning_rates or min(self.learning_rates) <= 0:
             raise UserError("bench.learning_rates needs at least one positive rate, as [2e-3]")
+        if not self.nanochat_lr_factors or min(self.nanochat_lr_factors) <= 0:
+            raise UserError("bench.nanochat_lr_factors needs at least one positive factor, as [1]")
         if self.window < 8:
             raise UserError(f"bench.window must be at least 8 tokens, not {self.window}")
         if self.validation_bytes < 1000:

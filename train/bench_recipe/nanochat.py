@@ -50,11 +50,16 @@ json.dump({"bits_per_byte": nats / math.log(2) / n_bytes}, open(out, "w"))
 """
 
 
-def nanochat(config: BenchRecipeConfig, depth: int, folder: Path) -> Entry:
-    """Train depth ``depth`` in ``folder``, tokenizer and start-up within the time."""
+RATES = ("matrix-lr", "embedding-lr", "unembedding-lr", "scalar-lr")
+"""Options of its ``base_train``."""
+
+
+def nanochat(config: BenchRecipeConfig, depth: int, folder: Path, factor: float = 1.0) -> Entry:
+    """Train depth ``depth`` in ``folder``, tokenizer and start-up within the time; ``factor``: of its rates."""
     bench, train = config.bench, config.train
     assert bench.nanochat is not None
-    python, base = python_of(config), folder / f"nanochat-{depth}"
+    name = f"nanochat-{depth}" if factor == 1 else f"nanochat-{depth}-x{factor:g}"
+    python, base = python_of(config), folder / name
     base.mkdir()
     _write_shards(base / "base_data_climbmix", config)
     tokenize: list[str | Path] = [python, "-m", "scripts.tok_train", f"--vocab-size={bench.nanochat_vocab}"]
@@ -68,16 +73,20 @@ def nanochat(config: BenchRecipeConfig, depth: int, folder: Path) -> Entry:
         "--window-pattern=L",
     ]
     common += [f"--max-seq-len={train.seq_len}", *batch, "--core-metric-every=-1", "--sample-every=-1"]
-    common += ["--eval-every=-1", "--run=dummy", "--device-type=cpu", *bench.nanochat_options]
+    common += ["--eval-every=-1", "--run=dummy", "--device-type=cpu"]
+    common += [
+        *scaled_rates((bench.nanochat / "scripts/base_train.py").read_text("utf-8"), factor),
+        *bench.nanochat_options,
+    ]
 
     def run(command: Sequence[str | Path], log: str) -> float:
         own = environment | {"NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
-        return timed(command, folder / f"nanochat-{depth}-{log}.log", environment=own, cwd=bench.nanochat)
+        return timed(command, folder / f"{name}-{log}.log", environment=own, cwd=bench.nanochat)
 
     with fresh_cache(folder) as environment:
         own_tokenizer = run(tokenize, "tokenizer")
         rehearsal = run([*common, f"--num-iterations={REHEARSAL_ITERATIONS}"], "rehearsal")
-    step = step_seconds((folder / f"nanochat-{depth}-rehearsal.log").read_text(errors="replace"))
+    step = step_seconds((folder / f"{name}-rehearsal.log").read_text(errors="replace"))
     steps = steps_that_fit(60 * config.minutes, own_tokenizer + rehearsal - REHEARSAL_ITERATIONS * step, step)
     with fresh_cache(folder) as environment:
         seconds = run([*common, f"--num-iterations={steps}"], "train")
@@ -87,8 +96,23 @@ def nanochat(config: BenchRecipeConfig, depth: int, folder: Path) -> Entry:
         tokens=steps * train.tokens_per_step,
         seconds=own_tokenizer + seconds,
         training_seconds=steps * step,
-        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}",
+        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + (f", rates x {factor:g}" if factor != 1 else ""),
     )
+
+
+def scaled_rates(script: str, factor: float) -> list[str]:
+    """The options that multiply the default learning rates of ``script``; none for 1. UserError for another script."""
+    if factor == 1:
+        return []
+    found = []
+    for name in RATES:
+        default = re.search(rf'"--{name}", type=float, default=([\d.]+)', script)
+        if not default:
+            raise UserError(
+                f"nanochat's base_train has no option --{name} with a default: this version is not known here"
+            )
+        found.append(f"--{name}={factor * float(default.group(1)):g}")
+    return found
 
 
 def score_nanochat(config: BenchRecipeConfig, base: Path, documents: Path) -> float:

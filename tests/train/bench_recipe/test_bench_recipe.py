@@ -17,7 +17,7 @@ from tests.helpers.small_run import OPTIONS, write_corpus
 from train.bench_recipe import bench, hf_trainer
 from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import timed
-from train.bench_recipe.nanochat import step_seconds, steps_that_fit
+from train.bench_recipe.nanochat import scaled_rates, step_seconds, steps_that_fit
 from train.bench_recipe.ours import chosen
 from train.bench_recipe.score import score
 from train.config import RunConfig, TrainConfig
@@ -148,6 +148,7 @@ def test_how_many_iterations_fit():
         ("minutes=0", "minutes must be positive"),
         ("bench.baselines=[nanochat]", "bench.nanochat=DIR"),
         ("bench.nanochat=/nowhere", "no checkout of nanochat"),
+        ("bench.nanochat_lr_factors=[0]", "at least one positive factor"),
         ("bench.learning_rates=[]", "at least one positive rate"),
         ("bench.second_text=/nowhere.txt", "there is no such file"),
     ],
@@ -155,3 +156,15 @@ def test_how_many_iterations_fit():
 def test_bad_options_are_one_line(option, message):
     with pytest.raises(UserError, match=message):
         bench.main([option])
+
+
+def test_nanochats_rates_are_multiplied_by_their_own_defaults():
+    script = "".join(
+        f'parser.add_argument("--{name}", type=float, default={value}, help="a rate")\n'
+        for name, value in (("matrix-lr", 0.02), ("embedding-lr", 0.3), ("unembedding-lr", 0.008), ("scalar-lr", 0.5))
+    )
+    assert scaled_rates(script, 1) == []
+    expected = ["--matrix-lr=0.26", "--embedding-lr=3.9", "--unembedding-lr=0.104", "--scalar-lr=6.5"]
+    assert scaled_rates(script, 13) == expected
+    with pytest.raises(UserError, match="this version is not known here"):
+        scaled_rates(script.replace("matrix", "muon"), 13)
