@@ -3,6 +3,8 @@
 By PyTorch with forward hooks or by the training kernels. Export's importance matrix and quantization-aware training
 take it from here.
 
+Tested in tests/export/test_imatrix.py.
+
 Shape suffixes: B windows, T positions, D input columns.
 """
 
