@@ -190,7 +190,7 @@ class TrainConfig:
     qat: Literal["q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0"] | None = None
     """Quantization-aware training: the last part of the run computes with the weights that a file of this type will
     hold; None: the whole run computes with unquantized ones."""
-    qat_share: float = 0.15
+    qat_share: float = 0.1
     """The last share of the run (of its steps, or of its time where that bounds it) for which ``qat`` holds."""
     superposition: int = 1
     """Tokens of a bag: the first part of the run reads bags of so many tokens, each at one position, and predicts the
@@ -212,7 +212,7 @@ class TrainConfig:
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if not 0 < self.qat_share <= 1:
-            raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.15, not {self.qat_share}")
+            raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.1, not {self.qat_share}")
         self._check_superposition()
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
