@@ -213,12 +213,12 @@ def _compare_all(
     todo = [0] + [i for i, each in enumerate(wanted) if i and each.label not in kept.rows]
     began = perf_counter()
     for done, i in enumerate(todo, start=1):
-        try:
-            if i:
+        if i:
+            try:
                 makers.make(wanted[i], paths[i])
-        except GoalError as error:
-            kept.leave_out(wanted[i].label, str(error))
-            continue
+            except GoalError as error:
+                kept.leave_out(wanted[i].label, str(error))
+                continue
         row = reference.compare(paths[i], wanted[i])
         row = replace(row, rounding_kept=makers.rounding_kept.get(wanted[i].label))
         kept.add(wanted[i].label, row, makers.choices.get(wanted[i].label))

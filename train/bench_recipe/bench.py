@@ -19,7 +19,7 @@ from slm.report import duration, final_json, table
 from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry
 from train.bench_recipe.hf_trainer import available, hf_trainer
-from train.bench_recipe.nanochat import nanochat, python_of, score_nanochat
+from train.bench_recipe.nanochat import nanochat, python_of, rates_note, score_nanochat
 from train.bench_recipe.ours import NAME as OURS
 from train.bench_recipe.ours import chosen, ours
 from train.bench_recipe.score import score
@@ -108,7 +108,7 @@ def _plan(
         python_of(config)
         for depth in config.bench.nanochat_depths:
             for factor in config.bench.nanochat_lr_factors:
-                name = f"nanochat depth {depth}" + (f", rates x {factor:g}" if factor != 1 else "")
+                name = f"nanochat depth {depth}{rates_note(factor)}"
                 plan.append((name, partial(nanochat, depth=depth, factor=factor, folder=folder)))
     return plan
 

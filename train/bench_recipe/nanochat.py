@@ -96,8 +96,13 @@ def nanochat(config: BenchRecipeConfig, depth: int, folder: Path, factor: float 
         tokens=steps * train.tokens_per_step,
         seconds=own_tokenizer + seconds,
         training_seconds=steps * step,
-        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + (f", rates x {factor:g}" if factor != 1 else ""),
+        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + rates_note(factor),
     )
+
+
+def rates_note(factor: float) -> str:
+    """What a run's name says of its rates' factor; nothing of 1."""
+    return "" if factor == 1 else f", rates x {factor:g}"
 
 
 def scaled_rates(script: str, factor: float) -> list[str]:
