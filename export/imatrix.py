@@ -20,7 +20,7 @@ from data.errors import UserError
 from slm.kernels.choice import open_kernels
 from slm.kernels.column_squares import column_squares
 from slm.kernels.fused import unsupported
-from slm.kernels.library import Kernels
+from slm.kernels.native import Kernels
 from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
 

@@ -26,7 +26,7 @@ from slm import runs
 from slm.evaluate.perplexity import Window, chunked_plan
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import TorchScorer
-from slm.kernels.library import VARIANTS
+from slm.kernels.native import VARIANTS
 from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import GgufTensor, read_header
 from slm.llama.quantize import quant_types

@@ -36,7 +36,7 @@ ORDER = {
         "__main__",
     ),
     "slm.kernels": (
-        *("library", "packed", "gradients", "workspace", "operations", "forward", "head", "backward", "fused"),
+        *("native", "packed", "gradients", "workspace", "operations", "forward", "head", "backward", "fused"),
         *("self_check", "choice"),
     ),
     "train": (

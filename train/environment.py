@@ -8,7 +8,7 @@ import torch
 from data.errors import UserError
 from data.storage import cache_home
 from slm.kernels.choice import open_kernels
-from slm.kernels.library import VARIANTS, Kernels
+from slm.kernels.native import VARIANTS, Kernels
 from slm.machine import hardware
 from slm.machine.cpp_build import compiler
 from train.config import TrainConfig

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from data.errors import UserError, one_line
-from slm.kernels.library import VARIANTS, Kernels, Precision, Variant, load, variants_for
+from slm.kernels.native import VARIANTS, Kernels, Precision, Variant, load, variants_for
 from slm.machine.cpp_build import cache_dir
 from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.report import atomic_write_json

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from slm.kernels.fused import Fused
-from slm.kernels.library import Kernels
+from slm.kernels.native import Kernels
 from slm.model.transformer import LanguageModel
 
 SHARED_INPUTS = {

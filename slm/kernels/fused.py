@@ -18,7 +18,7 @@ from torch import Tensor
 from slm.kernels.backward import Backward
 from slm.kernels.forward import Forward, Observer
 from slm.kernels.head import Head, ScaledSum
-from slm.kernels.library import Kernels
+from slm.kernels.native import Kernels
 from slm.kernels.workspace import Recompute, Workspace
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slm.kernels.library import Kernels
+from slm.kernels.native import Kernels
 
 Direction = Literal["forward", "backward"]
 

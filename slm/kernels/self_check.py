@@ -12,7 +12,7 @@ import sys
 import torch
 
 from slm.kernels.fused import Fused
-from slm.kernels.library import Kernels, load
+from slm.kernels.native import Kernels, load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 

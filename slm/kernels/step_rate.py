@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slm.kernels.fused import Fused
-from slm.kernels.library import load
+from slm.kernels.native import load
 from slm.machine.probes import torch_threads
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel

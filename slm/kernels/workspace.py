@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from slm.kernels.library import Kernels
+from slm.kernels.native import Kernels
 from slm.kernels.packed import PackedWeights
 from slm.model.transformer import LanguageModel, local_starts, rope_tables
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slm.kernels.library import COMMON_FLAGS, FOLDER, VARIANTS, Kernels, load
+from slm.kernels.native import COMMON_FLAGS, FOLDER, VARIANTS, Kernels, load
 from slm.machine import cpp_build
 
 MODEL = Path(__file__).parent / "avx512_model"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data.errors import UserError
-from slm.kernels.library import VARIANTS, Variant
+from slm.kernels.native import VARIANTS, Variant
 from slm.machine import hardware
 from train.config import TrainConfig
 from train.environment import prepare

@@ -9,7 +9,7 @@ import torch
 
 from data.errors import UserError
 from data.tales.story import story
-from slm.kernels.library import VARIANTS, load
+from slm.kernels.native import VARIANTS, load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from train.backend import AutogradBackend, make_backend

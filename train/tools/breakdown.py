@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from slm.kernels.library import SIGNATURES, Kernels
+from slm.kernels.native import SIGNATURES, Kernels
 from train.backend import Backend, KernelBackend
 from train.step import StepResult
 

@@ -9,7 +9,7 @@ import pytest
 
 from slm.kernels import choice, self_check
 from slm.kernels import step_rate as speed
-from slm.kernels.library import VARIANTS, Variant, variants_for
+from slm.kernels.native import VARIANTS, Variant, variants_for
 from slm.kernels.self_check import SHAPE
 from slm.kernels.step_rate import gain, step_rate
 from slm.machine import crashes
@@ -177,13 +177,13 @@ def test_the_gain_is_pytorchs_time_by_the_kernels(monkeypatch):
 
 
 def test_amx_needs_linuxs_permission(monkeypatch):
-    from slm.kernels import library
+    from slm.kernels import native
 
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     amx = VARIANTS["amx"]
-    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(amx.needs))
-    monkeypatch.setattr(library, "_tiles_permitted", lambda: False)
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(amx.needs))
+    monkeypatch.setattr(native, "_tiles_permitted", lambda: False)
     assert amx.unavailable() == "Linux does not give this process AMX's tiles"
     assert replace(amx, name="other").unavailable() != "Linux does not give this process AMX's tiles"
-    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(amx.needs) - {"amx_bf16"})
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(amx.needs) - {"amx_bf16"})
     assert amx.unavailable() == "this processor has no amx_bf16"

@@ -8,7 +8,7 @@ import torch
 
 from slm.kernels.fused import Fused, unsupported
 from slm.kernels.head import HEAD_ROWS
-from slm.kernels.library import Kernels
+from slm.kernels.native import Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from tests.helpers.kernels import NAMES, kernels_for_test

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slm.kernels import roofline, self_check
-from slm.kernels.library import FOLDER, VARIANTS, Kernels
+from slm.kernels.native import FOLDER, VARIANTS, Kernels
 from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler
 from tests.helpers import REPOSITORY

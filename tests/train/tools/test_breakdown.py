@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from slm.kernels.library import SIGNATURES
+from slm.kernels.native import SIGNATURES
 from train.tools.breakdown import PARTS, ClockedKernels
 
 

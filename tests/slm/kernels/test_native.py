@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from slm.kernels import library
+from slm.kernels import native
 from slm.kernels.fused import Fused
-from slm.kernels.library import ALLOCATING, FOLDER, SIGNATURES, SIZES, VARIANTS
+from slm.kernels.native import ALLOCATING, FOLDER, SIGNATURES, SIZES, VARIANTS
 from slm.kernels.roofline import SOURCES
 from slm.machine.cpp_build import compiler
 from slm.model.config import ModelConfig
@@ -179,6 +179,6 @@ def test_memory_that_is_not_there_is_an_exception(compiled):
     assert arena.works(1 << 62) == 0
     full = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)
     full.__name__ = ALLOCATING[0]
-    full.errcheck = library._check_memory
+    full.errcheck = native._check_memory
     with pytest.raises(MemoryError, match="slm_attention_forward"):
-        library._call(full)
+        native._call(full)
