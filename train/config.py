@@ -192,6 +192,9 @@ class TrainConfig:
     hold; None: the whole run computes with unquantized ones."""
     qat_share: float = 0.1
     """The last share of the run (of its steps, or of its time where that bounds it) for which ``qat`` holds."""
+    qat_rounding: Literal["gptq", "nearest"] = "gptq"
+    """How weights are rounded then: so that columns make up for each other's errors, or each to the nearest value.
+    Q8_0 and TQ2_0 are always rounded to the nearest."""
     superposition: int = 1
     """Tokens of a bag: the first part of the run reads bags of so many tokens, each at one position, and predicts the
     next bag; 1: single tokens from the start."""

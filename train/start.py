@@ -309,7 +309,9 @@ def _make_trainer(
         ranks, trained, config.optim, zero1=train.shard_optimizer, precision=environment.precision
     )
     average = Average(model, config.optim.average)
-    fake_quant = FakeQuant(model, train.qat, train.qat_share, environment.threads)
+    fake_quant = FakeQuant(
+        model, train.qat, train.qat_share, environment.threads, compensated=train.qat_rounding == "gptq"
+    )
     state = RunState(train)
     if point.checkpoint:
         restore(ranks, point, trained, optimizer, average, fake_quant)

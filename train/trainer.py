@@ -41,7 +41,7 @@ from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
 from train.qat.fake_quant import FakeQuant
-from train.qat.importance import column_importance
+from train.qat.moments import input_moments
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
@@ -198,18 +198,25 @@ class Trainer:
 
     def _begin_quantization(self) -> None:
         """From this step on the model computes with quantized weights."""
-        importance: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         if self.fake_quant.weighted:
-            importance = self.ranks.broadcast_from_main(
-                lambda: column_importance(self.model, self.tokenizer, (self.root / CALIBRATION).read_text("utf-8"))
+            moments = self.ranks.broadcast_from_main(
+                lambda: input_moments(self.model, self.tokenizer, (self.root / CALIBRATION).read_text("utf-8"))
             )
-        self.fake_quant.begin(importance)
+        self.fake_quant.begin(moments, self._steps_left())
         self.backend.weights_changed()
         self.state.forget_losses()
         counts = Counter(self.fake_quant.types.values())
         types = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         facts = {"file_type": self.fake_quant.file_type, "tensors": counts.total(), "types": types}
         self.log.guard_event("quantized", self.state.step, **facts)
+
+    def _steps_left(self) -> float | None:
+        """Optimizer steps to the end of the run; None at the first step of a run that time bounds."""
+        train, step, done = self.config.train, self.state.step, self._fraction_done()
+        if train.max_minutes is None:
+            return train.max_steps - step
+        return step / done * (1 - done) if step and done else None
 
     def _change_bag(self, bag: int) -> None:
         """From this step on a position holds ``bag`` tokens; losses of other bags cannot be compared."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from export.rounding.compensated import output_error, round_compensated
 from slm.kernels.column_squares import SHARED_INPUTS
+from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows, rounded

@@ -1,9 +1,9 @@
-"""How large what arrives at each matrix's columns is: sums of squares, by which rounding is weighted.
+"""What arrives at each matrix's columns: sums of squares, by which rounding is weighted, and of all products.
 
-By PyTorch with forward hooks or by the training kernels. Export's importance matrix and quantization-aware training
-take it from here.
+By PyTorch with forward hooks or by the training kernels. Export's importance matrix takes the squares from here,
+quantization-aware training the products.
 
-Tested in tests/export/test_imatrix.py.
+Tested in tests/export/test_imatrix.py, tests/train/qat/test_fake_quant.py.
 
 Shape suffixes: B windows, T positions, D input columns.
 """
@@ -62,19 +62,48 @@ def column_squares(
             reached.add(names[id(each)])
             sums[names[id(each)]].add_(squares_D)
 
-    n_together = max(1, (1 if kernels is None else _TOKENS) // windows.shape[1])
-    with _torch_pass(model, add) if kernels is None else _kernel_pass(model, kernels, add) as run:
-        for start in range(0, len(windows), n_together):
-            some_BT = windows[start : start + n_together]
-            x = run(torch.from_numpy(some_BT.astype(np.int64)))
-            if output:
-                output_sum_D += _sum_of_squares(x)
-            if progress:
-                progress(len(some_BT))
+    for n_done, x in _passes(model, windows, add, kernels):
+        if output:
+            output_sum_D += _sum_of_squares(x)
+        if progress:
+            progress(n_done)
     assert reached == set(sums), f"never reached: {sorted(set(sums) - reached)}"
     if output:
         sums["model.embed_tokens.weight" if model.config.tie_embeddings else "lm_head.weight"] = output_sum_D
     return sums
+
+
+@torch.no_grad()
+def column_products(model: LanguageModel, windows: np.ndarray) -> dict[str, Tensor]:
+    """Run ``windows`` (int32 [n, T] token ids) through the model and sum the products of every two input columns.
+
+    By Hugging Face's name of the matrix: f32 [D, D], one tensor for the matrices that read the same input.
+    """
+    names = {id(model.get_parameter(name)): name for name in _matrices(model)}
+    sums: dict[str, Tensor] = {}
+
+    def add(weights: list[Tensor], x: Tensor) -> None:
+        x_ND = x.float().flatten(0, -2)
+        total_DD = sums.get(names[id(weights[0])])
+        if total_DD is None:
+            total_DD = torch.zeros(x_ND.shape[1], x_ND.shape[1])
+            sums.update({names[id(each)]: total_DD for each in weights})
+        total_DD.addmm_(x_ND.T, x_ND)
+
+    for _ in _passes(model, windows, add, None):
+        pass
+    return sums
+
+
+def _passes(
+    model: LanguageModel, windows: np.ndarray, add: _Add, kernels: Kernels | None
+) -> Iterator[tuple[int, Tensor]]:
+    """(windows of a pass, their hidden states), pass by pass; ``add`` gets the inputs of the layers' matrices."""
+    n_together = max(1, (1 if kernels is None else _TOKENS) // windows.shape[1])
+    with _torch_pass(model, add) if kernels is None else _kernel_pass(model, kernels, add) as run:
+        for start in range(0, len(windows), n_together):
+            some_BT = windows[start : start + n_together]
+            yield len(some_BT), run(torch.from_numpy(some_BT.astype(np.int64)))
 
 
 def _matrices(model: LanguageModel) -> list[str]:

@@ -3,68 +3,71 @@
 The master weights are what the optimizer updates. After each update they are quantized as llama.cpp does it, and the
 model's parameters are the values that the blocks stand for until the next update: forward and backward pass of every
 backend see these and know nothing of it. Their gradient is applied to the masters as it is (Bengio, Léonard and
-Courville 2013). Rounding is weighted by the inputs that a column meets, as export does it with an importance matrix.
+Courville 2013). Rounding is weighted by the inputs that a column meets, as export does it with an importance matrix,
+and makes up for its errors, as export's ``rounding=gptq`` does.
 
 Shape suffixes: O output rows, D input columns, C bytes of a row's blocks.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from slm.llama.blocks.grids import KINDS
+from slm.llama.gguf_check import GGML_TYPES
 from slm.model.quantized import QuantizedWeights
 from slm.model.transformer import LanguageModel
+from train.qat.matrix import TURNS, Quantized, compensate
 
 FILE_TYPES = {"q4_k": "q4_k_m", "q3_k": "q3_k_m"}
 """``train.qat`` -> the type of file, where they differ."""
-TURNS = {"iq4_nl": 32, "q4_k": 16, "q5_k": 16, "q6_k": 8, "q3_k": 4, "q4_0": 4}
-"""Types for whose scales llama.cpp searches long: each step quantizes one of so many parts of a matrix anew. The rows
-of the other parts keep their blocks."""
+ROUNDS = 12
+"""Each matrix is rounded with compensation so often until the end of the run."""
+SOME_TURNS = 16
+"""Steps from one of its turns to the next, where the run's length in steps is not known."""
+LEAST = 1e-4
+"""Of the mean over a matrix's columns: what a column counts at least, so that no block is without weight."""
 UNQUANTIZED = ".unquantized"
 """In a checkpoint's optimizer state: the weight of which ``model.safetensors`` holds the quantized values."""
 BLOCKS = ".blocks."
 """There, too: the blocks that training goes on with; the type follows."""
 IMPORTANCE = ".importance"
 """There, too: by what a matrix's rounding is weighted. Missing in older checkpoints, which go on without."""
+COMPENSATION = ".compensation"
+"""There, too: int64 [2], which of the following a matrix has, and the steps between its turns. Missing where rounding
+does not make up for errors."""
+FACTOR, ORDER = ".factor", ".order"
+"""There, too, by number, each for all matrices that share it: ``factor`` and ``order`` of a ``Compensation``."""
 UNWEIGHTED = ("q8_0", "tq2_0")
 """Types whose rounding nothing is weighted in."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Quantized:
-    """One quantized matrix. All three tensors keep their memory; one of the first two is the parameter's data."""
-
-    kind: str
-    master: Tensor
-    rounded: Tensor
-    blocks: Tensor
-    importance: Tensor | None
-    """f32 [D]: the mean square of what arrives at each column."""
-
-    def values_of_blocks(self) -> None:
-        """Make the rounded values those of the blocks."""
-        from slm.llama.blocks import codec
-
-        values_OD = codec.dequantize(self.kind, self.blocks.numpy(), self.master.shape[1])
-        self.rounded.copy_(torch.from_numpy(values_OD))
 
 
 class FakeQuant:
     """The quantization of one model's weights during training. It begins off.
 
-    ``kind``: ``train.qat``; None: it stays off. ``share``: the last part of the run, in which it is on. It costs 4
-    bytes a weight and the size of the blocks.
+    ``kind``: ``train.qat``; None: it stays off. ``share``: the last part of the run, in which it is on.
+    ``compensated``: whether rounding makes up for its errors, where moments are given and the type's blocks can be
+    chosen. It costs 4 bytes a weight, the size of the blocks and, compensated, 4 bytes times the square of each
+    input's width.
     """
 
-    def __init__(self, model: LanguageModel, kind: str | None = None, share: float = 0.0, n_threads: int = 1) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        kind: str | None = None,
+        share: float = 0.0,
+        n_threads: int = 1,
+        *,
+        compensated: bool = True,
+    ) -> None:
         self.file_type = None if kind is None else FILE_TYPES.get(kind, kind)
-        self._model, self._share, self._n_threads = model, share, n_threads
+        self._model, self._share, self._n_threads, self._compensated = model, share, n_threads, compensated
         self._parameters = dict(model.named_parameters())
-        self._matrices: dict[str, _Quantized] = {}
+        self._matrices: dict[str, Quantized] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._found: dict[str, Tensor] = {}
 
@@ -88,34 +91,52 @@ class FakeQuant:
         return self.file_type is not None and not self.on and fraction_done >= 1 - self._share
 
     @torch.no_grad()
-    def begin(self, importance: Mapping[str, Tensor] | None = None) -> None:
+    def begin(self, moments: Mapping[str, Tensor] | None = None, steps_left: float | None = None) -> None:
         """Quantize all weights; the parameters are the quantized ones from here on.
 
-        ``importance``: by parameter, f32 [D], what the square of an error counts in each column.
+        ``moments``: by parameter, f32 [D, D], the mean products of its columns' inputs; the same tensor for matrices
+        with the same input. ``steps_left``: of the run.
         """
+        from slm.llama.blocks.compensated import Compensation, compensation
+
+        moments = moments or {}
+        turns = SOME_TURNS if steps_left is None else max(1, math.ceil(steps_left / ROUNDS))
+        made: dict[tuple[int, int], Compensation] = {}
+        self._prepare()
+        for name, each in self._matrices.items():
+            moments_DD = moments.get(name)
+            if self.weighted:
+                n_columns = each.master.shape[1]
+                squares_D = torch.ones(n_columns) if moments_DD is None else moments_DD.diagonal().clone()
+                each.importance = squares_D.clamp_(min=LEAST * float(squares_D.mean()))
+            if self._compensated and self.weighted and moments_DD is not None and each.kind in KINDS:
+                key = id(moments_DD), GGML_TYPES[each.kind][1]
+                if key not in made:
+                    made[key] = compensation(moments_DD, each.kind)
+                each.compensation, each.turns, each.number = made[key], turns, list(made).index(key)
+        self._quantize([(each, slice(None)) for each in self._matrices.values()])
+        self._show_rounded()
+
+    def _prepare(self) -> None:
+        """The matrices that the type quantizes, with nothing in their blocks yet."""
         from slm.llama.blocks import codec
         from slm.llama.blocks.tensor_types import tensor_types
 
         assert self.file_type is not None
         shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        types = tensor_types(self._model.config, shapes, self.file_type)
         self._pool = self._pool or ThreadPoolExecutor(self._n_threads)
-        for name, kind in types.items():
+        for name, kind in tensor_types(self._model.config, shapes, self.file_type).items():
             if kind == "f32":
                 continue
             master_OD = self._parameters[name].data
             blocks_OC = torch.empty(len(master_OD), codec.row_bytes(kind, master_OD.shape[1]), dtype=torch.uint8)
-            self._matrices[name] = _Quantized(
+            self._matrices[name] = Quantized(
                 kind=kind,
                 master=master_OD,
                 rounded=torch.empty_like(master_OD),
                 blocks=blocks_OC,
-                importance=self._found.get(name + IMPORTANCE) if importance is None else importance.get(name),
+                turns=TURNS.get(kind, 1),
             )
-        kept = {name for name in self._matrices if self._restore_blocks(name)}
-        self._quantize([(each, slice(None)) for name, each in self._matrices.items() if name not in kept])
-        self._found = {}
-        self._show_rounded()
 
     def end(self) -> None:
         """The parameters are the masters again, for good."""
@@ -133,12 +154,8 @@ class FakeQuant:
         """Quantize the updated master weights, which are in place. ``step`` decides whose turn it is."""
         if not self.on:
             return
-        work = []
-        for each in self._matrices.values():
-            turns, n_rows = TURNS.get(each.kind, 1), len(each.master)
-            turn = step % turns
-            work.append((each, slice(n_rows * turn // turns, n_rows * (turn + 1) // turns)))
-        self._quantize(work)
+        due = ((each, each.due(step)) for each in self._matrices.values())
+        self._quantize([(each, rows) for each, rows in due if rows is not None])
         self._show_rounded()
 
     @contextmanager
@@ -186,6 +203,7 @@ class FakeQuant:
             more[f"{name}{BLOCKS}{each.kind}"] = each.blocks
             if each.importance is not None:
                 more[name + IMPORTANCE] = each.importance
+        more |= self._compensations()
         return saved, more, QuantizedWeights(file_type=self.file_type, types=self.types, blocks=blocks)
 
     @torch.no_grad()
@@ -200,10 +218,19 @@ class FakeQuant:
             if (key := name + UNQUANTIZED) in tensors:
                 parameter.copy_(tensors[key])
 
+    @torch.no_grad()
     def resume(self) -> None:
         """Begin again where the loaded checkpoint was quantized, with its blocks where the types are the same."""
-        if self._found and self.file_type is not None:
-            self.begin()
+        if not self._found or self.file_type is None:
+            return
+        self._prepare()
+        self._restore_compensations()
+        for name, each in self._matrices.items():
+            each.importance = self._found.get(name + IMPORTANCE)
+        missing = [each for name, each in self._matrices.items() if not self._restore_blocks(name)]
+        self._quantize([(each, slice(None)) for each in missing])
+        self._found = {}
+        self._show_rounded()
 
     def tensors(self) -> list[Tensor]:
         """The blocks, of which rank 0's hold for all."""
@@ -213,6 +240,35 @@ class FakeQuant:
         """The blocks were overwritten: the parameters' quantized values are theirs."""
         for each in self._matrices.values():
             each.values_of_blocks()
+
+    def _compensations(self) -> dict[str, Tensor]:
+        """For a checkpoint: each compensation once, and which one a matrix has."""
+        kept: dict[str, Tensor] = {}
+        for name, each in self._matrices.items():
+            if each.compensation is not None:
+                kept[f"{each.number}{FACTOR}"] = each.compensation.factor
+                kept[f"{each.number}{ORDER}"] = torch.from_numpy(each.compensation.order)
+                kept[name + COMPENSATION] = torch.tensor([each.number, each.turns])
+        return kept
+
+    def _restore_compensations(self) -> None:
+        from slm.llama.blocks.compensated import Compensation
+
+        made: dict[int, Compensation] = {}
+        for name, each in self._matrices.items():
+            if (
+                not self._compensated
+                or each.kind not in KINDS
+                or (found := self._found.get(name + COMPENSATION)) is None
+            ):
+                continue
+            number, turns = found.tolist()
+            width = GGML_TYPES[each.kind][1]
+            if number not in made:
+                order_D, factor_DD = self._found[f"{number}{ORDER}"].numpy(), self._found[f"{number}{FACTOR}"]
+                made[number] = Compensation(width=width, order=order_D, factor=factor_DD)
+            if made[number].width == width:
+                each.compensation, each.turns, each.number = made[number], turns, number
 
     def _restore_blocks(self, name: str) -> bool:
         each = self._matrices[name]
@@ -230,19 +286,22 @@ class FakeQuant:
     def _round(self, name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """The quantized values of another tensor of this parameter's shape, and their blocks."""
         each = self._matrices[name]
-        own = _Quantized(
+        own = Quantized(
             kind=each.kind,
             master=tensor,
             rounded=torch.empty_like(tensor),
             blocks=torch.empty_like(each.blocks),
             importance=each.importance,
+            compensation=each.compensation,
         )
         self._quantize([(own, slice(None))])
         return own.rounded, own.blocks
 
-    def _quantize(self, work: list[tuple[_Quantized, slice]]) -> None:
+    def _quantize(self, work: list[tuple[Quantized, slice]]) -> None:
         from slm.llama.blocks import codec
 
+        compensate([each for each, _ in work if each.compensation is not None], self._n_threads)
+        work = [(each, rows) for each, rows in work if each.compensation is None]
         if not work:
             return
         assert self._pool is not None
@@ -262,4 +321,4 @@ class FakeQuant:
 
 def is_state(name: str) -> bool:
     """Whether a tensor of a checkpoint's optimizer state is the quantization's."""
-    return name.endswith((UNQUANTIZED, IMPORTANCE)) or BLOCKS in name
+    return name.endswith((UNQUANTIZED, IMPORTANCE, COMPENSATION, FACTOR, ORDER)) or BLOCKS in name

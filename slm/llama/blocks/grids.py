@@ -74,19 +74,49 @@ class Grid:
     offset: np.ndarray
     """float32 [N, W]."""
 
-    def nearest(self, weights_N: np.ndarray, column: int) -> np.ndarray:
-        """uint8 [N]: the codes whose values are nearest to one weight of each block."""
-        of_codes = levels(self.kind)
-        scale_N = self.scale[:, column]
-        # A scale of zero leaves no choice: every code stands for the same value.
-        wanted_N = (weights_N + self.offset[:, column]) / np.where(scale_N == 0, np.float32(1), scale_N)
-        if self.kind in ("iq4_nl", "iq4_xs"):
-            return np.searchsorted((of_codes[1:] + of_codes[:-1]) / 2, wanted_N).astype(np.uint8)
-        return (np.clip(np.rint(wanted_N), of_codes[0], of_codes[-1]) - of_codes[0]).astype(np.uint8)
-
     def values(self, codes_N: np.ndarray, column: int) -> np.ndarray:
         """float32 [N]: what the codes of one weight of each block stand for."""
         return np.asarray(self.scale[:, column] * levels(self.kind)[codes_N] - self.offset[:, column], np.float32)
+
+    def columns(self, order_W: np.ndarray) -> "Columns":
+        """The same by columns, those of ``order_W``."""
+        scale_WN = np.ascontiguousarray(self.scale.T[order_W])
+        # A scale of zero leaves no choice: every code stands for the same value.
+        divisor_WN = np.where(scale_WN == 0, np.float32(1), scale_WN)
+        offset_WN = np.ascontiguousarray(self.offset.T[order_W]) if self.offset.any() else None
+        return Columns(kind=self.kind, scale=scale_WN, divisor=divisor_WN, offset=offset_WN, levels=levels(self.kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What the weights of some blocks may be, column by column."""
+
+    kind: str
+    scale: np.ndarray
+    """float32 [W, N]."""
+    divisor: np.ndarray
+    """float32 [W, N]: the scale, where it is not zero."""
+    offset: np.ndarray | None
+    """float32 [W, N]; None: zero."""
+    levels: np.ndarray
+    """float32: the level of each code, rising."""
+
+    def nearest(self, weights_N: np.ndarray, column: int) -> tuple[np.ndarray, np.ndarray]:
+        """uint8 [N], the codes whose values are nearest to one weight of each block, and float32 [N], these values."""
+        wanted_N = weights_N if self.offset is None else weights_N + self.offset[column]
+        wanted_N = wanted_N / self.divisor[column]
+        if self.kind in ("iq4_nl", "iq4_xs"):
+            codes_N = np.searchsorted((self.levels[1:] + self.levels[:-1]) / 2, wanted_N)
+            level_N = self.levels[codes_N]
+        else:
+            level_N = np.rint(wanted_N, out=wanted_N)
+            np.maximum(level_N, self.levels[0], out=level_N)
+            np.minimum(level_N, self.levels[-1], out=level_N)
+            codes_N = level_N - self.levels[0]
+        values_N = self.scale[column] * level_N
+        if self.offset is not None:
+            values_N -= self.offset[column]
+        return codes_N.astype(np.uint8), values_N
 
 
 def read_grid(kind: str, blocks_NS: np.ndarray) -> Grid:

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from export.imatrix import collect
+from slm.kernels.column_squares import SHARED_INPUTS
 from slm.kernels.fused import Fused
 from slm.llama.blocks import codec
+from slm.llama.blocks.compensated import round_compensated
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import quantize_rows
 from slm.model.transformer import LanguageModel
@@ -14,7 +16,7 @@ from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.kernels import kernels_for_test
 from train.optim.average import Average
 from train.qat.fake_quant import FakeQuant
-from train.qat.importance import column_importance
+from train.qat.moments import input_moments
 
 KINDS = ("q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0")
 IDS = torch.arange(64).view(2, 32) * 5 % 400
@@ -79,8 +81,8 @@ def test_rounding_is_weighted_by_the_columns_inputs(kind):
         torch.linspace(-3, 3, master.shape[1]).exp()[torch.arange(master.shape[1]) * 101 % master.shape[1]].clone()
     )
     errors = {}
-    for given in ({}, {name: importance}):
-        fake_quant = FakeQuant(model, kind, 0.25, 2)
+    for given in ({}, {name: importance.diag()}):
+        fake_quant = FakeQuant(model, kind, 0.25, 2, compensated=False)
         fake_quant.begin(given)
         assert fake_quant.weighted
         difference = model.state_dict()[name] - master
@@ -104,20 +106,83 @@ def test_rounding_is_weighted_by_the_columns_inputs(kind):
     assert not FakeQuant(model, "tq2_0").weighted
 
 
-def test_importance_is_that_of_exports_matrix():
+def test_the_moments_diagonal_is_exports_importance_matrix():
     """On text that fills few windows, and on none that does not fill one."""
     tokenizer, text = tiny.tokenizer(), tiny.text(9_000)
     model = LanguageModel(tiny.config(n_layers=2, seq_len=48))
     tiny.randomize(model)
-    found = column_importance(model, tokenizer, text)
-    starts = sorted({round(start) for start in np.linspace(0, len(text) - 8 * 48, 16)})
+    found = input_moments(model, tokenizer, text)
+    starts = sorted({round(start) for start in np.linspace(0, len(text) - 8 * 48, 64)})
     windows = np.array([tokenizer.encode(text[start : start + 8 * 48])[:48] for start in starts], np.int32)
     expected = collect(model, windows, dataset="x").means()
     assert len(found) == len(expected) == 14
-    for name, importance in found.items():
-        assert not importance.is_inference()
-        np.testing.assert_allclose(importance.numpy(), expected[gguf_name(name)], rtol=1e-5)
-    assert column_importance(model, tokenizer, "too short") == {}
+    for name, moments_DD in found.items():
+        np.testing.assert_allclose(moments_DD.diagonal().numpy(), expected[gguf_name(name)], rtol=1e-4)
+        assert torch.allclose(moments_DD, moments_DD.T)
+    assert found["model.layers.1.mlp.up_proj.weight"] is found["model.layers.1.mlp.gate_proj.weight"]
+    assert input_moments(model, tokenizer, "too short") == {}
+
+
+def correlated(model: LanguageModel) -> dict[str, torch.Tensor]:
+    """Moments of inputs whose neighbouring columns are much alike, for all of the layers' matrices."""
+    found = {}
+    for index in range(model.config.n_layers):
+        for names in SHARED_INPUTS.values():
+            parameters = [f"model.layers.{index}.{each}.weight" for each in names]
+            width = model.get_parameter(parameters[0]).shape[1]
+            distance = (torch.arange(width)[:, None] - torch.arange(width)).abs()
+            sizes = torch.linspace(0, 1.5, width).exp()
+            found.update(dict.fromkeys(parameters, 0.9**distance * torch.outer(sizes, sizes)))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])
+def test_columns_make_up_for_each_others_errors(kind):
+    """The blocks are those of export's compensated rounding; what a layer adds to its output is less."""
+    errors = {}
+    for compensated in (False, True):
+        model = LanguageModel(tiny.config(n_layers=1))
+        tiny.randomize(model)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        moments = correlated(model)
+        fake_quant = FakeQuant(model, kind, 0.25, 2, compensated=compensated)
+        fake_quant.begin(moments, steps_left=24)
+        with fake_quant.masters():
+            _, more, _ = fake_quant.checkpoint(model.state_dict())
+        total = 0.0
+        for name, moments_DD in moments.items():
+            error_OD = model.state_dict()[name] - before[name]
+            total += ((error_OD @ moments_DD) * error_OD).sum().item()
+            if compensated and kind != "q8_0":
+                (key,) = (key for key in more if key.startswith(f"{name}.blocks."))
+                expected = round_compensated(before[name].numpy(), moments_DD, fake_quant.types[name])
+                assert torch.equal(more[key], torch.from_numpy(expected))
+        errors[compensated] = total
+    if kind == "q8_0":
+        assert errors[True] == errors[False]
+        assert not any(".compensation" in name for name in more)
+    else:
+        assert errors[True] < 0.8 * errors[False]
+
+
+def test_matrices_with_the_same_input_have_their_turn_together():
+    """Each matrix twelve times until the end; between its turns its blocks stay."""
+    model = LanguageModel(tiny.config(n_layers=1))
+    tiny.randomize(model)
+    fake_quant = FakeQuant(model, "q4_0", 0.25, 2)
+    fake_quant.begin(correlated(model), steps_left=48)
+    changes: dict[str, list[int]] = {name: [] for name in fake_quant.types if ".layers." in name}
+    for step in range(8):
+        old = {name: model.state_dict()[name].clone() for name in changes}
+        update(model, fake_quant, step, size=1.0)
+        for name, steps in changes.items():
+            if not torch.equal(old[name], model.state_dict()[name]):
+                steps.append(step)
+    for names in SHARED_INPUTS.values():
+        (turns,) = {tuple(changes[f"model.layers.0.{each}.weight"]) for each in names}
+        assert len(turns) == 2
+        assert turns[1] - turns[0] == 4
+    assert len({turns[0] for turns in changes.values()}) == 4
 
 
 def test_gradients_go_straight_through_to_the_masters():
@@ -163,9 +228,12 @@ def test_types_that_search_long_take_turns():
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-@pytest.mark.parametrize("kind", ["q4_0", "q4_k"])
-def test_a_checkpoint_brings_back_masters_blocks_and_average(kind, averaged):
+@pytest.mark.parametrize(("kind", "compensated"), [("q4_0", False), ("q4_0", True), ("q4_k", False), ("q4_k", True)])
+def test_a_checkpoint_brings_back_masters_blocks_and_average(kind, compensated, averaged):
     model, fake_quant, _ = started(kind)
+    if compensated:
+        fake_quant.end()
+        fake_quant.begin(correlated(model), steps_left=30)
     average = Average(model, 0.5 if averaged else 0.0)
     for step in (1, 2, 3):
         update(model, fake_quant, step, size=0.3)
@@ -195,9 +263,13 @@ def test_a_checkpoint_brings_back_masters_blocks_and_average(kind, averaged):
     assert kept.on == averaged
     for name, tensor in average.weights().items():
         assert torch.equal(kept.weights()[name], tensor)
+    for step in (4, 5, 6):
+        update(model, fake_quant, step, size=0.3)
+        update(again, other, step, size=0.3)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
     other.end()
     assert not other.on
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in masters.items())
 
 
 def test_it_mends_what_ternary_weights_cost():

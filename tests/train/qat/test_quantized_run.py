@@ -40,7 +40,8 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(more, common, tmp_path):
         assert len(weights[name].unique()) > 1
         assert not torch.equal(weights[name], state[f"{name}.unquantized"])
         assert f"{name}.blocks.{kind}" in state
-        assert (f"{name}.importance" in state) == (".layers." in name)
+        assert f"{name}.importance" in state
+        assert (f"{name}.compensation" in state) == (".layers." in name)
     assert (whole.root / last / "qat.json").is_file()
     assert "qat.json" in json.loads((whole.root / last / "manifest.json").read_text())["sha256"]
 

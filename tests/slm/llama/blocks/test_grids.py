@@ -23,10 +23,13 @@ def some_blocks(kind: str) -> tuple[np.ndarray, np.ndarray]:
 def test_scales_and_codes_give_the_values(kind):
     packed, values_NW = some_blocks(kind)
     grid, codes_NW = read_grid(kind, packed), read_codes(kind, packed)
-    for column in range(values_NW.shape[1]):
+    order_W = np.random.default_rng(6).permutation(values_NW.shape[1])
+    columns = grid.columns(order_W)
+    for place, column in enumerate(order_W):
         assert np.array_equal(grid.values(codes_NW[:, column], column), values_NW[:, column])
-        nearest_N = grid.nearest(values_NW[:, column], column)
+        nearest_N, nearest_values_N = columns.nearest(values_NW[:, column], place)
         assert np.array_equal(grid.values(nearest_N, column), values_NW[:, column])
+        assert np.array_equal(nearest_values_N, values_NW[:, column])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,8 +55,9 @@ def test_the_nearest_value_is_chosen(kind):
     packed, _ = some_blocks(kind)
     grid = read_grid(kind, packed)
     weights_N = np.random.default_rng(5).normal(0, 0.08, len(packed)).astype(np.float32)
+    columns = grid.columns(np.arange(GGML_TYPES[kind][1]))
     for column in (0, 7, 31):
-        chosen_N = np.abs(grid.values(grid.nearest(weights_N, column), column) - weights_N)
+        chosen_N = np.abs(grid.values(columns.nearest(weights_N, column)[0], column) - weights_N)
         every = np.stack(
             [grid.values(np.full(len(packed), code, np.uint8), column) for code in range(len(levels(kind)))]
         )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.rounding.compensated import output_error, round_compensated
+from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows
 from slm.llama.gguf_check import GGML_TYPES
