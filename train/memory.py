@@ -11,6 +11,7 @@ from data.errors import UserError
 from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
 from train.config import TrainConfig
+from train.qat.fake_quant import UNWEIGHTED
 
 GIB = 2**30
 QAT_BYTES = 5
@@ -22,15 +23,15 @@ def check_memory(
 ) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
-    The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights and their blocks, too,
-    and with a ``frozen`` copy of the model another copy of the weights.
+    The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights, their blocks and what
+    rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are
     recomputed) and 3 of the feed-forward's (0 where that is recomputed), in bf16.
 
     ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
     """
     state, free = 8 * shape.n_params if adapter else shape.training_state_bytes, available_bytes()
-    state += QAT_BYTES * shape.n_params if config.qat else 0
+    state += QAT_BYTES * shape.n_params + _compensation_bytes(shape, config) if config.qat else 0
     state += 4 * shape.n_params if frozen else 0
     if state > free:
         parts = "two copies of the weights" if adapter else "weights, gradients and moments"
@@ -54,6 +55,14 @@ def check_memory(
             f"if it does not fit: {advice(config)}"
         )
     return None
+
+
+def _compensation_bytes(shape: ModelConfig, config: TrainConfig) -> int:
+    """Of the inputs' second moments and of their factors, which stay: f32, for each input of a layer's matrices."""
+    if config.qat_rounding != "gptq" or config.qat in UNWEIGHTED:
+        return 0
+    widths = (shape.d_model, shape.n_heads * shape.head_dim, shape.d_model, shape.ffn_dim)
+    return 2 * 4 * shape.n_layers * sum(width**2 for width in widths)
 
 
 def advice(config: TrainConfig) -> str:
