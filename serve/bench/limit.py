@@ -56,7 +56,7 @@ def median_rates(several: Sequence[Rates]) -> Rates:
     return Rates(batch=several[0].batch, prefill=prefill, decode=decode)
 
 
-def library_bench(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
+def bench_library(model: Path, batches: list[int], *, prompt_tokens: int, new_tokens: int) -> list[Rates]:
     """The rates at each batch size by llama.cpp's library in a fresh process."""
     job = {"model": str(model), "batches": batches, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     done = subprocess.run(
@@ -199,7 +199,7 @@ class Limiter:
         if self._batched:
             self._rates.append(batched_bench(self._batched, self._path, self._batches, **self._shape))
         else:
-            self._rates.append(library_bench(self._path, self._batches, **self._shape))
+            self._rates.append(bench_library(self._path, self._batches, **self._shape))
         if self._single:
             self._single_rates.append(llama_bench(self._single, self._path, **self._shape))
 

@@ -26,7 +26,7 @@ def input_moments(model: LanguageModel, tokenizer: Tokenizer, text: str) -> dict
     """By parameter, f32 [D, D]: the mean products of the inputs of its columns, of the unquantized ``model`` on
     ``text``. Matrices that read the same input share the tensor.
 
-    Empty where the text does not fill a window, or where an activation is not finite.
+    Empty where the text does not fill a window, or where an activation is not finite, or all of a matrix are zero.
     """
     windows = _windows(tokenizer, text, min(WINDOW, model.config.seq_len))
     if not len(windows):
@@ -34,7 +34,8 @@ def input_moments(model: LanguageModel, tokenizer: Tokenizer, text: str) -> dict
     found = column_products(model, windows)
     for moments_DD in {id(each): each for each in found.values()}.values():
         moments_DD /= windows.size
-    return found if all(each.isfinite().all() for each in found.values()) else {}
+    usable = (each.isfinite().all() and each.diagonal().sum() > 0 for each in found.values())
+    return found if all(usable) else {}
 
 
 def _windows(tokenizer: Tokenizer, text: str, width: int) -> np.ndarray:

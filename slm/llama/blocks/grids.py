@@ -74,10 +74,6 @@ class Grid:
     offset: np.ndarray
     """float32 [N, W]."""
 
-    def values(self, codes_N: np.ndarray, column: int) -> np.ndarray:
-        """float32 [N]: what the codes of one weight of each block stand for."""
-        return np.asarray(self.scale[:, column] * levels(self.kind)[codes_N] - self.offset[:, column], np.float32)
-
     def columns(self, order_W: np.ndarray) -> "Columns":
         """The same by columns, those of ``order_W``."""
         scale_WN = np.ascontiguousarray(self.scale.T[order_W])

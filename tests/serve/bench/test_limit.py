@@ -54,7 +54,7 @@ def test_the_library_that_dies_is_one_line(tmp_path, tiny_path, monkeypatch):
     with pytest.raises(
         UserError, match=f"died with SIGSEGV while the limit of {tiny_path.name} was measured; build it"
     ):
-        limit.library_bench(tiny_path, [1], prompt_tokens=20, new_tokens=4)
+        limit.bench_library(tiny_path, [1], prompt_tokens=20, new_tokens=4)
 
 
 def test_medians():
