@@ -199,11 +199,18 @@ class Trainer:
     def _begin_quantization(self) -> None:
         """From this step on the model computes with quantized weights."""
         moments: dict[str, Tensor] = {}
+        steps_left = self._steps_left()
         if self.fake_quant.weighted:
             moments = self.ranks.broadcast_from_main(
-                lambda: input_moments(self.model, self.tokenizer, (self.root / CALIBRATION).read_text("utf-8"))
+                lambda: input_moments(
+                    self.model,
+                    self.tokenizer,
+                    (self.root / CALIBRATION).read_text("utf-8"),
+                    training_tokens=None if steps_left is None else steps_left * self.config.train.tokens_per_step,
+                    kernels=self.environment.kernels,
+                )
             )
-        self.fake_quant.begin(moments, self._steps_left())
+        self.fake_quant.begin(moments, steps_left)
         self.backend.weights_changed()
         self.state.forget_losses()
         counts = Counter(self.fake_quant.types.values())

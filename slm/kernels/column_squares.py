@@ -74,10 +74,11 @@ def column_squares(
 
 
 @torch.no_grad()
-def column_products(model: LanguageModel, windows: np.ndarray) -> dict[str, Tensor]:
+def column_products(model: LanguageModel, windows: np.ndarray, kernels: Kernels | None = None) -> dict[str, Tensor]:
     """Run ``windows`` (int32 [n, T] token ids) through the model and sum the products of every two input columns.
 
-    By Hugging Face's name of the matrix: f32 [D, D], one tensor for the matrices that read the same input.
+    By Hugging Face's name of the matrix: f32 [D, D], one tensor for the matrices that read the same input. ``kernels``:
+    to compute with instead of PyTorch, in f32 or bf16.
     """
     names = {id(model.get_parameter(name)): name for name in _matrices(model)}
     sums: dict[str, Tensor] = {}
@@ -90,7 +91,7 @@ def column_products(model: LanguageModel, windows: np.ndarray) -> dict[str, Tens
             sums.update({names[id(each)]: total_DD for each in weights})
         total_DD.addmm_(x_ND.T, x_ND)
 
-    for _ in _passes(model, windows, add, None):
+    for _ in _passes(model, windows, add, kernels):
         pass
     return sums
 

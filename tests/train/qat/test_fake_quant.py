@@ -123,6 +123,30 @@ def test_the_moments_diagonal_is_exports_importance_matrix():
     assert input_moments(model, tokenizer, "too short") == {}
 
 
+def test_moments_by_the_kernels_are_those_of_pytorch():
+    tokenizer, text = tiny.tokenizer(), tiny.text(9_000)
+    model = LanguageModel(tiny.config(n_layers=2, seq_len=48))
+    tiny.randomize(model)
+    expected = input_moments(model, tokenizer, text)
+    found = input_moments(model, tokenizer, text, kernels=kernels_for_test("avx2"))
+    assert found.keys() == expected.keys()
+    for name, moments_DD in found.items():
+        assert float((moments_DD - expected[name]).norm()) < 1e-4 * float(expected[name].norm())
+        assert moments_DD is not expected[name]
+
+
+def test_a_short_run_measures_fewer_moments(monkeypatch):
+    """One of sixteen tokens that it will read, between 4,096 and 32,768."""
+    from train.qat import moments
+
+    n_pieces: list[int] = []
+    monkeypatch.setattr(moments, "column_products", lambda model, windows, kernels: n_pieces.append(len(windows)) or {})
+    model = LanguageModel(tiny.config(n_layers=1, seq_len=48))
+    for training_tokens in (100, 16 * 512 * 20.5, 1e12, None):
+        input_moments(model, tiny.tokenizer(), tiny.text(9_000), training_tokens=training_tokens)
+    assert n_pieces == [8, 20, 64, 64]
+
+
 def correlated(model: LanguageModel) -> dict[str, torch.Tensor]:
     """Moments of inputs whose neighbouring columns are much alike, for all of the layers' matrices."""
     found = {}
