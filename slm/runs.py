@@ -16,6 +16,8 @@ from slm.cli import spelled
 
 CONFIG = "config.yaml"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
+VALIDATION, CALIBRATION = "validation.txt", "calibration.txt"
+"""Samples of a run's held-out and training text, kept for the export."""
 LATEST = "latest"
 BEST = "best"
 ADAPTER_END = "-LoRA.gguf"
@@ -46,12 +48,12 @@ class Run:
     @property
     def validation_text(self) -> Path | None:
         """Held-out documents, written by training, joined by blank lines."""
-        return _if_file(self.root / "validation.txt")
+        return _if_file(self.root / VALIDATION)
 
     @property
     def calibration_text(self) -> Path | None:
         """Training documents, written by training, joined by blank lines."""
-        return _if_file(self.root / "calibration.txt")
+        return _if_file(self.root / CALIBRATION)
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first. A save that was cut off never has the final name."""

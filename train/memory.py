@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data.errors import UserError
+from slm.kernels.column_squares import products_bytes
 from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
 from train.config import TrainConfig
@@ -61,8 +62,7 @@ def _compensation_bytes(shape: ModelConfig, config: TrainConfig) -> int:
     """Of the inputs' second moments and of their factors, which stay: f32, for each input of a layer's matrices."""
     if config.qat_rounding != "gptq" or config.qat in UNWEIGHTED:
         return 0
-    widths = (shape.d_model, shape.n_heads * shape.head_dim, shape.d_model, shape.ffn_dim)
-    return 2 * 4 * shape.n_layers * sum(width**2 for width in widths)
+    return 2 * shape.n_layers * products_bytes(shape)
 
 
 def advice(config: TrainConfig) -> str:

@@ -21,6 +21,7 @@ from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.report import duration
+from slm.runs import CALIBRATION
 from train.backend import Backend
 from train.config import RunConfig
 from train.distributed.gradient_sync import GradientSync
@@ -47,7 +48,6 @@ from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
-from train.run.text import CALIBRATION
 from train.schedule import learning_rate
 from train.step import train_step
 from train.validation import Validator, sample

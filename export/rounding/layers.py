@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from slm.kernels.column_squares import SHARED_INPUTS
+from slm.kernels.column_squares import SHARED_INPUTS, products_bytes
 from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
@@ -67,8 +67,7 @@ def is_held_out(n_windows: int) -> np.ndarray:
 
 def moments_bytes(model: LanguageModel) -> int:
     """Memory that the sums of one block's inputs take, used and held-out windows."""
-    layer = model.model.layer_list()[0]
-    return 2 * sum(4 * layer.get_submodule(hooked).get_parameter("weight").shape[1] ** 2 for hooked in SHARED_INPUTS)
+    return 2 * products_bytes(model.config)
 
 
 def activations_bytes(model: LanguageModel, n_tokens: int) -> int:

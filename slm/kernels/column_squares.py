@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from slm.kernels.fused import Fused
 from slm.kernels.native import Kernels
+from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
 SHARED_INPUTS = {
@@ -94,6 +95,17 @@ def column_products(model: LanguageModel, windows: np.ndarray, kernels: Kernels 
     for _ in _passes(model, windows, add, kernels):
         pass
     return sums
+
+
+def products_bytes(config: ModelConfig) -> int:
+    """Memory that ``column_products`` takes for each layer."""
+    widths = {
+        "self_attn.q_proj": config.d_model,
+        "self_attn.o_proj": config.n_heads * config.head_dim,
+        "mlp.gate_proj": config.d_model,
+        "mlp.down_proj": config.ffn_dim,
+    }
+    return 4 * sum(widths[hooked] ** 2 for hooked in SHARED_INPUTS)
 
 
 def _passes(

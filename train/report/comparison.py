@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.report import duration
+from slm.runs import VALIDATION
 from train.report.formatting import number_text
 from train.report.run_record import RunRecord
 from train.report.sections import flatten, machine_rows
@@ -19,7 +20,7 @@ OWN_OPTIONS = ("name", "runs_dir", "resume", "facts.")
 def comparison(runs: Sequence[RunRecord], names: Sequence[str], same_tokenizer: bool) -> dict[str, Any]:
     """What the page of several runs shows besides the curves: notes, final figures, differences, machines."""
     notes = [_tokenizer_note(runs, names)]
-    if not same_file(runs, "validation.txt"):
+    if not same_file(runs, VALIDATION):
         text = "The runs are validated on different text: the figures depend on the texts as much as on the models."
         notes.append(("warning", text))
     return {

@@ -13,13 +13,13 @@ from data.sources.plan import Split
 from data.storage import atomic_write_text, fsync
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
+from slm.runs import CALIBRATION, VALIDATION
 from train.config import RunConfig
 from train.run.run_directory import TOKENIZER
 
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
-CALIBRATION = "calibration.txt"
-TEXTS: dict[str, Split] = {"validation.txt": "validation", CALIBRATION: "train"}
+TEXTS: dict[str, Split] = {VALIDATION: "validation", CALIBRATION: "train"}
 """The files of that text, and the split that each is taken from."""
 
 

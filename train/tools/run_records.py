@@ -9,6 +9,7 @@ from typing import Any
 
 from data.errors import UserError
 from slm.machine.record import cpu_name
+from slm.runs import VALIDATION
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
 from train.predict.law import superposed
@@ -52,7 +53,8 @@ def record_of(root: Path) -> Record:
     }
     heads = 2 * (shape["n_heads"] + shape["n_kv_heads"]) * shape["head_dim"]
     train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
-    text = (root / "validation.txt").read_text(encoding="utf-8") if (root / "validation.txt").is_file() else ""
+    sample = root / VALIDATION
+    text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),
