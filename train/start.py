@@ -23,7 +23,7 @@ from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import CONFIG, Run
 from train.backend import attention_bytes, fallback_line, make_backend
-from train.config import RunConfig
+from train.config import RunConfig, TrainConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
 from train.distributed.ranks import LostPeerError, Ranks
@@ -66,6 +66,9 @@ from train.run.run_state import RunState, check_set_up, limit_seconds
 from train.run.text import prepare_text, remove_text
 from train.trainer import Trainer
 from train.validation import Validator
+
+ENOUGH_QAT_STEPS = 50
+"""Of quantization-aware training, the fewest that were measured to be worth it (docs/results/quantization.md)."""
 
 
 def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
@@ -277,8 +280,21 @@ def _print_plan(
         + (f" in each of {ranks.size} processes" if ranks.size > 1 else "")
     )
     short = _short_run(config.train.max_steps, config.optim.warmup_steps)
-    for note in (*environment.notes, *filter(None, [*notes, short])):
+    for note in (*environment.notes, *filter(None, [*notes, short, _short_qat(config.train)])):
         print(f"  {note}")
+
+
+def _short_qat(train: TrainConfig) -> str | None:
+    """A line where quantization-aware training of 4 bits at the end of a run has too few steps to be worth it."""
+    steps = round(train.max_steps * train.qat_share)
+    if train.qat not in ("q4_0", "iq4_nl", "q4_k") or train.max_minutes is not None or train.qat_share == 1:
+        return None
+    if steps >= ENOUGH_QAT_STEPS:
+        return None
+    return (
+        f"train.qat={train.qat} holds for {steps:,} of {train.max_steps:,} steps: in runs where it had fewer than "
+        f"{ENOUGH_QAT_STEPS}, rounding=gptq at the export made a better file without it"
+    )
 
 
 def _short_run(steps: int, warmup: int) -> str | None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
 from tests.helpers.small_run import SmallRun
+from train.config import TrainConfig
 
 
 def losses(root) -> dict[int, float]:
@@ -245,6 +246,28 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
     assert code == 2
     assert "empty.txt" in err
     assert len(err.strip().splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"qat": "q4_0", "max_steps": 80},
+            "train.qat=q4_0 holds for 8 of 80 steps: in runs where it had fewer than 50",
+        ),
+        ({"qat": "q4_0", "max_steps": 500}, None),
+        ({"qat": "q4_0", "max_steps": 20, "qat_share": 1.0}, None),
+        ({"qat": "tq2_0", "max_steps": 80}, None),
+        ({"qat": "q4_0", "max_steps": 80, "max_minutes": 5.0}, None),
+        ({"max_steps": 80}, None),
+    ],
+)
+def test_too_short_a_quantization_aware_training_is_told(options, says):
+    """Not where all of the run is meant to be (make qat), and not of ternary weights, which cannot do without."""
+    from train.start import _short_qat
+
+    line = _short_qat(TrainConfig(seq_len=8, micro_batch=1, **options))
+    assert line is None if says is None else line.startswith(says)
 
 
 @pytest.mark.parametrize(("steps", "says"), [(100, "the run ends in its warm-up: 100 steps"), (101, None)])
