@@ -192,6 +192,9 @@ class TrainConfig:
     hold; None: the whole run computes with unquantized ones."""
     qat_share: float = 0.1
     """The last share of the run (of its steps, or of its time where that bounds it) for which ``qat`` holds."""
+    qat_least_steps: int = 50
+    """Where ``qat`` would have fewer steps, weights are rounded once instead, at the end of the run. Three bits and
+    ternary weights cannot do without training."""
     qat_rounding: Literal["gptq", "nearest"] = "gptq"
     """How weights are rounded then: so that columns make up for each other's errors, or each to the nearest value.
     Q8_0 and TQ2_0 are always rounded to the nearest."""
@@ -211,7 +214,7 @@ class TrainConfig:
         for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("workers", "threads", "sample_tokens", "patience", "coherence_stories"):
+        for name in ("workers", "threads", "sample_tokens", "patience", "coherence_stories", "qat_least_steps"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if not 0 < self.qat_share <= 1:

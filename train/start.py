@@ -49,7 +49,7 @@ from train.objective.make import make_objective, objective_line
 from train.objective.objective import Objective
 from train.optim.average import Average
 from train.optim.trained import Trained
-from train.qat.fake_quant import FakeQuant
+from train.qat.fake_quant import ROUNDED_ONCE, FakeQuant
 from train.run.checkpointer import Checkpointer
 from train.run.resume import (
     ResumePoint,
@@ -66,9 +66,6 @@ from train.run.run_state import RunState, check_set_up, limit_seconds
 from train.run.text import prepare_text, remove_text
 from train.trainer import Trainer
 from train.validation import Validator
-
-ENOUGH_QAT_STEPS = 50
-"""Of quantization-aware training, the fewest that were measured to be worth it (docs/results/quantization.md)."""
 
 
 def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
@@ -285,15 +282,13 @@ def _print_plan(
 
 
 def _short_qat(train: TrainConfig) -> str | None:
-    """A line where quantization-aware training of 4 bits at the end of a run has too few steps to be worth it."""
+    """A line where quantization-aware training at the end of a run would have too few steps to be worth it."""
     steps = round(train.max_steps * train.qat_share)
-    if train.qat not in ("q4_0", "iq4_nl", "q4_k") or train.max_minutes is not None or train.qat_share == 1:
-        return None
-    if steps >= ENOUGH_QAT_STEPS:
+    if train.qat not in ROUNDED_ONCE or train.max_minutes is not None or steps >= train.qat_least_steps:
         return None
     return (
-        f"train.qat={train.qat} holds for {steps:,} of {train.max_steps:,} steps: in runs where it had fewer than "
-        f"{ENOUGH_QAT_STEPS}, rounding=gptq at the export made a better file without it"
+        f"train.qat={train.qat} would hold for {steps:,} of {train.max_steps:,} steps, fewer than "
+        f"train.qat_least_steps={train.qat_least_steps}: the weights are rounded once, at the end"
     )
 
 

@@ -93,7 +93,11 @@ class Trainer:
         with self.interrupt, self.log.events.until_the_end(lambda: self.state.step, lambda: self.interrupt.signal):
             try:
                 self._loop()
-                if self.state.validation.get("step") != self.state.step and not self.interrupt:
+                validated = self.state.validation.get("step") == self.state.step
+                if self._to_be_rounded(ended=not self.interrupt):
+                    self._begin_quantization()
+                    validated = False
+                if not validated and not self.interrupt:
                     self._validate()
                 self._save()
                 with self.interrupt.saving():
@@ -142,7 +146,7 @@ class Trainer:
         train, state = self.config.train, self.state
         self.checkpointer.check()
         began = state.clock()
-        if self.fake_quant.due(self._fraction_done()):
+        if self.fake_quant.due(self._fraction_done(), self._steps_left(), train.qat_least_steps):
             self._begin_quantization()
         objective = self.objective
         if (bag := train.bag(self._fraction_done())) != state.bag:
@@ -191,10 +195,15 @@ class Trainer:
             self.log.guard_event("slept", state.step, seconds=round(slept))
         if state.step % train.log_every == 0 or state.step == 1:
             self._log_window()
-        if state.step % train.eval_every == 0:
+        if state.step % train.eval_every == 0 and not self._to_be_rounded():
             self._validate()
         if self._checkpoint_due() and self._fraction_done() < 1:
             self._save()
+
+    def _to_be_rounded(self, *, ended: bool = False) -> bool:
+        """Whether the run, all of it done or ``ended`` before, lacks the quantized weights that it is to end with."""
+        fraction_done = self._fraction_done()
+        return (ended or fraction_done >= 1) and self.fake_quant.due(fraction_done)
 
     def _begin_quantization(self) -> None:
         """From this step on the model computes with quantized weights."""
@@ -206,7 +215,7 @@ class Trainer:
                     self.model,
                     self.tokenizer,
                     (self.root / CALIBRATION).read_text("utf-8"),
-                    training_tokens=None if steps_left is None else steps_left * self.config.train.tokens_per_step,
+                    training_tokens=steps_left and steps_left * self.config.train.tokens_per_step,
                     kernels=self.environment.kernels,
                 )
             )
@@ -223,7 +232,7 @@ class Trainer:
         train, step, done = self.config.train, self.state.step, self._fraction_done()
         if train.max_minutes is None:
             return train.max_steps - step
-        return step / done * (1 - done) if step and done else None
+        return max(0.0, step / done * (1 - done)) if step and done else None
 
     def _change_bag(self, bag: int) -> None:
         """From this step on a position holds ``bag`` tokens; losses of other bags cannot be compared."""

@@ -181,7 +181,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, t
 
 def test_muon_and_its_quantization_are_the_same_in_two_processes_in_one_and_with_its_state_divided(words, tmp_path):
     """Muon and an average of its weights; the last half of the run on quantized weights."""
-    muon = ("optim=muon", "optim.average=0.8", "train.qat=q4_k", "train.qat_share=0.5")
+    muon = ("optim=muon", "optim.average=0.8", "train.qat=q4_k", "train.qat_share=0.5", "train.qat_least_steps=0")
     out, _ = run(two(words("pair", TWO, *muon)))
     assert "a q4_k_m file" in out
     assert "had drifted apart" not in out

@@ -42,6 +42,8 @@ COMPENSATION = ".compensation"
 does not make up for errors."""
 FACTOR, ORDER = ".factor", ".order"
 """There, too, by number, each for all matrices that share it: ``factor`` and ``order`` of a ``Compensation``."""
+ROUNDED_ONCE = ("q4_0", "iq4_nl", "q4_k")
+"""``train.qat`` whose weights may be rounded at the end of a run without training on rounded ones."""
 UNWEIGHTED = ("q8_0", "tq2_0")
 """Types whose rounding nothing is weighted in."""
 
@@ -65,6 +67,7 @@ class FakeQuant:
         compensated: bool = True,
     ) -> None:
         self.file_type = None if kind is None else FILE_TYPES.get(kind, kind)
+        self._may_round_once = kind in ROUNDED_ONCE
         self._model, self._share, self._n_threads, self._compensated = model, share, n_threads, compensated
         self._parameters = dict(model.named_parameters())
         self._matrices: dict[str, Quantized] = {}
@@ -86,9 +89,12 @@ class FakeQuant:
         """Parameter name -> ggml type of what is quantized."""
         return {name: each.kind for name, each in self._matrices.items()}
 
-    def due(self, fraction_done: float) -> bool:
-        """Whether it is to begin."""
-        return self.file_type is not None and not self.on and fraction_done >= 1 - self._share
+    def due(self, fraction_done: float, steps_left: float | None = None, least_steps: int = 0) -> bool:
+        """Whether it is to begin. With fewer than ``least_steps`` left, types of four bits wait for the end."""
+        if self.file_type is None or self.on or fraction_done < 1 - self._share:
+            return False
+        waits = self._may_round_once and steps_left is not None and steps_left < least_steps
+        return fraction_done >= 1 or not waits
 
     @torch.no_grad()
     def begin(self, moments: Mapping[str, Tensor] | None = None, steps_left: float | None = None) -> None:

@@ -64,6 +64,7 @@ def continuing(
     options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
+    options["train.qat_least_steps"] = 0
     if train := saved.get("train"):
         options |= {f"train.{name}": train[name] for name in KEPT if name in train}
         options["train.seed"] = train["seed"] + 1  # the text in another order

@@ -18,7 +18,13 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def common(tmp_path_factory) -> list[str]:
     corpus = write_corpus(tmp_path_factory.mktemp("text") / "text.jsonl", 300)
-    return [f"data.files=[{corpus}]", "optim=muon", f"train.max_steps={STEPS}", "train.qat_share=0.5"]
+    return [
+        f"data.files=[{corpus}]",
+        "optim=muon",
+        f"train.max_steps={STEPS}",
+        "train.qat_share=0.5",
+        "train.qat_least_steps=0",
+    ]
 
 
 @pytest.mark.parametrize("more", [("train.qat=q4_k",), ("train.qat=q4_0", "optim.average=0.8")])
@@ -44,6 +50,33 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(more, common, tmp_path):
         assert (f"{name}.compensation" in state) == (".layers." in name)
     assert (whole.root / last / "qat.json").is_file()
     assert "qat.json" in json.loads((whole.root / last / "manifest.json").read_text())["sha256"]
+
+
+def test_with_few_steps_left_the_weights_are_rounded_once_at_the_end(common, tmp_path):
+    """The run's steps are those without quantization, and its last validation is of the rounded weights."""
+    options = (*common[:-1], "train.eval_every=20", "train.checkpoint_every=10")
+    plain = SmallRun(tmp_path, "name=plain", *options).finish()
+    run = SmallRun(tmp_path, "name=rounded", "train.qat=q4_0", *options).finish()
+    assert "train.qat=q4_0 would hold for 20 of 40 steps, fewer than train.qat_least_steps=50" in run.out
+    assert losses(run.root) == losses(plain.root)
+    (began,) = (each for each in records(run.root) if each.get("event") == "quantized")
+    assert began["step"] == STEPS
+    assert not (run.root / "checkpoints/step-00000030/qat.json").exists()
+    last = f"checkpoints/step-{STEPS:08d}"
+    state, before = (
+        load_file(run.root / last / "optimizer.safetensors"),
+        load_file(plain.root / last / "model.safetensors"),
+    )
+    stored, weights = load_quantized(run.root / last), load_file(run.root / last / "model.safetensors")
+    for name in stored.types:
+        assert torch.equal(state[f"{name}.unquantized"], before[name])
+        assert not torch.equal(weights[name], before[name])
+    own, others = (
+        [each["val_loss"] for each in records(root) if "val_loss" in each] for root in (run.root, plain.root)
+    )
+    assert len(own) == len(others) == 2
+    assert own[0] == others[0]
+    assert own[1] != others[1]
 
 
 def test_what_is_exported_is_what_it_was_trained_with(common, tmp_path):
