@@ -208,14 +208,15 @@ class Trainer:
     def _begin_quantization(self) -> None:
         """From this step on the model computes with quantized weights."""
         moments: dict[str, Tensor] = {}
-        steps_left = self._steps_left()
+        train, steps_left = self.config.train, self._steps_left()
+        tokens = max(train.qat_share * self.state.tokens, (steps_left or 0) * train.tokens_per_step)
         if self.fake_quant.weighted:
             moments = self.ranks.broadcast_from_main(
                 lambda: input_moments(
                     self.model,
                     self.tokenizer,
                     (self.root / CALIBRATION).read_text("utf-8"),
-                    training_tokens=steps_left and steps_left * self.config.train.tokens_per_step,
+                    training_tokens=tokens,
                     kernels=self.environment.kernels,
                 )
             )

@@ -40,11 +40,11 @@ def input_moments(
     """By parameter, f32 [D, D]: the mean products of the inputs of its columns, of the unquantized ``model`` on
     ``text``. Matrices that read the same input share the tensor.
 
-    ``training_tokens``: that the run will read with quantized weights; fewer take fewer measurements, 0 the most.
+    ``training_tokens``: that a run reads with quantized weights; fewer take fewer measurements.
     ``kernels``: the run's, used where they can run the model. Empty where the text does not fill a window, or where an
     activation is not finite, or all of a matrix are zero.
     """
-    pieces = int(training_tokens / PART / WINDOW) if training_tokens else MOST
+    pieces = MOST if training_tokens is None else int(training_tokens / PART / WINDOW)
     windows = _windows(tokenizer, text, min(MOST, max(FEWEST, pieces)), min(WINDOW, model.config.seq_len))
     if not len(windows):
         return {}
