@@ -31,6 +31,9 @@ SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps: time ends the run, also where the machine proves faster."""
 MEASURING_SHARE = 0.03
 """Of the budget, for measuring the machine: a short run will not choose a wide model, and needs its time."""
+EMBED_STD_WITH_BAGS = 0.1
+"""Muon's first embedding where a bag's tokens share a gradient: with 0.8 they keep their random places for long, which
+costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is the better one."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -139,6 +142,8 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.checkpoint_every": every,
         "train.log_every": max(1, min(10, steps // 200)),
     }
+    if chosen.superposition > 1 and given_value(argv, "optim") is None:
+        options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
     named = {group for group in ("model", "tokenizer") if given_value(argv, group) is not None}
     plain = {True: "true", False: "false"}
     found = [

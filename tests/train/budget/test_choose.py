@@ -4,7 +4,9 @@ import pytest
 
 from data.errors import UserError
 from tests.helpers.machines import MACHINE
+from tests.train.budget.test_choice import chosen
 from train.budget import choose
+from train.budget.choice import Wanted
 from train.resolve import Chosen, resolve
 
 
@@ -75,3 +77,11 @@ def test_groups_that_a_person_names_are_kept(tmp_path):
     wanted = choose.wanted_of(base, argv)
     assert (wanted.n_layers, wanted.d_model, wanted.ffn_dim) == (13, 512, 1536)
     assert (wanted.vocab_size, wanted.sequences, wanted.seq_len) == (512, 12, None)
+
+
+def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
+    bags, single = (chosen(3600, wanted=Wanted(superposition=each)) for each in (4, 1))
+    word = "optim.init_embed_std=0.1"
+    assert word in choose.words(bags, [])
+    assert word not in choose.words(single, [])
+    assert word not in choose.words(bags, ["optim=classic"])
