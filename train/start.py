@@ -3,6 +3,7 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,7 @@ def _print_plan(
 
 def _short_qat(train: TrainConfig) -> str | None:
     """A line where quantization-aware training at the end of a run would have too few steps to be worth it."""
-    steps = round(train.max_steps * train.qat_share)
+    steps = train.max_steps - math.ceil((1 - train.qat_share) * train.max_steps)
     if train.qat not in ROUNDED_ONCE or train.max_minutes is not None or steps >= train.qat_least_steps:
         return None
     return (
@@ -321,7 +322,12 @@ def _make_trainer(
     )
     average = Average(model, config.optim.average)
     fake_quant = FakeQuant(
-        model, train.qat, train.qat_share, environment.threads, compensated=train.qat_rounding == "gptq"
+        model,
+        train.qat,
+        train.qat_share,
+        environment.threads,
+        compensated=train.qat_rounding == "gptq",
+        least_steps=train.qat_least_steps,
     )
     state = RunState(train)
     if point.checkpoint:

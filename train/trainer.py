@@ -146,7 +146,7 @@ class Trainer:
         train, state = self.config.train, self.state
         self.checkpointer.check()
         began = state.clock()
-        if self.fake_quant.due(self._fraction_done(), self._steps_left(), train.qat_least_steps):
+        if self.fake_quant.due(self._fraction_done()) and not self.fake_quant.waits(self._steps_left()):
             self._begin_quantization()
         objective = self.objective
         if (bag := train.bag(self._fraction_done())) != state.bag:

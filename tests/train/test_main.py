@@ -252,6 +252,7 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
     ("options", "says"),
     [
         ({"qat": "q4_0", "max_steps": 80}, "train.qat=q4_0 would hold for 8 of 80 steps, fewer than"),
+        ({"qat": "q4_0", "max_steps": 499}, "train.qat=q4_0 would hold for 49 of 499 steps"),
         ({"qat": "q4_0", "max_steps": 500}, None),
         ({"qat": "q4_0", "max_steps": 20, "qat_least_steps": 0}, None),
         ({"qat": "tq2_0", "max_steps": 80}, None),

@@ -53,8 +53,8 @@ class FakeQuant:
 
     ``kind``: ``train.qat``; None: it stays off. ``share``: the last part of the run, in which it is on.
     ``compensated``: whether rounding makes up for its errors, where moments are given and the type's blocks can be
-    chosen. It costs 4 bytes a weight, the size of the blocks and, compensated, 4 bytes times the square of each
-    input's width.
+    chosen. ``least_steps``: with fewer of the run's steps left, four bits wait for its end. It costs 4 bytes a weight,
+    the size of the blocks and, compensated, 4 bytes times the square of each input's width.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class FakeQuant:
         n_threads: int = 1,
         *,
         compensated: bool = True,
+        least_steps: int = 0,
     ) -> None:
         self.file_type = None if kind is None else FILE_TYPES.get(kind, kind)
-        self._may_round_once = kind in ROUNDED_ONCE
+        self._may_round_once, self._least_steps = kind in ROUNDED_ONCE, least_steps
         self._model, self._share, self._n_threads, self._compensated = model, share, n_threads, compensated
         self._parameters = dict(model.named_parameters())
         self._matrices: dict[str, Quantized] = {}
@@ -89,12 +90,13 @@ class FakeQuant:
         """Parameter name -> ggml type of what is quantized."""
         return {name: each.kind for name, each in self._matrices.items()}
 
-    def due(self, fraction_done: float, steps_left: float | None = None, least_steps: int = 0) -> bool:
-        """Whether it is to begin. With fewer than ``least_steps`` left, types of four bits wait for the end."""
-        if self.file_type is None or self.on or fraction_done < 1 - self._share:
-            return False
-        waits = self._may_round_once and steps_left is not None and steps_left < least_steps
-        return fraction_done >= 1 or not waits
+    def due(self, fraction_done: float) -> bool:
+        """Whether it is to begin."""
+        return self.file_type is not None and not self.on and fraction_done >= 1 - self._share
+
+    def waits(self, steps_left: float | None) -> bool:
+        """Whether so few steps are left that the weights are rounded once instead, at the end of the run."""
+        return self._may_round_once and steps_left is not None and steps_left < self._least_steps
 
     @torch.no_grad()
     def begin(self, moments: Mapping[str, Tensor] | None = None, steps_left: float | None = None) -> None:
