@@ -19,7 +19,7 @@ import torch
 from data.errors import UserError
 from slm.kernels.choice import open_kernels
 from slm.kernels.column_squares import column_squares
-from slm.kernels.fused import unsupported
+from slm.kernels.fused import usable
 from slm.kernels.native import Kernels
 from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
@@ -118,4 +118,4 @@ def quick_kernels(model: LanguageModel, n_tokens: int) -> Kernels | None:
     if 2 * model.config.n_params * n_tokens < _WORTH_FLOPS:
         return None
     kernels, _ = open_kernels("auto", "f32")
-    return kernels if kernels is not None and unsupported(model, kernels) is None else None
+    return usable(model, kernels)

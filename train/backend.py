@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.stream.packing import document_starts
-from slm.kernels.fused import Fused, unsupported, unsupported_shape
+from slm.kernels.fused import Fused, unsupported, unsupported_shape, usable
 from slm.model.attention import BLOCK
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
@@ -177,10 +177,10 @@ def make_backend(
 
     ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may.
     """
-    if environment.kernels is not None and unsupported(model, environment.kernels) is None:
+    if (kernels := usable(model, environment.kernels)) is not None:
         # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time.
         keep = config.recompute == "none"
-        fused = Fused(model, environment.kernels, recompute=config.recompute, keep_packed=keep)
+        fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep)
         return KernelBackend(fused, eot_id)
     model.gradient_checkpointing = config.recompute != "none"
     return AutogradBackend(model, environment, eot_id)
@@ -188,6 +188,6 @@ def make_backend(
 
 def make_frozen_backend(model: LanguageModel, environment: Environment, eot_id: int | None = None) -> Backend:
     """A backend for a model that is not trained. It keeps no activations, and nothing is compiled for it."""
-    if environment.kernels is not None and unsupported(model, environment.kernels) is None:
-        return KernelBackend(Fused(model, environment.kernels, recompute="layer"), eot_id)
+    if (kernels := usable(model, environment.kernels)) is not None:
+        return KernelBackend(Fused(model, kernels, recompute="layer"), eot_id)
     return AutogradBackend(model, replace(environment, compile=False), eot_id)

@@ -203,6 +203,13 @@ class TrainConfig:
     next bag; 1: single tokens from the start."""
     superposition_share: float = 0.1
     """The first share of the run for which ``superposition`` holds."""
+    short_seq_len: int = 0
+    """The first part of the run cuts its sequences into some of so many tokens, which take less attention; 0: never."""
+    short_seq_share: float = 0.5
+    """The first share of the run that does so, after the part of ``superposition``."""
+    sampled_softmax: int = 0
+    """Words of the vocabulary whose logits a training step computes: the targets of a micro-batch, and others drawn at
+    random, which stand for the rest; 0: all. Validation computes all."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     coherence_stories: int = 0
@@ -214,12 +221,13 @@ class TrainConfig:
         for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("workers", "threads", "sample_tokens", "patience", "coherence_stories", "qat_least_steps"):
+        not_negative = ("workers", "threads", "sample_tokens", "patience", "coherence_stories", "qat_least_steps")
+        for name in (*not_negative, "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if not 0 < self.qat_share <= 1:
             raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.1, not {self.qat_share}")
-        self._check_superposition()
+        self._check_early_part()
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
         if self.checkpoint_minutes is not None and not 0 <= self.checkpoint_minutes < math.inf:
@@ -229,21 +237,29 @@ class TrainConfig:
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
 
-    def _check_superposition(self) -> None:
+    def _check_early_part(self) -> None:
         if not bags_fit(self.superposition, self.seq_len):
             raise UserError(
                 f"train.superposition={self.superposition} must divide train.seq_len={self.seq_len} into at least two "
                 "bags, for example 4, or be 1 for single tokens"
             )
-        if not 0 < self.superposition_share < 1:
+        if self.short_seq_len and (self.short_seq_len < 0 or self.seq_len % self.short_seq_len):
             raise UserError(
-                "train.superposition_share must be above 0 and below 1, for example 0.1, "
-                f"not {self.superposition_share}"
+                f"train.short_seq_len={self.short_seq_len} must divide train.seq_len={self.seq_len}, "
+                f"for example {max(1, self.seq_len // 4)}, or be 0 for whole sequences from the start"
             )
+        for name in ("superposition_share", "short_seq_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be above 0 and below 1, for example 0.1, not {getattr(self, name)}")
 
     def bag(self, fraction_done: float) -> int:
         """Tokens at one position when so much of the run is done."""
         return self.superposition if fraction_done < self.superposition_share else 1
+
+    def length(self, fraction_done: float) -> int:
+        """Tokens of a sequence when so much of the run is done."""
+        short = self.short_seq_len and fraction_done < self.short_seq_share
+        return self.short_seq_len if short else self.seq_len
 
     def check_processes(self, size: int) -> None:
         """UserError where a step's micro-batches cannot be divided over ``size`` processes."""
@@ -264,6 +280,10 @@ class TrainConfig:
         if self.gradient_checkpointing == "mlp":
             return "mlp"
         return "layer" if self.gradient_checkpointing else "none"
+
+    def flops_per_token(self, shape: ModelConfig) -> int:
+        """FLOPs of a token in a step as most of the run has it: whole sequences, ``sampled_softmax`` words."""
+        return shape.flops_per_token(self.seq_len, self.sampled_softmax or None)
 
     @property
     def tokens_per_step(self) -> int:
@@ -417,6 +437,15 @@ class RunConfig:
             raise UserError(
                 f"train.superposition={self.train.superposition} is for a new model on plain text: leave it 1 with "
                 "init_from, conversations or a teacher"
+            )
+        if self.train.short_seq_len and self.data.has_chat:
+            raise UserError(
+                f"train.short_seq_len={self.train.short_seq_len} would cut conversations: leave it 0 with data=chat"
+            )
+        if self.train.sampled_softmax and (self.preference.on or self.distill.teacher):
+            raise UserError(
+                f"train.sampled_softmax={self.train.sampled_softmax} estimates the cross-entropy alone: leave it 0 "
+                "with preference.loss or a teacher"
             )
 
     def _check_lora(self) -> None:

@@ -270,7 +270,7 @@ def _print_plan(
     notes: tuple[str | None, ...],
     ranks: Ranks,
 ) -> None:
-    flops = model.config.flops_per_token(config.train.seq_len)
+    flops = config.train.flops_per_token(model.config)
     print(
         f"{config.root.name}: {model.config.n_params:,} parameters, vocabulary {vocab_size:,}, "
         f"{flops / 1e6:,.0f} MFLOP per token (6N + causal attention), "

@@ -36,8 +36,8 @@ from train.distributed.shared_state import (
 from train.environment import Environment
 from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
+from train.objective import early_part
 from train.objective.objective import Objective
-from train.objective.superposition import Superposition, joined
 from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
@@ -83,6 +83,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._first_step = True
+        self._length = self.config.train.seq_len
+        """Tokens of the sequences that steps read."""
         self._step_seconds = 0.0
         """What a step took in the last metrics window."""
         self._saved_elapsed = self.state.earlier_seconds
@@ -148,11 +150,15 @@ class Trainer:
         began = state.clock()
         if self.fake_quant.due(self._fraction_done()) and not self.fake_quant.waits(self._steps_left()):
             self._begin_quantization()
-        objective = self.objective
-        if (bag := train.bag(self._fraction_done())) != state.bag:
+        fraction_done = self._fraction_done()
+        if (bag := train.bag(fraction_done)) != state.bag:
             self._change_bag(bag)
-        if bag > 1:
-            objective, batches = Superposition(bag), joined(batches, bag)
+        if (length := train.length(fraction_done)) != self._length:
+            self._length = length
+            part = f"for the first {train.short_seq_share:.0%} of the run" if length < train.seq_len else "from here on"
+            self.log.print(f"step {state.step:,}: sequences of {length:,} tokens {part}")
+        vocab_size = self.model.config.vocab_size
+        objective, batches = early_part.of_step(train, vocab_size, fraction_done, self.objective, batches)
         try:
             # The first step waits for the compiler: a signal ends it at once.
             with self.interrupt.at_once() if self._first_step else nullcontext():
@@ -162,7 +168,7 @@ class Trainer:
                     batches,
                     grad_accum=train.grad_accum,
                     grad_clip=self.config.optim.grad_clip,
-                    lr=learning_rate(self.config.optim, state.step, self._fraction_done()),
+                    lr=learning_rate(self.config.optim, state.step, fraction_done),
                     backend=self.backend,
                     objective=objective,
                     sync=self.sync,

@@ -35,6 +35,11 @@ def unsupported(model: LanguageModel, kernels: Kernels) -> str | None:
     return None
 
 
+def usable(model: LanguageModel, kernels: Kernels | None) -> Kernels | None:
+    """``kernels`` where they can run this model, or None."""
+    return None if kernels is None or unsupported(model, kernels) else kernels
+
+
 def unsupported_shape(config: ModelConfig, kernels: Kernels) -> str | None:
     """Why the kernels cannot run models of this shape, or None where they can."""
     most, multiple = kernels.slm_max_head_dim(), kernels.slm_width_multiple()

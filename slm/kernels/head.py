@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slm.kernels.gradients import run_hooks
+from slm.kernels.gradients import gradient_of, run_hooks
 from slm.kernels.operations import add_weight_gradient, norm, norm_backward
+from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Workspace
 from slm.model.head_loss import HeadLoss, HeadPass
 
@@ -40,7 +41,7 @@ class Head:
     def losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Cross-entropies [N], f32 nats, of the normed hidden states; the logits are given up at once."""
         logits = self._work.buffer("some_logits", self._work.kernels.slm_cross_entropy_rows(), self._packed.rows)
-        return self._cross_entropy(h_ND, targets_N, logits, None)
+        return self._cross_entropy(h_ND, targets_N, logits, None, self._packed)
 
     def gradients(self, x_ND: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[float, Tensor]:
         """The summed cross-entropy, and the gradient of the loss in the last layer's output [N, D]; those of the head's
@@ -67,29 +68,44 @@ class Head:
 
     def _pass(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
         """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
-        work, (N, D), V = self._work, h_ND.shape, self._packed.rows
+        packed = self._packed if each.words is None else self._some(each.words)
+        work, (N, D), V = self._work, h_ND.shape, packed.rows
         at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
-        logits = work.buffer("logits", at_once, V)
+        logits = work.room("logits", at_once, V)
         sums = work.buffer("head_sums", at_once, D, dtype=torch.float32)
         nats = 0.0
         for start in range(0, N, at_once):
             part = slice(start, min(N, start + at_once))
             rows = part.stop - start
             scale = 1.0 if isinstance(each.weights, Tensor) else each.weights
-            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale)
+            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed)
             nats += losses_R.sum(dtype=torch.float64).item()
             if isinstance(each.weights, Tensor):
                 logits[:rows] *= each.weights[part, None]
             if each.soften:
                 each.soften(logits[:rows], losses_R, part)
-            work.kernels.slm_head_backward(logits, rows, V, self._packed.layout("backward"), D, dh_ND[part], sums)
-            add_weight_gradient(work, "head", logits[:rows], h_ND[part], self._packed.weights[0])
+            work.kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part], sums)
+            add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0])
+        if each.words is not None and packed.weights[0].grad is not None:
+            grad, add = gradient_of(self._packed.weights[0])
+            if not add:
+                grad.zero_()
+            grad.index_add_(0, each.words, packed.weights[0].grad)
         return nats
 
-    def _cross_entropy(self, h_ND: Tensor, targets_N: Tensor, logits: Tensor, scale: float | None) -> Tensor:
+    def _some(self, words_V: Tensor) -> PackedWeights:
+        """The head's rows of these ids, as weights of their own."""
+        weight = self._packed.weights[0]
+        return PackedWeights(
+            self._work.kernels, [weight.detach()[words_V].requires_grad_(weight.requires_grad)], keep=True
+        )
+
+    def _cross_entropy(
+        self, h_ND: Tensor, targets_N: Tensor, logits: Tensor, scale: float | None, packed: PackedWeights
+    ) -> Tensor:
         """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V]."""
-        (N, D), V = h_ND.shape, self._packed.rows
+        (N, D), V = h_ND.shape, packed.rows
         losses_N = torch.empty(N)
-        weights, keep = self._packed.layout("forward"), int(scale is not None)
+        weights, keep = packed.layout("forward"), int(scale is not None)
         self._work.kernels.slm_cross_entropy(h_ND, N, D, weights, V, targets_N, scale or 0.0, keep, logits, losses_N)
         return losses_N

@@ -3,6 +3,7 @@
 Tested in tests/slm/kernels/test_fused.py.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -112,6 +113,13 @@ class Workspace:
         if found.shape != shape:  # the kernels would write past its end
             raise RuntimeError(f"the buffer {name} is {tuple(found.shape)}, not {shape}")
         return found
+
+    def room(self, name: str, *shape: int) -> Tensor:
+        """Like ``buffer``, for a shape that changes from call to call: the largest that there was is kept."""
+        size = math.prod(shape)
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = torch.empty(size, dtype=self.kernels.dtype)
+        return self._buffers[name][:size].view(shape)
 
     def _all_packed(self) -> tuple[PackedWeights, ...]:
         return (*self.qkv, *self.o, *self.gate_up, *self.down, self.head)

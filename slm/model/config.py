@@ -174,18 +174,20 @@ class ModelConfig:
         q_width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         return self.d_model * (2 * q_width + 2 * kv_width + 3 * self.ffn_dim)
 
-    def flops_per_token(self, seq_len: int | None = None) -> int:
+    def flops_per_token(self, seq_len: int | None = None, words: int | None = None) -> int:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.
 
-        N is ``n_matmul_params``. Attention is 2 products of T/2 visible keys on average, forward once and
-        backward twice: 6 n_layers T n_heads head_dim. A local layer sees fewer. Recomputation is not counted.
+        N is ``n_matmul_params``; of the head's, those of ``words`` alone where they are fewer. Attention is 2 products
+        of T/2 visible keys on average, forward once and backward twice: 6 n_layers T n_heads head_dim. A local layer
+        sees fewer. Recomputation is not counted.
         """
         seq_len = seq_len or self.seq_len
         n_local = sum(self.local_layers)
         window = min(seq_len, self.sliding_window or seq_len)
         # Twice the keys seen on average: T, and W (2 T - W) / T where a window of W is shorter than T.
         seen = (self.n_layers - n_local) * seq_len + n_local * window * (2 * seq_len - window) // seq_len
-        return 6 * self.n_matmul_params + 6 * seen * self.n_heads * self.head_dim
+        left_out = self.vocab_size - min(words or self.vocab_size, self.vocab_size)
+        return 6 * (self.n_matmul_params - left_out * self.d_model) + 6 * seen * self.n_heads * self.head_dim
 
     @property
     def training_state_bytes(self) -> int:

@@ -32,6 +32,9 @@ class HeadPass:
     soften: Soften | None = None
     """``soften(dlogits_RV, losses_R, rows)`` changes the gradient of some rows in place. It gets weight * (softmax -
     one-hot), zeros where not scored, and each target's cross-entropy, nats."""
+    words: Tensor | None = None
+    """The ids whose logits exist, int64 [V], each once; targets are then places among them. None: all of the
+    vocabulary."""
 
 
 class HeadLoss(Protocol):
@@ -53,22 +56,23 @@ def head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: Hea
 
 
 def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[Tensor, Tensor]:
-    low_VD = weight_VD.to(x_ND.dtype)
+    all_VD = weight_VD.to(x_ND.dtype)
     dx_ND, dweight_VD = torch.zeros_like(x_ND), torch.zeros_like(weight_VD)
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     chunks = [slice(start, min(len(x_ND), start + rows)) for start in range(0, len(x_ND), rows)]
 
-    def logits_and_losses(h_ND: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+    def logits_and_losses(h_ND: Tensor, part: slice, low_VD: Tensor) -> tuple[Tensor, Tensor]:
         logits_RV = F.linear(h_ND[part], low_VD).float()
         return logits_RV, F.cross_entropy(logits_RV, targets_N[part], ignore_index=IGNORED, reduction="none")
 
     def losses() -> Tensor:
-        return torch.cat([logits_and_losses(x_ND, part)[1] for part in chunks])
+        return torch.cat([logits_and_losses(x_ND, part, all_VD)[1] for part in chunks])
 
     for each in head.passes(losses):
         h_ND = x_ND if each.temperature == 1 else x_ND / each.temperature
+        low_VD = all_VD if each.words is None else all_VD[each.words]
         for part in chunks:
-            logits_RV, losses_R = logits_and_losses(h_ND, part)
+            logits_RV, losses_R = logits_and_losses(h_ND, part, low_VD)
             targets_R = targets_N[part]
             scored_R = targets_R != IGNORED
             weights_R = scored_R * (each.weights[part] if isinstance(each.weights, Tensor) else each.weights)
@@ -79,5 +83,9 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
                 each.soften(dlogits_RV, losses_R, part)
             low_RV = dlogits_RV.to(x_ND.dtype)
             dx_ND[part] += (low_RV @ low_VD) / each.temperature
-            dweight_VD += low_RV.T @ h_ND[part]
+            gradient_VD = low_RV.T @ h_ND[part]
+            if each.words is None:
+                dweight_VD += gradient_VD
+            else:
+                dweight_VD.index_add_(0, each.words, gradient_VD.to(dweight_VD.dtype))
     return dx_ND, dweight_VD

@@ -21,8 +21,15 @@ LONG_RUN = 300e6
 """Training tokens from which sequences have 1,024 tokens instead of 512."""
 BYTES_PER_ID = 800.0
 """Text that there must be, and that a run must read, for each id of a vocabulary; the smallest needs none."""
-TABLE_SHARE = 0.5
-"""The most parameters of a head, in units of those of the layers, but for the smallest vocabulary."""
+TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 2.0
+"""The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
+training does not compute all logits."""
+SAMPLED_WORDS = 2048
+"""Words whose logits training computes (``train.sampled_softmax``) where the vocabulary has twice as many or more."""
+MORE_WORDS = 1.15
+"""What a step computes of them, in units of that: micro-batches with many different targets take more."""
+SHORT_PIECES, LEAST_SHORT = 4, 128
+"""Into how many a sequence is cut in the first part of a run (``train.short_seq_len``), and their fewest tokens."""
 BAG = 4
 """Tokens of a bag while ``train.superposition`` holds, where there is text enough."""
 LEAST_STEPS = 100
@@ -59,6 +66,12 @@ class Wanted:
     """Tokens of a bag in the first part of the run."""
     superposition_share: float = 0.1
     """That part."""
+    short_seq_len: int | None = None
+    """Tokens of a sequence in the first part of the run; 0: as many as later."""
+    short_seq_share: float = 0.5
+    """That part."""
+    sampled_softmax: int | None = None
+    """Words whose logits training computes; 0: all."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -79,6 +92,10 @@ class Candidate:
     micro_batch: int
     superposition: int
     """Tokens of a bag in the first part of the run; 1: single tokens."""
+    short_seq_len: int
+    """Tokens of a sequence in the first part of the run; 0: as many as later."""
+    sampled_softmax: int
+    """Words whose logits training computes; 0: all."""
     steps: int
     tokens: int
     bytes: float
@@ -126,8 +143,9 @@ def candidates(
         for vocab_size, bytes_per_token in _vocabularies(corpus, wanted):
             candidate = make(machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
             free = wanted.vocab_size is None and vocab_size > min(corpus.bytes_per_token)
+            share = SAMPLED_TABLE_SHARE if candidate.sampled_softmax else TABLE_SHARE
             if free and (
-                vocab_size * shape.d_model > TABLE_SHARE * shape.n_matrix or vocab_size * BYTES_PER_ID > candidate.bytes
+                vocab_size * shape.d_model > share * shape.n_matrix or vocab_size * BYTES_PER_ID > candidate.bytes
             ):
                 continue
             if candidate.memory_bytes <= MEMORY_SHARE * memory:
@@ -163,12 +181,19 @@ def make(
     training = max(training, 0.3 * seconds) * (1 - VALIDATION_SHARE - OVERHEAD)
     seq_len, tokens = wanted.seq_len or 512, 1_000_000
     model = shape.model_config(vocab_size, seq_len)
+    sampled = _sampled(wanted, vocab_size)
+    words = min(vocab_size, round(MORE_WORDS * sampled)) if sampled else None
     for _ in range(8):  # the step's size depends on the tokens, and the tokens on the step's size
         if wanted.seq_len is None:
             seq_len = 1024 if tokens >= LONG_RUN else 512
         sequences = wanted.sequences or step_sequences(tokens, seq_len)
         per_step = sequences * seq_len
-        step_seconds = machine.step_seconds(model, per_step, seq_len)
+        step_seconds = machine.step_seconds(model, per_step, seq_len, words)
+        if short := _short(wanted, seq_len):
+            quick = machine.step_seconds(model, per_step, short, words)
+            # Of the time, not of the steps: as many steps are done as both parts have time for.
+            share = wanted.short_seq_share
+            step_seconds = 1 / (share / quick + (1 - share) / step_seconds)
         steps = max(1, round(training / step_seconds))
         tokens = steps * per_step
     model = shape.model_config(vocab_size, seq_len)
@@ -188,6 +213,8 @@ def make(
         sequences=sequences,
         micro_batch=micro_batch,
         superposition=bag,
+        short_seq_len=short,
+        sampled_softmax=sampled,
         steps=steps,
         tokens=tokens,
         bytes=n_bytes,
@@ -211,6 +238,21 @@ def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
         return wanted.superposition
     _, read = superposed(n_bytes, BAG, wanted.superposition_share)
     return BAG if bags_fit(BAG, seq_len) and read <= text else 1
+
+
+def _short(wanted: Wanted, seq_len: int) -> int:
+    """Tokens of the first sequences; 0: as many as later."""
+    if wanted.short_seq_len is not None:
+        return wanted.short_seq_len
+    fits = seq_len % SHORT_PIECES == 0 and seq_len >= SHORT_PIECES * LEAST_SHORT
+    return seq_len // SHORT_PIECES if fits else 0
+
+
+def _sampled(wanted: Wanted, vocab_size: int) -> int:
+    """Of how many words training computes logits; 0: of all."""
+    if wanted.sampled_softmax is not None:
+        return wanted.sampled_softmax
+    return SAMPLED_WORDS if vocab_size >= 2 * SAMPLED_WORDS else 0
 
 
 def step_sequences(tokens: float, seq_len: int) -> int:

@@ -113,6 +113,8 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         sequences = base.train.micro_batch * accum
     seq_len = base.train.seq_len if given_value(argv, "train.seq_len") is not None else None
     single = base.data.has_chat or base.init_from or base.distill.teacher
+    whole = base.data.has_chat or given_value(argv, "train.short_seq_len") is not None
+    all_words = base.preference.on or base.distill.teacher or given_value(argv, "train.sampled_softmax") is not None
     return Wanted(
         **shape,
         vocab_size=vocab,
@@ -120,6 +122,9 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         sequences=sequences,
         superposition=base.train.superposition if single or given_value(argv, "train.superposition") else None,
         superposition_share=base.train.superposition_share,
+        short_seq_len=base.train.short_seq_len if whole else None,
+        short_seq_share=base.train.short_seq_share,
+        sampled_softmax=base.train.sampled_softmax if all_words else None,
     )
 
 
@@ -137,6 +142,8 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.micro_batch": chosen.micro_batch,
         "train.grad_accum": chosen.sequences // chosen.micro_batch,
         "train.superposition": chosen.superposition,
+        "train.short_seq_len": chosen.short_seq_len,
+        "train.sampled_softmax": chosen.sampled_softmax,
         "train.eval_every": every,
         "train.eval_blocks": chosen.validation_blocks,
         "train.checkpoint_every": every,
@@ -158,7 +165,7 @@ def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
     """What the run's ``config.yaml`` keeps of the choice."""
     return {
         "n_params": chosen.model.n_params,
-        "flops_per_token": chosen.model.flops_per_token(chosen.seq_len),
+        "flops_per_token": chosen.model.flops_per_token(chosen.seq_len, chosen.sampled_softmax or None),
         "training_state_bytes": chosen.model.training_state_bytes,
         "predicted": {
             "bits_per_byte": round(chosen.bits_per_byte, 4),

@@ -86,11 +86,14 @@ class Machine:
     share: float = 1.0
     """Processor time of the measured steps, in units of their time on all threads: less where others used the cores."""
 
-    def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int) -> float:
-        """Seconds of an optimizer step of ``tokens`` tokens in sequences of ``seq_len``."""
+    def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int, words: int | None = None) -> float:
+        """Seconds of an optimizer step of ``tokens`` tokens in sequences of ``seq_len``.
+
+        ``words``: of how many the head computes logits; None: of the whole vocabulary.
+        """
         rates = self.at(shape.d_model)
-        head = 6 * shape.vocab_size * shape.d_model
-        layers = shape.flops_per_token(seq_len) - head
+        head = 6 * (words or shape.vocab_size) * shape.d_model
+        layers = shape.flops_per_token(seq_len, words) - head
         tables = shape.vocab_size * shape.d_model * (1 if shape.tie_embeddings else 2)
         matrices = shape.n_matmul_params - shape.vocab_size * shape.d_model
         update = matrices * rates.matrix_update + tables * rates.table_update

@@ -15,6 +15,7 @@ from train.objective.distillation import DistillObjective, Teacher
 from train.objective.objective import CROSS_ENTROPY, Objective
 from train.objective.preference import PreferenceObjective
 from train.objective.reference import FILE, KeptReference, digest_of, frozen_copy
+from train.objective.sampled_softmax import SampledSoftmax
 from train.objective.teacher import Named, frozen_teacher
 from train.objective.teacher_cache import CachedTeacher
 
@@ -40,7 +41,8 @@ def make_objective(
         return DistillObjective(config.distill, _make_teacher(config, model, tokenizer, environment))
     preference = config.preference
     if preference.loss is None:
-        return CROSS_ENTROPY
+        sampled = config.train.sampled_softmax
+        return SampledSoftmax(sampled, model.config.vocab_size) if sampled else CROSS_ENTROPY
     if preference.loss == "orpo":
         return PreferenceObjective(preference)
     if new:

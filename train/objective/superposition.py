@@ -19,6 +19,7 @@ from slm.model.head_loss import HeadPass
 from train.backend import Backend, count_scored
 from train.objective.batch import Batch
 from train.objective.objective import Objective, Part
+from train.objective.sampled_softmax import Words, draw
 
 LEAST_PROBABILITY = 1e-30
 """Of a token, for its cross-entropy: a probability that is rounded to zero must not make the loss infinite."""
@@ -27,8 +28,9 @@ LEAST_PROBABILITY = 1e-30
 class Superposition(Objective):
     """The mean cross-entropy of the next bag's tokens, nats per token, where a bag has ``bag`` of them."""
 
-    def __init__(self, bag: int) -> None:
-        self._bag = bag
+    def __init__(self, bag: int, *, sampled: int = 0, vocab_size: int = 0) -> None:
+        """``sampled``: how many words of ``vocab_size`` are computed (``train.sampled_softmax``); 0: all."""
+        self._bag, self._sampled, self._vocab_size = bag, sampled, vocab_size
 
     def split(self, block_BT1: np.ndarray) -> Batch:
         """Bags of the first T tokens of each block [B, T + 1]; the last bag of a sequence has none to predict."""
@@ -39,25 +41,29 @@ class Superposition(Objective):
         return Batch(ids_BPS, targets_BPS, None)
 
     def gradients(self, backend: Backend, batch: Batch, scale: float) -> Part:
-        head = NextBag(batch.targets.flatten(0, 1), scale)
-        first_BP = batch.targets[..., 0].contiguous()
+        words = draw(batch.targets, self._vocab_size, self._sampled) if self._sampled else None
+        targets_BPS = batch.targets if words is None else words.places(batch.targets)
+        head = NextBag(targets_BPS.flatten(0, 1), scale, words)
+        first_BP = targets_BPS[..., 0].contiguous()
         backend.head_gradients(batch.ids, first_BP, head)
         return Part(head.nats, count_scored(first_BP))
 
 
 class NextBag:
-    """The loss at the head. ``targets_NS``: each position's next bag, -100 where there is none.
+    """The loss at the head. ``targets_NS``: each position's next bag, -100 where there is none; where there are
+    ``words``, as places among them.
 
     ``nats`` is, after the pass, the sum over the positions of their mean cross-entropies.
     """
 
-    def __init__(self, targets_NS: Tensor, scale: float) -> None:
-        self._targets_NS, self._scale = targets_NS, scale
+    def __init__(self, targets_NS: Tensor, scale: float, words: Words | None = None) -> None:
+        self._targets_NS, self._scale, self._words = targets_NS, scale, words
         self.nats = 0.0
 
     def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
         """One pass: the cross-entropy of each bag's first token, which ``_spread`` makes that of all of them."""
-        return [HeadPass(self._scale, soften=self._spread)]
+        ids = None if self._words is None else self._words.ids
+        return [HeadPass(self._scale, soften=self._spread, words=ids)]
 
     def _spread(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
         """From scale * (softmax - first token) to scale * (softmax - the share of each of the bag's tokens)."""
@@ -67,6 +73,8 @@ class NextBag:
         # In bf16, adding the 1 back would leave two digits of the first token's probability: take it from its loss.
         first_R = self._scale * scored_R * torch.exp(-losses_R)
         dlogits_RV.scatter_(1, targets_RS[:, :1], first_R[:, None].to(dlogits_RV.dtype))
+        if self._words is not None:
+            self._words.complete(dlogits_RV, self._scale)
         probabilities_RS = dlogits_RV.gather(1, targets_RS).float() / self._scale
         nats_R = -probabilities_RS.clamp(min=LEAST_PROBABILITY).log().mean(1)
         self.nats += (nats_R * scored_R).double().sum().item()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data.tokenizers.tokenizer import Tokenizer
 from slm.kernels.column_squares import column_products
-from slm.kernels.fused import unsupported
+from slm.kernels.fused import usable
 from slm.kernels.native import Kernels
 from slm.model.transformer import LanguageModel
 
@@ -48,12 +48,11 @@ def input_moments(
     windows = _windows(tokenizer, text, min(MOST, max(FEWEST, pieces)), min(WINDOW, model.config.seq_len))
     if not len(windows):
         return {}
-    usable_kernels = None if kernels is None or unsupported(model, kernels) else kernels
-    found = column_products(model, windows, usable_kernels)
+    found = column_products(model, windows, usable(model, kernels))
     for moments_DD in {id(each): each for each in found.values()}.values():
         moments_DD /= windows.size
-    usable = (each.isfinite().all() and each.diagonal().sum() > 0 for each in found.values())
-    return found if all(usable) else {}
+    sound = (each.isfinite().all() and each.diagonal().sum() > 0 for each in found.values())
+    return found if all(sound) else {}
 
 
 def _windows(tokenizer: Tokenizer, text: str, n_pieces: int, width: int) -> np.ndarray:

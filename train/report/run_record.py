@@ -271,9 +271,13 @@ class RunRecord:
             shape = ModelConfig.from_hf(json.loads(text))
         except (IndexError, OSError, ValueError, KeyError, TypeError):
             return facts
-        seq_len = number(self.setting("train.seq_len"))
-        flops = shape.flops_per_token(None if seq_len is None else int(seq_len))
+        flops = self.flops_per_token(shape)
         return {"n_params": shape.n_params, "flops_per_token": flops, "vocab_size": shape.vocab_size}
+
+    def flops_per_token(self, shape: ModelConfig) -> int:
+        """FLOPs of a token of the run: its sequence length, its ``train.sampled_softmax``."""
+        seq_len, words = (number(self.setting(f"train.{name}")) for name in ("seq_len", "sampled_softmax"))
+        return shape.flops_per_token(int(seq_len) if seq_len else None, int(words) if words else None)
 
 
 def find_run(path: str) -> Path:

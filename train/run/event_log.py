@@ -13,7 +13,6 @@ from slm.machine.record import machine_record
 from slm.model.config import ModelConfig
 from slm.report import finite
 from train.environment import Environment
-from train.report.curves import number
 from train.report.run_record import RunRecord
 
 
@@ -37,12 +36,11 @@ class EventLog:
         self, step: int, resumed_from: Path | None, model: ModelConfig, environment: Environment, **facts: Any
     ) -> None:
         """The run begins, or resumes from a checkpoint. ``facts``: more about the process, for the report."""
-        seq_len = number(self._record.setting("train.seq_len"))
         record = {
             "from": resumed_from and resumed_from.name,
             "again": max(0, self._seen_step - step),
             "n_params": model.n_params,
-            "flops_per_token": model.flops_per_token(None if seq_len is None else int(seq_len)),
+            "flops_per_token": self._record.flops_per_token(model),
             "vocab_size": model.vocab_size,
             "threads": environment.threads,
             "precision": environment.precision,

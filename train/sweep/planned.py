@@ -89,7 +89,7 @@ def _plan(point: Point, common: Sequence[str], given: set[str], options: SweepOp
         steps=steps,
         rung_steps=tuple(dict.fromkeys(rung for rung in rungs if 0 < rung < steps)),
         tokens_per_step=config.train.tokens_per_step,
-        flops_per_token=model_shape(config).flops_per_token(config.train.seq_len),
+        flops_per_token=config.train.flops_per_token(model_shape(config)),
         minutes=config.train.max_minutes,
     )
 

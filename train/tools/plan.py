@@ -39,7 +39,7 @@ def _costs(config: PlanConfig) -> int:
     speeds = [config.tokens_per_s] if config.tokens_per_s else list(SPEEDS)
     shape = model_shape(config)
     tokens = config.train.max_steps * config.train.tokens_per_step
-    flops_per_token = shape.flops_per_token(config.train.seq_len)
+    flops_per_token = config.train.flops_per_token(shape)
     record = {
         "preset": config.preset,
         "n_params": shape.n_params,

@@ -87,6 +87,10 @@ def test_a_gemma_config_as_transformers_4_wrote_it():
     # 15 layers see 512 positions, or 256 on average of the first 512, and 3 all of them.
     assert config.flops_per_token(512) - 6 * config.n_matmul_params == 6 * 18 * 512 * 1024
     assert config.flops_per_token(2048) - 6 * config.n_matmul_params == 6 * (3 * 2048 + 15 * 896) * 1024
+    # The head, too, counts only what is computed of it.
+    left_out = 6 * (config.vocab_size - 2048) * config.d_model
+    assert config.flops_per_token(512, 2048) == config.flops_per_token(512) - left_out
+    assert config.flops_per_token(512, 1 << 20) == config.flops_per_token(512)
 
 
 def test_shapes_that_llama_cpp_does_not_run_are_refused():

@@ -53,8 +53,9 @@ def test_a_faster_machine_gives_more():
 
 
 def test_steps_fill_the_time_that_is_left():
+    plain = Wanted(short_seq_len=0, sampled_softmax=0)
     for spent in (0.0, 300.0):
-        run = chosen(3600, spent=spent)
+        run = chosen(3600, spent=spent, wanted=plain)
         training = run.steps * MACHINE.step_seconds(run.model, run.sequences * run.seq_len, run.seq_len)
         assert 0.88 * (3600 - spent) < training < 3600 - spent
         assert run.tokens == run.steps * run.sequences * run.seq_len
@@ -98,7 +99,8 @@ def test_bags_of_tokens_where_no_text_is_read_twice_for_them():
     assert plenty.epochs == pytest.approx(1.3 * plenty.bytes / LARGE.bytes)
     assert chosen(3600, wanted=Wanted(seq_len=510)).superposition == 1
     for text, bag in ((1.4, 4), (1.2, 1)):  # a tenth of the positions read four tokens each
-        corpus = replace(LARGE, bytes=text * single.bytes, bytes_per_token={single.vocab_size: 3.4})
+        tokens = {single.vocab_size: TOKENS[single.vocab_size]}
+        corpus = replace(LARGE, bytes=text * single.bytes, bytes_per_token=tokens)
         run = chosen(3600, corpus, wanted=Wanted(n_layers=single.shape.n_layers, d_model=single.shape.d_model))
         assert run.superposition == bag, text
 
@@ -108,3 +110,27 @@ def test_bags_that_a_person_asks_for_on_little_text_repeat_it():
     plenty, little = (chosen(3600, replace(LARGE, bytes=size), wanted=wanted) for size in (LARGE.bytes, 2e6))
     assert little.epochs > 4
     assert little.bits_per_byte > 1.02 * plenty.bits_per_byte
+
+
+def test_short_sequences_and_sampled_words_leave_time_for_more_steps():
+    shape = {"n_layers": 4, "d_model": 512, "vocab_size": 8192, "sequences": 16}
+    plain = chosen(3600, wanted=Wanted(**shape, short_seq_len=0, sampled_softmax=0))
+    short = chosen(3600, wanted=Wanted(**shape, sampled_softmax=0))
+    sampled = chosen(3600, wanted=Wanted(**shape, short_seq_len=0))
+    both = chosen(3600, wanted=Wanted(**shape))
+    assert (both.short_seq_len, both.sampled_softmax) == (128, 2048)
+    assert plain.steps < min(short.steps, sampled.steps) < max(short.steps, sampled.steps) < both.steps
+    step = MACHINE.step_seconds(plain.model, 16 * 512, 512)
+    quick = MACHINE.step_seconds(plain.model, 16 * 512, 128)
+    assert quick < step
+    half = plain.steps / 2  # half of the time each
+    assert short.steps == pytest.approx(half + half * step / quick, rel=0.01)
+
+
+def test_short_sequences_need_a_length_and_sampled_words_a_vocabulary():
+    assert chosen(3600, wanted=Wanted(seq_len=256)).short_seq_len == 0
+    assert chosen(3600, wanted=Wanted(seq_len=1024)).short_seq_len == 256
+    assert chosen(3600, wanted=Wanted(vocab_size=2048)).sampled_softmax == 0
+    assert chosen(3600, wanted=Wanted(vocab_size=4096)).sampled_softmax == 2048
+    larger = chosen(3600, wanted=Wanted(n_layers=2, d_model=256)).vocab_size
+    assert chosen(3600, wanted=Wanted(n_layers=2, d_model=256, sampled_softmax=0)).vocab_size < larger

@@ -1,0 +1,108 @@
+"""Sampled softmax: a training step computes the logits of some words of the vocabulary instead of all (Jean et al.
+2015, arXiv 1412.2007).
+
+Those are every target of the micro-batch, and others drawn at random, each of which stands for as many as were not
+drawn. So the sum over the vocabulary has its expected value, targets get their exact gradient but for the noise of that
+sum, and the head costs what so many words cost, however large the vocabulary is. Validation, checkpoints and files know
+nothing of it.
+
+The draw depends on the targets alone: a resumed run makes the same, and no state has to be kept.
+
+Shape suffixes: N positions, R of them at a time, S tokens of a bag, V words whose logits are computed.
+
+Tested in tests/train/objective/test_sampled_softmax.py.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm.model.cross_entropy import IGNORED
+from slm.model.head_loss import HeadPass
+from train.backend import Backend, count_scored
+from train.objective.batch import Batch
+from train.objective.objective import Objective, Part
+
+LEAST_DRAWN = 0.25
+"""Of ``train.sampled_softmax``, for words that are no targets: where targets leave fewer, more logits are computed."""
+MULTIPLE = 256
+"""The number of words is a multiple of this, so that the kernels' panels are full and few sizes of buffers come up."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words whose logits a micro-batch computes."""
+
+    ids: Tensor
+    """int64 [V]: the targets, then those that were drawn."""
+    n_targets: int
+    stands_for: float
+    """How many words that are no targets each drawn one stands for."""
+
+    def places(self, targets: Tensor) -> Tensor:
+        """Where ``targets`` are in ``ids``; -100 where they are not scored."""
+        found = torch.searchsorted(self.ids[: self.n_targets], targets.clamp(min=0)).clamp(max=self.n_targets - 1)
+        return torch.where(targets == IGNORED, IGNORED, found)
+
+    def complete(self, scaled_RV: Tensor, scale: float) -> Tensor:
+        """Make probabilities among these words, times ``scale``, those in the whole vocabulary, in place. Returns what
+        each row's cross-entropy has to grow by, f32 [R], nats."""
+        drawn = scaled_RV[:, self.n_targets :]
+        missing_R1 = drawn.sum(1, keepdim=True, dtype=torch.float32) * ((self.stands_for - 1) / scale)
+        drawn *= self.stands_for
+        scaled_RV /= 1 + missing_R1
+        return missing_R1.squeeze(1).log1p_()
+
+
+def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
+    """``count`` words or a little more for ``targets`` (any shape, -100: not scored); None: all of the vocabulary."""
+    wanted = np.unique(targets.numpy())
+    wanted = wanted[wanted >= 0]
+    size = -(-max(count, len(wanted) + round(LEAST_DRAWN * count)) // MULTIPLE) * MULTIPLE
+    if not len(wanted) or size >= vocab_size:
+        return None
+    others = np.delete(np.arange(vocab_size), wanted)
+    chosen = np.random.default_rng(zlib.crc32(targets.numpy().tobytes()))
+    drawn = chosen.choice(others, size - len(wanted), replace=False, shuffle=False)
+    ids = torch.from_numpy(np.concatenate([wanted, np.sort(drawn)]))
+    return Words(ids, len(wanted), len(others) / len(drawn))
+
+
+class SampledSoftmax(Objective):
+    """The cross-entropy of every scored target, nats, estimated from ``count`` words of ``vocab_size``."""
+
+    def __init__(self, count: int, vocab_size: int) -> None:
+        self._count, self._vocab_size = count, vocab_size
+
+    def gradients(self, backend: Backend, batch: Batch, scale: float) -> Part:
+        words = draw(batch.targets, self._vocab_size, self._count)
+        if words is None:
+            return super().gradients(backend, batch, scale)
+        head = _Estimate(words, words.places(batch.targets), scale)
+        backend.head_gradients(batch.ids, head.places, head, batch.starts)
+        return Part(head.nats, count_scored(batch.targets))
+
+
+class _Estimate:
+    """The loss at the head; ``nats`` is, after the pass, the sum of the estimated cross-entropies."""
+
+    def __init__(self, words: Words, places: Tensor, scale: float) -> None:
+        self._words, self.places, self._scale = words, places, scale
+        self.nats = 0.0
+
+    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+        return [HeadPass(self._scale, soften=self._complete, words=self._words.ids)]
+
+    def _complete(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
+        """From scale * (softmax among the words - target) to that in the whole vocabulary."""
+        places_R = self.places.flatten()[rows]
+        scored_R = (places_R != IGNORED).float()
+        losses_R = losses_R + self._words.complete(dlogits_RV, self._scale) * scored_R
+        self.nats += losses_R.sum(dtype=torch.float64).item()
+        # In bf16 the target's own entry, a difference to 1, is better taken from its loss.
+        target_R = self._scale * scored_R * torch.expm1(-losses_R)
+        dlogits_RV.scatter_(1, places_R.clamp(min=0)[:, None], target_R[:, None].to(dlogits_RV.dtype))
