@@ -66,8 +66,8 @@ def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
     if not len(wanted) or size >= vocab_size:
         return None
     others = np.delete(np.arange(vocab_size), wanted)
-    chosen = np.random.default_rng(zlib.crc32(targets.numpy().tobytes()))
-    drawn = chosen.choice(others, size - len(wanted), replace=False, shuffle=False)
+    chance = np.random.default_rng(zlib.crc32(targets.numpy().tobytes()))
+    drawn = chance.choice(others, size - len(wanted), replace=False, shuffle=False)
     ids = torch.from_numpy(np.concatenate([wanted, np.sort(drawn)]))
     return Words(ids, len(wanted), len(others) / len(drawn))
 
