@@ -283,7 +283,7 @@ class TrainConfig:
 
     def flops_per_token(self, shape: ModelConfig) -> int:
         """FLOPs of a token in a step as most of the run has it: whole sequences, ``sampled_softmax`` words."""
-        return shape.flops_per_token(self.seq_len, self.sampled_softmax or None)
+        return shape.flops_per_token(self.seq_len, self.sampled_softmax)
 
     @property
     def tokens_per_step(self) -> int:

@@ -174,12 +174,12 @@ class ModelConfig:
         q_width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         return self.d_model * (2 * q_width + 2 * kv_width + 3 * self.ffn_dim)
 
-    def flops_per_token(self, seq_len: int | None = None, words: int | None = None) -> int:
+    def flops_per_token(self, seq_len: int | None = None, words: int = 0) -> int:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.
 
-        N is ``n_matmul_params``; of the head's, those of ``words`` alone where they are fewer. Attention is 2 products
-        of T/2 visible keys on average, forward once and backward twice: 6 n_layers T n_heads head_dim. A local layer
-        sees fewer. Recomputation is not counted.
+        N is ``n_matmul_params``; of the head's, those of ``words`` alone where they are fewer (0: all). Attention is 2
+        products of T/2 visible keys on average, forward once and backward twice: 6 n_layers T n_heads head_dim. A local
+        layer sees fewer. Recomputation is not counted.
         """
         seq_len = seq_len or self.seq_len
         n_local = sum(self.local_layers)

@@ -182,7 +182,7 @@ def make(
     seq_len, tokens = wanted.seq_len or 512, 1_000_000
     model = shape.model_config(vocab_size, seq_len)
     sampled = _sampled(wanted, vocab_size)
-    words = min(vocab_size, round(MORE_WORDS * sampled)) if sampled else None
+    words = min(vocab_size, round(MORE_WORDS * sampled))
     for _ in range(8):  # the step's size depends on the tokens, and the tokens on the step's size
         if wanted.seq_len is None:
             seq_len = 1024 if tokens >= LONG_RUN else 512

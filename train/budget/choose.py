@@ -165,7 +165,7 @@ def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
     """What the run's ``config.yaml`` keeps of the choice."""
     return {
         "n_params": chosen.model.n_params,
-        "flops_per_token": chosen.model.flops_per_token(chosen.seq_len, chosen.sampled_softmax or None),
+        "flops_per_token": chosen.model.flops_per_token(chosen.seq_len, chosen.sampled_softmax),
         "training_state_bytes": chosen.model.training_state_bytes,
         "predicted": {
             "bits_per_byte": round(chosen.bits_per_byte, 4),

@@ -86,10 +86,10 @@ class Machine:
     share: float = 1.0
     """Processor time of the measured steps, in units of their time on all threads: less where others used the cores."""
 
-    def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int, words: int | None = None) -> float:
+    def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int, words: int = 0) -> float:
         """Seconds of an optimizer step of ``tokens`` tokens in sequences of ``seq_len``.
 
-        ``words``: of how many the head computes logits; None: of the whole vocabulary.
+        ``words``: of how many the head computes logits; 0: of the whole vocabulary.
         """
         rates = self.at(shape.d_model)
         head = 6 * (words or shape.vocab_size) * shape.d_model

@@ -59,7 +59,10 @@ class Words:
 
 
 def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
-    """``count`` words or a little more for ``targets`` (any shape, -100: not scored); None: all of the vocabulary."""
+    """``count`` words or a little more for ``targets`` (any shape, -100: not scored); None: all of the vocabulary, as
+    for a ``count`` of 0."""
+    if not count:
+        return None
     wanted = np.unique(targets.numpy())
     wanted = wanted[wanted >= 0]
     size = -(-max(count, len(wanted) + round(LEAST_DRAWN * count)) // MULTIPLE) * MULTIPLE

@@ -41,7 +41,7 @@ class Superposition(Objective):
         return Batch(ids_BPS, targets_BPS, None)
 
     def gradients(self, backend: Backend, batch: Batch, scale: float) -> Part:
-        words = draw(batch.targets, self._vocab_size, self._sampled) if self._sampled else None
+        words = draw(batch.targets, self._vocab_size, self._sampled)
         targets_BPS = batch.targets if words is None else words.places(batch.targets)
         head = NextBag(targets_BPS.flatten(0, 1), scale, words)
         first_BP = targets_BPS[..., 0].contiguous()

@@ -277,7 +277,7 @@ class RunRecord:
     def flops_per_token(self, shape: ModelConfig) -> int:
         """FLOPs of a token of the run: its sequence length, its ``train.sampled_softmax``."""
         seq_len, words = (number(self.setting(f"train.{name}")) for name in ("seq_len", "sampled_softmax"))
-        return shape.flops_per_token(int(seq_len) if seq_len else None, int(words) if words else None)
+        return shape.flops_per_token(int(seq_len) if seq_len else None, int(words or 0))
 
 
 def find_run(path: str) -> Path:

@@ -38,9 +38,9 @@ CONFIGS = {
 }
 
 
-def model_of(seed: int, tie: bool = False) -> LanguageModel:
+def model_of(seed: int, tie: bool = False, vocab_size: int = SHAPE.vocab_size) -> LanguageModel:
     torch.manual_seed(seed)
-    model = LanguageModel(ModelConfig(**{**vars(SHAPE), "tie_embeddings": tie})).train()
+    model = LanguageModel(ModelConfig(**{**vars(SHAPE), "tie_embeddings": tie, "vocab_size": vocab_size})).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)

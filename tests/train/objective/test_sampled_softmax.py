@@ -7,28 +7,16 @@ import torch.nn.functional as F
 
 from data.errors import UserError
 from slm.configuration import build, load_config
-from slm.kernels.fused import Fused
-from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel, rope_tables
-from tests.helpers.kernels import kernels_for_test
 from tests.helpers.small_run import SmallRun, differences, records, write_corpus
-from tests.train.objective.test_preference import PLAIN, SHAPE
-from train.backend import AutogradBackend, KernelBackend
+from tests.train.objective.test_preference import model_of
+from tests.train.objective.test_superposition import assert_gradients
 from train.config import RunConfig
 from train.objective.sampled_softmax import SampledSoftmax, Words, draw
 from train.objective.superposition import Superposition
 
 VOCAB, COUNT, BAG = 1024, 256, 4
 BLOCKS = np.random.default_rng(5).integers(1, 90, (3, 33)).astype(np.int32)
-
-
-def model_of(tie: bool) -> LanguageModel:
-    torch.manual_seed(1)
-    model = LanguageModel(ModelConfig(**{**vars(SHAPE), "tie_embeddings": tie, "vocab_size": VOCAB})).train()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    return model
 
 
 def log_p_of(logits_NV: torch.Tensor, words: Words) -> torch.Tensor:
@@ -61,23 +49,9 @@ def definition(model: LanguageModel, bag: int) -> torch.Tensor:
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("bag", [1, BAG])
 def test_gradients_are_those_of_the_definition(kind, tie, bag):
-    model = model_of(tie)
-    loss = definition(model, bag)
-    loss.backward()
-    expected = {name: each.grad for name, each in model.named_parameters()}
-    model.zero_grad()
+    model = model_of(1, tie, VOCAB)
     objective = SampledSoftmax(COUNT, VOCAB) if bag == 1 else Superposition(bag, sampled=COUNT, vocab_size=VOCAB)
-    kernels = None if kind == "autograd" else kernels_for_test(kind)
-    backend = AutogradBackend(model, PLAIN) if kernels is None else KernelBackend(Fused(model, kernels))
-    batch = objective.split(BLOCKS)
-    count = 96 if bag == 1 else 21
-    part = objective.gradients(backend, batch, 1 / count)
-    assert part.count == count
-    tolerance = 0.03 if kind == "avx512bf16" else 1e-4
-    assert part.loss / part.count == pytest.approx(loss.item(), rel=tolerance)
-    for name, each in model.named_parameters():
-        off = (each.grad - expected[name]).norm() / expected[name].norm()
-        assert off < tolerance, name
+    assert_gradients(objective, model, kind, BLOCKS, definition(model, bag), count=96 if bag == 1 else 21)
 
 
 def test_words_are_the_targets_and_others_once_each():

@@ -32,24 +32,27 @@ def definition(model) -> torch.Tensor:
     return torch.stack(each).mean()
 
 
-@pytest.mark.parametrize("kind", ["autograd", "avx2", "avx512bf16"])
-@pytest.mark.parametrize("tie", [False, True])
-def test_gradients_are_those_of_the_definition(kind, tie):
-    model = model_of(1, tie)
-    loss = definition(model)
+def assert_gradients(objective, model, kind: str, blocks: np.ndarray, loss: torch.Tensor, *, count: int) -> None:
+    """The objective's loss and gradients, by one kind of backend, are those of ``loss``, a mean over ``count``."""
     loss.backward()
     expected = {name: each.grad for name, each in model.named_parameters()}
     model.zero_grad()
-    objective = Superposition(BAG)
-    batch = objective.split(BLOCKS)
-    assert batch.positions == 24
-    part = objective.gradients(backend_of(kind, model), batch, 1 / 21)
-    assert part.count == 21  # the last bag of a sequence has none to predict
+    part = objective.gradients(backend_of(kind, model), objective.split(blocks), 1 / count)
+    assert part.count == count
     tolerance = 0.03 if kind == "avx512bf16" else 1e-4
     assert part.loss / part.count == pytest.approx(loss.item(), rel=tolerance)
     for name, each in model.named_parameters():
         off = (each.grad - expected[name]).norm() / expected[name].norm()
         assert off < tolerance, name
+
+
+@pytest.mark.parametrize("kind", ["autograd", "avx2", "avx512bf16"])
+@pytest.mark.parametrize("tie", [False, True])
+def test_gradients_are_those_of_the_definition(kind, tie):
+    model = model_of(1, tie)
+    assert Superposition(BAG).split(BLOCKS).positions == 24
+    # The last bag of a sequence has none to predict.
+    assert_gradients(Superposition(BAG), model, kind, BLOCKS, definition(model), count=21)
 
 
 def test_batches_are_joined_in_their_order():
