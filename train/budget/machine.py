@@ -99,9 +99,9 @@ class Machine:
         update = matrices * rates.matrix_update + tables * rates.table_update
         return tokens * (layers / rates.layer_flops + head / rates.head_flops) + update
 
-    def tokens_per_s(self, shape: ModelConfig, tokens: int, seq_len: int) -> float:
-        """Training tokens per second in steps of ``tokens``."""
-        return tokens / self.step_seconds(shape, tokens, seq_len)
+    def tokens_per_s(self, shape: ModelConfig, tokens: int, seq_len: int, words: int = 0) -> float:
+        """Training tokens per second in steps of ``tokens``; ``words`` as for ``step_seconds``."""
+        return tokens / self.step_seconds(shape, tokens, seq_len, words)
 
     def at(self, d_model: int) -> Rates:
         """The rates of a width: between measured ones in proportion to the logarithm, beyond them the nearest's."""

@@ -12,10 +12,10 @@ from train.config import RunConfig
 from train.distributed.ranks import Ranks
 from train.environment import Environment
 from train.objective.distillation import DistillObjective, Teacher
-from train.objective.objective import CROSS_ENTROPY, Objective
+from train.objective.objective import Objective
 from train.objective.preference import PreferenceObjective
 from train.objective.reference import FILE, KeptReference, digest_of, frozen_copy
-from train.objective.sampled_softmax import SampledSoftmax
+from train.objective.sampled_softmax import plain_text
 from train.objective.teacher import Named, frozen_teacher
 from train.objective.teacher_cache import CachedTeacher
 
@@ -41,8 +41,7 @@ def make_objective(
         return DistillObjective(config.distill, _make_teacher(config, model, tokenizer, environment))
     preference = config.preference
     if preference.loss is None:
-        sampled = config.train.sampled_softmax
-        return SampledSoftmax(sampled, model.config.vocab_size) if sampled else CROSS_ENTROPY
+        return plain_text(config.train.sampled_softmax, model.config.vocab_size)
     if preference.loss == "orpo":
         return PreferenceObjective(preference)
     if new:

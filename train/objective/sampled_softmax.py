@@ -25,7 +25,7 @@ from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadPass
 from train.backend import Backend, count_scored
 from train.objective.batch import Batch
-from train.objective.objective import Objective, Part
+from train.objective.objective import CROSS_ENTROPY, Objective, Part
 
 LEAST_DRAWN = 0.25
 """Of ``train.sampled_softmax``, for words that are no targets: where targets leave fewer, more logits are computed."""
@@ -88,6 +88,11 @@ class SampledSoftmax(Objective):
         head = _Estimate(words, words.places(batch.targets), scale)
         backend.head_gradients(batch.ids, head.places, head, batch.starts)
         return Part(head.nats, count_scored(batch.targets))
+
+
+def plain_text(count: int, vocab_size: int) -> Objective:
+    """The objective of text: sampled softmax with ``count`` words of ``vocab_size``, or all logits where it is 0."""
+    return SampledSoftmax(count, vocab_size) if count else CROSS_ENTROPY
 
 
 class _Estimate:

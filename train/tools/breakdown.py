@@ -29,7 +29,7 @@ PARTS = {
     "slm_embed": "norms and embedding",
     "slm_embed_backward": "norms and embedding",
 }
-"""The part of the model that each kernel works for. The head's weight gradient is recognised by its rows."""
+"""The part of the model that each kernel works for. Right after ``slm_head_backward`` a weight gradient is the head's."""
 
 
 def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, float]:
@@ -38,7 +38,7 @@ def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, flo
     began = perf_counter()
     if isinstance(backend, KernelBackend):
         kernels = backend.fused.kernels
-        backend.fused.use(ClockedKernels(kernels, backend.fused.vocab_size, seconds))
+        backend.fused.use(ClockedKernels(kernels, seconds))
         result = step()
         backend.fused.use(kernels)
     else:
@@ -53,21 +53,35 @@ def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, flo
 class ClockedKernels(Kernels):
     """The functions of ``kernels`` with a clock around each; ``seconds`` gets the time by part."""
 
-    def __init__(self, kernels: Kernels, vocab_size: int, seconds: dict[str, float]) -> None:
+    def __init__(self, kernels: Kernels, seconds: dict[str, float]) -> None:
         vars(self).update(vars(kernels))
+        clock = _Clock(seconds)
         for name in SIGNATURES:
-            setattr(self, name, _clocked(name, getattr(kernels, name), vocab_size, seconds))
+            setattr(self, name, clock.around(name, getattr(kernels, name)))
 
 
-def _clocked(name: str, function: Callable[..., Any], vocab_size: int, seconds: dict[str, float]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        began = perf_counter()
-        result = function(*arguments)
+class _Clock:
+    """Adds the time of each call to its part."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._last = ""
+        """The kernel that was called last."""
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         part = PARTS.get(name)
-        if name == "slm_weight_gradient" and arguments[5] == vocab_size:
-            part = "head and loss"
-        if part:
-            seconds[part] = seconds.get(part, 0.0) + perf_counter() - began
-        return result
+        if part is None:
+            return function
 
-    return call
+        def call(*arguments: Any) -> Any:
+            began = perf_counter()
+            result = function(*arguments)
+            of_head = name == "slm_weight_gradient" and self._last == "slm_head_backward"
+            self._add("head and loss" if of_head else part, perf_counter() - began)
+            self._last = name
+            return result
+
+        return call
+
+    def _add(self, part: str, seconds: float) -> None:
+        self._seconds[part] = self._seconds.get(part, 0.0) + seconds

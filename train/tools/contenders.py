@@ -33,7 +33,7 @@ class Task:
 
 
 def ours(task: Task) -> dict[str, Any]:
-    """The step that ``python -m train`` takes."""
+    """The step that ``python -m train`` takes, with ``train.sampled_softmax`` where that is set."""
     return _own(task, compile=True)
 
 
@@ -44,8 +44,8 @@ def compiled(task: Task) -> dict[str, Any]:
 
 
 def eager(task: Task) -> dict[str, Any]:
-    """A plain loop: the same model uncompiled, autocast, torch's default allocator."""
-    return _own(task, compile=False)
+    """A plain loop: the same model uncompiled, autocast, torch's default allocator, all logits."""
+    return _own(all_logits(task), compile=False)
 
 
 def lora(task: Task, *, rank: int) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     from train.backend import make_backend
     from train.environment import Environment, number_format, prepare
     from train.lora.adapter import AdapterBackend, AdapterParameters
+    from train.objective.sampled_softmax import plain_text
     from train.optim.make import make_optimizer
     from train.step import StepResult, train_step
     from train.tools.breakdown import breakdown
@@ -81,6 +82,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     batches = _batches(config, shape.vocab_size)
     began = perf_counter()
     backend = make_backend(model, config.train, environment)
+    objective = plain_text(config.train.sampled_softmax, shape.vocab_size)
     if adapter is not None:
         backend = AdapterBackend(backend, adapter)
 
@@ -93,6 +95,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
             grad_clip=config.optim.grad_clip,
             lr=1e-4,
             backend=backend,
+            objective=objective,
         )
 
     seconds = []
@@ -108,6 +111,11 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
         result["breakdown"] = breakdown(backend, step)
     result["gemm_peak_gflops"] = gemm_peak_gflops(environment.precision) if compile else None
     return result
+
+
+def all_logits(task: Task) -> Task:
+    """The same without ``train.sampled_softmax``."""
+    return replace(task, config=replace(task.config, train=replace(task.config.train, sampled_softmax=0)))
 
 
 def hf_trainer(task: Task) -> dict[str, Any]:
@@ -155,7 +163,7 @@ def hf_trainer(task: Task) -> dict[str, Any]:
             max_steps=task.warmup + task.steps,
             max_grad_norm=config.optim.grad_clip,
         ).train()
-    return _result(task, shape, seconds, seconds[0])
+    return _result(all_logits(task), shape, seconds, seconds[0])
 
 
 def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
@@ -173,12 +181,14 @@ def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
 
 
 def _batches(config: RunConfig, vocab_size: int) -> Iterator[Any]:
-    """Seeded random blocks, int32 [micro_batch, seq_len + 1], without end."""
+    """Seeded random blocks, int32 [micro_batch, seq_len + 1], without end. Ids are as frequent as words by Zipf's law,
+    so that as many different ones are in a block as in text, about."""
     import numpy as np
 
     generator = np.random.default_rng(config.train.seed)
     while True:
-        yield generator.integers(0, vocab_size, (config.train.micro_batch, config.train.seq_len + 1)).astype(np.int32)
+        uniform = generator.random((config.train.micro_batch, config.train.seq_len + 1))
+        yield ((vocab_size + 1) ** uniform - 1).astype(np.int32)
 
 
 def _result(task: Task, shape: ModelConfig, seconds: list[float], first: float) -> dict[str, Any]:
@@ -186,7 +196,7 @@ def _result(task: Task, shape: ModelConfig, seconds: list[float], first: float) 
     train = task.config.train
     tokens = train.micro_batch * task.grad_accum * train.seq_len
     step = median(seconds[task.warmup :])
-    flops = shape.flops_per_token(train.seq_len) * tokens
+    flops = train.flops_per_token(shape) * tokens
     return {
         "tokens_per_s": tokens / step,
         "gflops": flops / step / 1e9,

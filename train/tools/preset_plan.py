@@ -29,7 +29,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
     train = config.train
     machine = None if config.tokens_per_s else measured(train, config.optim)
     if machine is not None:
-        speed = machine.tokens_per_s(shape, train.tokens_per_step, train.seq_len)
+        speed = machine.tokens_per_s(shape, train.tokens_per_step, train.seq_len, train.sampled_softmax)
     else:
         assert config.tokens_per_s is not None
         speed = config.tokens_per_s

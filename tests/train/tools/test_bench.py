@@ -6,9 +6,11 @@ import pytest
 
 from data.errors import UserError
 from slm.configuration import load
+from slm.machine.probes import torch_threads
 from tests.helpers.small_run import OPTIONS
+from train.objective import sampled_softmax
 from train.tools import bench
-from train.tools.contenders import CONTENDERS
+from train.tools.contenders import CONTENDERS, Task
 
 
 @pytest.mark.slow
@@ -37,6 +39,21 @@ def test_the_last_line_holds_our_speed_the_ratios_and_where_the_time_goes(capfd)
     assert record["shape"] == {"seq_len": 32, "micro_batch": 4, "grad_accum": 1}
     assert "of GEMM peak" in out
     assert "where a step's time goes: " in out
+
+
+@pytest.mark.slow
+def test_our_step_is_timed_with_the_runs_sampled_words_and_a_plain_loop_with_all(monkeypatch):
+    counts = []
+    counted = sampled_softmax.draw
+    monkeypatch.setattr(sampled_softmax, "draw", lambda *args: counts.append(args[2]) or counted(*args))
+    config = load(bench.BenchConfig, "bench_train", [*OPTIONS, "train.threads=1", "train.sampled_softmax=128"])
+    task = Task(config=config, grad_accum=1, steps=1, warmup=1)
+    with torch_threads(1):
+        assert CONTENDERS["compiled"](task)["tokens_per_s"] > 0
+        assert set(counts) == {128}
+        counts.clear()
+        assert CONTENDERS["eager"](task)["tokens_per_s"] > 0
+    assert not counts
 
 
 def test_the_options_are_checked_before_anything_is_measured():

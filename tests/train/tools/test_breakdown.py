@@ -10,16 +10,23 @@ def test_every_kernel_is_called_and_its_time_goes_to_its_part():
     called: list[tuple] = []
     plain = {name: (lambda *a, name=name: called.append((name, *a)) or name) for name in SIGNATURES}
     seconds: dict[str, float] = {}
-    clocked = ClockedKernels(SimpleNamespace(**plain), vocab_size=320, seconds=seconds)
+    clocked = ClockedKernels(SimpleNamespace(**plain), seconds)
     assert set(PARTS) <= set(SIGNATURES)
     assert set(SIGNATURES) == set(vars(clocked))
     assert clocked.slm_linear(1, 2) == "slm_linear"
     assert called == [("slm_linear", 1, 2)]
     assert set(seconds) == {"projections"}
-    clocked.slm_weight_gradient(0, 0, 0, 0, 7, 256, 256)
+    clocked.slm_weight_gradient()
     assert set(seconds) == {"projections"}
-    clocked.slm_weight_gradient(0, 0, 0, 0, 7, 320, 256)
-    assert set(seconds) == {"projections", "head and loss"}
+    clocked.slm_head_backward()
+    of_the_head = seconds["head and loss"]
+    clocked.slm_weight_gradient_scratch()
+    clocked.slm_weight_gradient()
+    assert seconds["head and loss"] > of_the_head
+    of_the_head, of_layers = seconds["head and loss"], seconds["projections"]
+    clocked.slm_weight_gradient()
+    assert seconds["head and loss"] == of_the_head
+    assert seconds["projections"] > of_layers
     for name in SIGNATURES:
         getattr(clocked, name)(*range(10))
     assert set(seconds) == set(PARTS.values())

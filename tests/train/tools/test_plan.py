@@ -37,6 +37,16 @@ def test_a_preset_on_this_machine_has_a_speed_and_a_price(capsys, monkeypatch):
     assert record["costs"]["serving_per_million_tokens"] == pytest.approx(serving)
 
 
+def test_a_preset_with_sampled_words_is_planned_at_their_speed(capsys, monkeypatch):
+    monkeypatch.setattr(preset_plan, "measured", lambda *_: MACHINE)
+
+    def speed(*options: str) -> float:
+        assert plan.main(["preset=10m", "budget=8h", *options]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])["tokens_per_s"]
+
+    assert speed("train.sampled_softmax=512") > speed() * 1.05
+
+
 def test_the_menu_of_a_time_is_a_table_a_picture_and_one_json_line(capsys, monkeypatch, tmp_path, corpus):
     monkeypatch.setattr(choose, "measured", lambda *_: MACHINE)
     argv = ["budget=20m", "preset=auto", "data=local", f"data.files=[{corpus}]", f"plan.plot={tmp_path}/plan.png"]
