@@ -29,7 +29,7 @@ PARTS = {
     "slm_embed": "norms and embedding",
     "slm_embed_backward": "norms and embedding",
 }
-"""The part of the model that each kernel works for. Right after ``slm_head_backward`` a weight gradient is the head's."""
+"""The part of the model that each kernel works for. A weight gradient after ``slm_head_backward`` is the head's."""
 
 
 def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, float]:
