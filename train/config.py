@@ -96,6 +96,9 @@ class OptimConfig:
     """Of o_proj and down_proj, in units of 0.02 / sqrt(2 n_layers); 0: zeros."""
     init_qk_gain: float = InitConfig.qk_gain
     """Gains of the norms of queries and keys (qwen3, gemma3)."""
+    init_bigrams: int = 0
+    """Pairs of neighbouring tokens of the text that are counted, to begin embedding and head as a model of which token
+    follows which; 0: random numbers."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "embed_lr", "head_lr", "tied_lr", "gain_lr"):
@@ -441,6 +444,11 @@ class RunConfig:
         if self.train.short_seq_len and self.data.has_chat:
             raise UserError(
                 f"train.short_seq_len={self.train.short_seq_len} would cut conversations: leave it 0 with data=chat"
+            )
+        if self.optim.init_bigrams and (self.init_from or self.data.has_chat or self.model.tie_embeddings):
+            raise UserError(
+                f"optim.init_bigrams={self.optim.init_bigrams} is for a new model with a head of its own "
+                "(model.tie_embeddings=false) on plain text: leave it 0 with init_from, conversations or a tied head"
             )
         if self.train.sampled_softmax and (self.preference.on or self.distill.teacher):
             raise UserError(

@@ -24,6 +24,7 @@ from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import CONFIG, Run
 from train.backend import attention_bytes, fallback_line, make_backend
+from train.bigrams.start import start_from_bigrams
 from train.config import RunConfig, TrainConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
@@ -90,12 +91,18 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
-        model, warning = _new_model(config, tokenizer, ranks, root, environment)
+        model, warning, first = _new_model(config, tokenizer, ranks, root, environment, new=point.checkpoint is None)
         objective = ranks.main_first(
             lambda: make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
         )
         trained = make_trained(model, config, root, ranks)
-        notes = (fallback_line(model, environment), warning, adapter_line(trained, config.lora), objective_line(config))
+        notes = (
+            fallback_line(model, environment),
+            warning,
+            first,
+            adapter_line(trained, config.lora),
+            objective_line(config),
+        )
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
         parts = (tokenizer, loader, blocks_NT1, trained, objective)
         trainer = _make_trainer(config, root, ranks, environment, *parts, point)
@@ -208,9 +215,10 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
 
 
 def _new_model(
-    config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path, environment: Environment
-) -> tuple[LanguageModel, str | None]:
-    """The model with its first weights, the same on every rank, and a warning where memory may be too small."""
+    config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, root: Path, environment: Environment, *, new: bool
+) -> tuple[LanguageModel, str | None, str | None]:
+    """The model with its first weights, the same on every rank, a warning where memory may be too small, and a line on
+    weights that begin as bigrams. ``new``: no checkpoint will take their place."""
     train, directory = config.train, base_directory(config, root)
     if directory:
         chat = tokenizer if config.data.has_chat else None
@@ -231,9 +239,12 @@ def _new_model(
             keep_base(root, model, tokenizer)
     else:
         model = LanguageModel(shape, config.optim.init)
+    first = None
+    if new and ranks.main and config.optim.init_bigrams:
+        first = start_from_bigrams(config, tokenizer, model)
     model.train()
     ranks.broadcast(list(model.parameters()))
-    return model, warning
+    return model, warning, first
 
 
 def _starting_shape(directory: str, seq_len: int, chat: Tokenizer | None, rank: int = 0) -> ModelConfig:

@@ -1,0 +1,49 @@
+"""The text that is counted for a run's first weights.
+
+Tested in tests/train/bigrams/test_first_weights.py.
+"""
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import numpy as np
+
+from data.errors import UserError
+from data.stream.loader import EndOfTextError, Loader
+from data.tokenizers.tokenizer import Tokenizer
+from slm.model.transformer import LanguageModel
+from train.bigrams.counts import count_bigrams
+from train.bigrams.first_weights import set_first_weights
+from train.config import RunConfig
+
+BLOCKS = 32
+"""Sequences that are read at a time."""
+
+
+def start_from_bigrams(config: RunConfig, tokenizer: Tokenizer, model: LanguageModel) -> str:
+    """Give ``model`` the embedding and head of ``optim.init_bigrams`` pairs of the training text, or of all of it where
+    it has fewer. Returns a line that says so."""
+    began = perf_counter()
+    bigrams = count_bigrams(_once(config, tokenizer), model.config.vocab_size, config.optim.init_bigrams)
+    if not bigrams.tokens:
+        raise UserError("optim.init_bigrams: the training text is shorter than one sequence: leave it 0")
+    start = set_first_weights(model, bigrams, config.optim.init_embed_std, config.train.seed)
+    return (
+        f"embedding and head begin as a model of {start.tokens:,} pairs of neighbouring tokens: {start.nats:.3f} nats "
+        f"per token before the first step ({perf_counter() - began:.1f} s; optim.init_bigrams=0: random)"
+    )
+
+
+def _once(config: RunConfig, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Sequences of the training text, until it has been read once."""
+    train = config.train
+    with Loader(
+        config.data, tokenizer, seq_len=train.seq_len, micro_batch=BLOCKS, split="train", seed=train.seed, workers=0
+    ) as loader:
+        try:
+            for batch_BT in loader:
+                if loader.epoch:
+                    return
+                yield batch_BT
+        except EndOfTextError:
+            return
