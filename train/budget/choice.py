@@ -9,7 +9,7 @@ from train.budget.corpus import CorpusSize
 from train.budget.machine import Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import LossLaw, superposed, text_factor
+from train.predict.law import LossLaw, text_factor, text_of_run
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 6144, 10e6, 0.55
 """The law of a step's size: 6K tokens for a run of 10 million, growing with the run's length to this power (Li et al.
@@ -32,6 +32,11 @@ SHORT_PIECES, LEAST_SHORT = 4, 128
 """Into how many a sequence is cut in the first part of a run (``train.short_seq_len``), and their fewest tokens."""
 BAG = 4
 """Tokens of a bag while ``train.superposition`` holds, where there is text enough."""
+LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 12_000_000, 0.02
+"""The fewest and the most pairs of tokens that are counted for first weights (``optim.init_bigrams``), and the share of
+the time that this may take."""
+BIGRAMS_PER_S, FACTORS_SECONDS = 700_000, 2.5
+"""Pairs that are counted in a second, and how long their factors take."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""
 EQUAL = 0.002
@@ -72,6 +77,8 @@ class Wanted:
     """That part."""
     sampled_softmax: int | None = None
     """Words whose logits training computes; 0: all."""
+    init_bigrams: int | None = None
+    """Pairs that are counted for the first weights; 0: none."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -96,6 +103,8 @@ class Candidate:
     """Tokens of a sequence in the first part of the run; 0: as many as later."""
     sampled_softmax: int
     """Words whose logits training computes; 0: all."""
+    init_bigrams: int
+    """Pairs that are counted for the first weights; 0: none, they are random."""
     steps: int
     tokens: int
     bytes: float
@@ -177,7 +186,9 @@ def make(
     """The run of one size in this time."""
     sample_bytes = round(min(50e6, max(1e6, 15_000 * seconds)))
     text = min(sample_bytes, corpus.bytes)
-    training = seconds - spent - STARTING_SECONDS - text / TOKENIZER_BYTES_PER_S
+    bigrams = _bigrams(wanted, shape, seconds)
+    counting = bigrams / BIGRAMS_PER_S + FACTORS_SECONDS if bigrams else 0.0
+    training = seconds - spent - STARTING_SECONDS - text / TOKENIZER_BYTES_PER_S - counting
     training = max(training, 0.3 * seconds) * (1 - VALIDATION_SHARE - OVERHEAD)
     seq_len, tokens = wanted.seq_len or 512, 1_000_000
     model = shape.model_config(vocab_size, seq_len)
@@ -200,7 +211,8 @@ def make(
     micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
-    worth, read = superposed(n_bytes, bag, wanted.superposition_share)
+    counted = min(corpus.bytes, bigrams * bytes_per_token)
+    worth, read = text_of_run(n_bytes, bag=bag, share=wanted.superposition_share, bigrams=counted)
     factor, blur = text_factor(corpus.difficulty)
     # The text counts as worth / read of what is read of it, and so does all that there is.
     run = (shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size)
@@ -215,6 +227,7 @@ def make(
         superposition=bag,
         short_seq_len=short,
         sampled_softmax=sampled,
+        init_bigrams=bigrams,
         steps=steps,
         tokens=tokens,
         bytes=n_bytes,
@@ -236,7 +249,7 @@ def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
     """
     if wanted.superposition is not None:
         return wanted.superposition
-    _, read = superposed(n_bytes, BAG, wanted.superposition_share)
+    _, read = text_of_run(n_bytes, bag=BAG, share=wanted.superposition_share, bigrams=0)
     return BAG if bags_fit(BAG, seq_len) and read <= text else 1
 
 
@@ -253,6 +266,14 @@ def _sampled(wanted: Wanted, vocab_size: int) -> int:
     if wanted.sampled_softmax is not None:
         return wanted.sampled_softmax
     return SAMPLED_WORDS if vocab_size >= 2 * SAMPLED_WORDS else 0
+
+
+def _bigrams(wanted: Wanted, shape: Shape, seconds: float) -> int:
+    """Pairs that are counted for embedding and head; 0 where the two are one matrix."""
+    if wanted.init_bigrams is not None:
+        return wanted.init_bigrams
+    in_time = round(max(0.0, BIGRAM_SHARE * seconds - FACTORS_SECONDS) * BIGRAMS_PER_S, -5)
+    return 0 if shape.tied else int(min(MOST_BIGRAMS, max(LEAST_BIGRAMS, in_time)))
 
 
 def step_sequences(tokens: float, seq_len: int) -> int:

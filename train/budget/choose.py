@@ -115,6 +115,8 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
     single = base.data.has_chat or base.init_from or base.distill.teacher
     whole = base.data.has_chat or given_value(argv, "train.short_seq_len") is not None
     all_words = base.preference.on or base.distill.teacher or given_value(argv, "train.sampled_softmax") is not None
+    tied = base.model.tie_embeddings and typed("model.tie_embeddings", "model")
+    own_start = base.data.has_chat or base.init_from or tied or typed("optim.init_bigrams", "optim")
     return Wanted(
         **shape,
         vocab_size=vocab,
@@ -125,6 +127,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         short_seq_len=base.train.short_seq_len if whole else None,
         short_seq_share=base.train.short_seq_share,
         sampled_softmax=base.train.sampled_softmax if all_words else None,
+        init_bigrams=base.optim.init_bigrams if own_start else None,
     )
 
 
@@ -149,8 +152,10 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.checkpoint_every": every,
         "train.log_every": max(1, min(10, steps // 200)),
     }
-    if chosen.superposition > 1 and given_value(argv, "optim") is None:
-        options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
+    if given_value(argv, "optim") is None:
+        options["optim.init_bigrams"] = chosen.init_bigrams
+        if chosen.superposition > 1 and not chosen.init_bigrams:
+            options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
     named = {group for group in ("model", "tokenizer") if given_value(argv, group) is not None}
     plain = {True: "true", False: "false"}
     found = [

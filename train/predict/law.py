@@ -33,6 +33,11 @@ its longer tokens. The records, each left out in turn, are off by 1.07 % with .1
 SUPERPOSED_TEXT = 1.25
 """What the text of a run counts that began with bags of four tokens for a tenth of its steps (``train.superposition``),
 in units of the text of its positions. From docs/results/recipe.md: 1.8 % fewer bits per byte after 2.5M tokens."""
+BIGRAM_TEXT, BIGRAM_AT = 7e6, 5e6
+"""A run whose embedding and head begin as a model of bigrams (``optim.init_bigrams``) counts as much more text as the
+first number, once it has read much more than the second; bytes. From docs/results/recipe.md."""
+BIGRAM_SHARE = 0.5
+"""At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
 """Parameters and bytes are counted in millions."""
 
@@ -109,12 +114,15 @@ def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple
     return n, worth * gain
 
 
-def superposed(n_bytes: float, bag: int, share: float) -> tuple[float, float]:
+def text_of_run(n_bytes: float, *, bag: int, share: float, bigrams: float) -> tuple[float, float]:
     """What the text of a run counts, and what it reads, bytes; ``n_bytes``: what its positions stand for as tokens.
 
     The first ``share`` of the positions hold ``bag`` tokens each (``train.superposition``; 1: all hold one).
+    ``bigrams``: the text whose bigrams were counted for the first weights, bytes.
     """
-    return n_bytes * (SUPERPOSED_TEXT if bag > 1 else 1.0), n_bytes * (1 + share * (bag - 1))
+    begun = min(BIGRAM_TEXT, BIGRAM_SHARE * bigrams) / (n_bytes + BIGRAM_AT)
+    factor = (SUPERPOSED_TEXT if bag > 1 else 1.0) + begun
+    return n_bytes * factor, n_bytes * (1 + share * (bag - 1))
 
 
 def text_factor(difficulty: float) -> tuple[float, float]:

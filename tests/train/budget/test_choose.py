@@ -80,8 +80,27 @@ def test_groups_that_a_person_names_are_kept(tmp_path):
 
 
 def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
-    bags, single = (chosen(3600, wanted=Wanted(superposition=each)) for each in (4, 1))
+    bags, single = (chosen(3600, wanted=Wanted(superposition=each, init_bigrams=0)) for each in (4, 1))
     word = "optim.init_embed_std=0.1"
     assert word in choose.words(bags, [])
     assert word not in choose.words(single, [])
     assert word not in choose.words(bags, ["optim=classic"])
+
+
+def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_otherwise(tmp_path):
+    words = choose.words(chosen(3600), [])
+    assert "optim.init_bigrams=12000000" in words
+    assert not any(word.startswith("optim.init_embed_std") for word in words)
+    assert not any(
+        word.startswith("optim.") and "init" in word for word in choose.words(chosen(3600), ["optim=classic"])
+    )
+    for argv, counted in (
+        ([], None),
+        (["optim.init_bigrams=1000"], 1000),
+        (["optim=classic"], 0),
+        (["model.tie_embeddings=true"], 0),
+        (["model.tie_embeddings=false"], None),
+        (["data=chat", "data.files=[a.jsonl]"], 0),
+    ):
+        argv = ["budget=1h", f"runs_dir={tmp_path}", *argv]
+        assert choose.wanted_of(choose.compose(argv), argv).init_bigrams == counted, argv
