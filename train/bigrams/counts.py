@@ -36,16 +36,25 @@ class Bigrams:
         return zeros_V.index_add(0, self.first, self.count), zeros_V.index_add(0, self.second, self.count)
 
 
+AT_ONCE = 4_000_000
+"""Pairs that are kept one by one before they are counted."""
+
+
 def count_bigrams(batches_BT: Iterable[np.ndarray], vocab_size: int, limit: int) -> Bigrams:
     """Count the pairs in the rows of integer ``batches_BT`` until there are ``limit`` of them, or the text ends."""
-    parts, left = [], limit
+    codes_P, count_P = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    waiting: list[np.ndarray] = []
+    left = limit
     for batch_BT in batches_BT:
         ids = batch_BT.astype(np.int64)
-        parts.append((ids[:, :-1] * vocab_size + ids[:, 1:]).ravel()[:left])
-        left -= len(parts[-1])
+        waiting.append((ids[:, :-1] * vocab_size + ids[:, 1:]).ravel()[:left])
+        left -= len(waiting[-1])
+        if sum(map(len, waiting)) >= AT_ONCE:
+            codes_P, count_P = _added(codes_P, count_P, waiting)
+            waiting = []
         if left <= 0:
             break
-    codes_P, count_P = np.unique(np.concatenate(parts) if parts else np.zeros(0, np.int64), return_counts=True)
+    codes_P, count_P = _added(codes_P, count_P, waiting)
     pairs = torch.from_numpy(codes_P)
     return Bigrams(
         first=pairs // vocab_size,
@@ -53,3 +62,15 @@ def count_bigrams(batches_BT: Iterable[np.ndarray], vocab_size: int, limit: int)
         count=torch.from_numpy(count_P).float(),
         vocab_size=vocab_size,
     )
+
+
+def _added(codes_P: np.ndarray, count_P: np.ndarray, more: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The sorted pairs and their counts with those of ``more``."""
+    if not more:
+        return codes_P, count_P
+    new_P, times_P = np.unique(np.concatenate(more), return_counts=True)
+    codes = np.concatenate([codes_P, new_P])
+    order = np.argsort(codes, kind="stable")
+    codes = codes[order]
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    return codes[starts], np.add.reduceat(np.concatenate([count_P, times_P])[order], starts)

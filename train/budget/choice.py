@@ -32,10 +32,10 @@ SHORT_PIECES, LEAST_SHORT = 4, 128
 """Into how many a sequence is cut in the first part of a run (``train.short_seq_len``), and their fewest tokens."""
 BAG = 4
 """Tokens of a bag while ``train.superposition`` holds, where there is text enough."""
-LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 12_000_000, 0.02
+LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
 """The fewest and the most pairs of tokens that are counted for first weights (``optim.init_bigrams``), and the share of
 the time that this may take."""
-BIGRAMS_PER_S, FACTORS_SECONDS = 700_000, 2.5
+BIGRAMS_PER_S, FACTORS_SECONDS = 1_000_000, 2.5
 """Pairs that are counted in a second, and how long their factors take."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""

@@ -4,7 +4,9 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
+from train.bigrams import counts
 from train.bigrams.counts import count_bigrams
 
 
@@ -13,7 +15,9 @@ def batches(n: int) -> list[np.ndarray]:
     return [generator.integers(0, 9, (4, 17)).astype(np.int32) for _ in range(n)]
 
 
-def test_every_pair_of_every_row_is_counted_in_order():
+@pytest.mark.parametrize("at_once", [1, 100, 10**9])
+def test_every_pair_of_every_row_is_counted_in_order(monkeypatch, at_once):
+    monkeypatch.setattr(counts, "AT_ONCE", at_once)
     found = count_bigrams(batches(5), 9, 10**9)
     expected = Counter(pair for batch in batches(5) for row in batch.tolist() for pair in pairwise(row))
     pairs = zip(found.first.tolist(), found.second.tolist(), strict=True)

@@ -89,7 +89,7 @@ def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
 
 def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_otherwise(tmp_path):
     words = choose.words(chosen(3600), [])
-    assert "optim.init_bigrams=12000000" in words
+    assert "optim.init_bigrams=20000000" in words
     assert not any(word.startswith("optim.init_embed_std") for word in words)
     assert not any(
         word.startswith("optim.") and "init" in word for word in choose.words(chosen(3600), ["optim=classic"])
