@@ -20,8 +20,9 @@ MOST_IN_A_PASS = 8
 LONG_RUN = 300e6
 """Training tokens from which sequences have 1,024 tokens instead of 512."""
 BYTES_PER_ID = 800.0
-"""Text that there must be, and that a run must read, for each id of a vocabulary; the smallest needs none."""
-TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 2.0
+"""Text that there must be, and that a run must read or count the bigrams of, for each id of a vocabulary; the smallest
+needs none."""
+TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 8.0
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
 training does not compute all logits."""
 SAMPLED_WORDS = 2048
@@ -153,9 +154,8 @@ def candidates(
             candidate = make(machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
             free = wanted.vocab_size is None and vocab_size > min(corpus.bytes_per_token)
             share = SAMPLED_TABLE_SHARE if candidate.sampled_softmax else TABLE_SHARE
-            if free and (
-                vocab_size * shape.d_model > share * shape.n_matrix or vocab_size * BYTES_PER_ID > candidate.bytes
-            ):
+            seen = max(candidate.bytes, candidate.init_bigrams * bytes_per_token)
+            if free and (vocab_size * shape.d_model > share * shape.n_matrix or vocab_size * BYTES_PER_ID > seen):
                 continue
             if candidate.memory_bytes <= MEMORY_SHARE * memory:
                 found.append(candidate)
