@@ -51,11 +51,18 @@ def set_first_weights(model: LanguageModel, bigrams: Bigrams, embed_std: float, 
     left_VD[:, -1] = LEVEL * D**0.5
     rows_VD = _unit_rows(left_VD)
     seen_V = bigrams.occurrences()[0] > 0
-    sample_N = torch.multinomial(bigrams.count, SAMPLED, replacement=True, generator=generator)
+    sample_N = _sample(bigrams, generator)
     best_VD, nats = _head(right_VD, factors.log_frequency, rows_VD, bigrams, sample_N)
     embedding_VD.copy_(torch.where(seen_V[:, None], rows_VD, _unit_rows(embedding_VD)) * embed_std)
     head_VD.copy_(best_VD)
     return Start(bigrams.tokens, nats)
+
+
+def _sample(bigrams: Bigrams, generator: torch.Generator) -> Tensor:
+    """``SAMPLED`` indices of pairs, each as likely as it is frequent."""
+    upto_P = bigrams.count.double().cumsum(0)
+    places_N = torch.rand(SAMPLED, generator=generator, dtype=torch.float64) * upto_P[-1]
+    return torch.searchsorted(upto_P, places_N, right=True).clamp_(max=len(upto_P) - 1)
 
 
 def _head(

@@ -8,7 +8,6 @@ from time import perf_counter
 
 import numpy as np
 
-from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
@@ -16,17 +15,12 @@ from train.bigrams.counts import count_bigrams
 from train.bigrams.first_weights import set_first_weights
 from train.config import RunConfig
 
-BLOCKS = 32
-"""Sequences that are read at a time."""
-
 
 def start_from_bigrams(config: RunConfig, tokenizer: Tokenizer, model: LanguageModel) -> str:
     """Give ``model`` the embedding and head of ``optim.init_bigrams`` pairs of the training text, or of all of it where
     it has fewer. Returns a line that says so."""
     began = perf_counter()
     bigrams = count_bigrams(_once(config, tokenizer), model.config.vocab_size, config.optim.init_bigrams)
-    if not bigrams.tokens:
-        raise UserError("optim.init_bigrams: the training text is shorter than one sequence: leave it 0")
     start = set_first_weights(model, bigrams, config.optim.init_embed_std, config.train.seed)
     return (
         f"embedding and head begin as a model of {start.tokens:,} pairs of neighbouring tokens: {start.nats:.3f} nats "
@@ -35,15 +29,13 @@ def start_from_bigrams(config: RunConfig, tokenizer: Tokenizer, model: LanguageM
 
 
 def _once(config: RunConfig, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Sequences of the training text, until it has been read once."""
+    """Sequences [1, seq_len + 1] of the training text, until it has been read once; one at least."""
     train = config.train
-    with Loader(
-        config.data, tokenizer, seq_len=train.seq_len, micro_batch=BLOCKS, split="train", seed=train.seed, workers=0
-    ) as loader:
+    with Loader(config.data, tokenizer, seq_len=train.seq_len, micro_batch=1, seed=train.seed, workers=0) as loader:
         try:
-            for batch_BT in loader:
-                if loader.epoch:
+            for number, block in enumerate(loader):
+                if loader.epoch and number:
                     return
-                yield batch_BT
+                yield block
         except EndOfTextError:
             return

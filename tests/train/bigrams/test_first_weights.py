@@ -114,6 +114,14 @@ def test_a_text_shorter_than_the_wanted_pairs_is_counted_once(tmp_path, words):
     assert 10_000 < counted < 200_000
 
 
+def test_a_text_of_one_sequence_is_enough(tmp_path, words):
+    corpus = write_corpus(tmp_path / "little.jsonl", documents=3)
+    held_out = write_corpus(tmp_path / "held_out.jsonl", documents=3, seed=2)
+    more = [f"data.files=[{corpus}]", f"data.val_files=[{held_out}]", "train.seq_len=64", "train.max_steps=1"]
+    run = SmallRun(tmp_path, *words, *more, "tokenizer.vocab_size=257").finish()
+    assert "begin as a model of" in run.out
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
