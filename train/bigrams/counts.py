@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+AT_ONCE = 4_000_000
+"""Pairs that are kept one by one before they are counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bigrams:
@@ -36,22 +39,19 @@ class Bigrams:
         return zeros_V.index_add(0, self.first, self.count), zeros_V.index_add(0, self.second, self.count)
 
 
-AT_ONCE = 4_000_000
-"""Pairs that are kept one by one before they are counted."""
-
-
 def count_bigrams(batches_BT: Iterable[np.ndarray], vocab_size: int, limit: int) -> Bigrams:
     """Count the pairs in the rows of integer ``batches_BT`` until there are ``limit`` of them, or the text ends."""
     codes_P, count_P = np.zeros(0, np.int64), np.zeros(0, np.int64)
     waiting: list[np.ndarray] = []
-    left = limit
+    left, kept = limit, 0
     for batch_BT in batches_BT:
         ids = batch_BT.astype(np.int64)
         waiting.append((ids[:, :-1] * vocab_size + ids[:, 1:]).ravel()[:left])
         left -= len(waiting[-1])
-        if sum(map(len, waiting)) >= AT_ONCE:
+        kept += len(waiting[-1])
+        if kept >= AT_ONCE:
             codes_P, count_P = _added(codes_P, count_P, waiting)
-            waiting = []
+            waiting, kept = [], 0
         if left <= 0:
             break
     codes_P, count_P = _added(codes_P, count_P, waiting)
