@@ -9,7 +9,7 @@ from train.budget.corpus import CorpusSize
 from train.budget.machine import Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import LossLaw, text_factor, text_of_run
+from train.predict.law import LossLaw, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 6144, 10e6, 0.55
 """The law of a step's size: 6K tokens for a run of 10 million, growing with the run's length to this power (Li et al.
@@ -211,8 +211,8 @@ def make(
     micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
-    counted = min(corpus.bytes, bigrams * bytes_per_token)
-    worth, read = text_of_run(n_bytes, bag=bag, share=wanted.superposition_share, bigrams=counted)
+    worth = text_worth(n_bytes, bag=bag, counted=min(corpus.bytes, bigrams * bytes_per_token))
+    read = text_read(n_bytes, bag=bag, share=wanted.superposition_share)
     factor, blur = text_factor(corpus.difficulty)
     # The text counts as worth / read of what is read of it, and so does all that there is.
     run = (shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size)
@@ -249,7 +249,7 @@ def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
     """
     if wanted.superposition is not None:
         return wanted.superposition
-    _, read = text_of_run(n_bytes, bag=BAG, share=wanted.superposition_share, bigrams=0)
+    read = text_read(n_bytes, bag=BAG, share=wanted.superposition_share)
     return BAG if bags_fit(BAG, seq_len) and read <= text else 1
 
 

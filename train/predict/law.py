@@ -36,7 +36,7 @@ in units of the text of its positions. From docs/results/recipe.md: 1.8 % fewer 
 BIGRAM_TEXT, BIGRAM_AT = 1e7, 1e7
 """A run whose embedding and head begin as a model of bigrams (``optim.init_bigrams``) counts as much more text as the
 first number, once it has read much more than the second; bytes. From docs/results/recipe.md."""
-BIGRAM_SHARE = 0.5
+COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
 """Parameters and bytes are counted in millions."""
@@ -114,15 +114,19 @@ def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple
     return n, worth * gain
 
 
-def text_of_run(n_bytes: float, *, bag: int, share: float, bigrams: float) -> tuple[float, float]:
-    """What the text of a run counts, and what it reads, bytes; ``n_bytes``: what its positions stand for as tokens.
+def text_worth(n_bytes: float, *, bag: int, counted: float) -> float:
+    """What the text of a run counts, bytes; ``n_bytes``: what its positions stand for as tokens.
 
-    The first ``share`` of the positions hold ``bag`` tokens each (``train.superposition``; 1: all hold one).
-    ``bigrams``: the text whose bigrams were counted for the first weights, bytes.
+    ``bag``: tokens of each of the first positions (``train.superposition``; 1: all hold one). ``counted``: the text
+    whose bigrams were counted for the first weights, bytes.
     """
-    begun = min(BIGRAM_TEXT, BIGRAM_SHARE * bigrams) / (n_bytes + BIGRAM_AT)
-    factor = (SUPERPOSED_TEXT if bag > 1 else 1.0) + begun
-    return n_bytes * factor, n_bytes * (1 + share * (bag - 1))
+    begun = min(BIGRAM_TEXT, COUNTED_SHARE * counted) / (n_bytes + BIGRAM_AT)
+    return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun)
+
+
+def text_read(n_bytes: float, *, bag: int, share: float) -> float:
+    """What a run reads, bytes, where the first ``share`` of its positions hold ``bag`` tokens each."""
+    return n_bytes * (1 + share * (bag - 1))
 
 
 def text_factor(difficulty: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from slm.machine.record import cpu_name
 from slm.runs import VALIDATION
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
-from train.predict.law import text_of_run
+from train.predict.law import text_read, text_worth
 from train.predict.records import Record
 from train.report.run_record import RunRecord, find_run
 
@@ -46,10 +46,8 @@ def record_of(root: Path) -> Record:
     epochs = predicted.get("epochs") or 0.0
     n_bytes = last.tokens * bytes_per_token
     bag, share = int(run.setting("train.superposition") or 1), run.setting("train.superposition_share") or 0.0
-    _, read = text_of_run(n_bytes, bag=bag, share=share, bigrams=0)
-    unique = read / epochs if epochs else math.inf
+    unique = text_read(n_bytes, bag=bag, share=share) / epochs if epochs else math.inf
     counted = min(unique, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
-    n_bytes, _ = text_of_run(n_bytes, bag=bag, share=share, bigrams=counted)
     shape = {
         name: int(run.setting(f"model.{name}"))
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
@@ -64,7 +62,7 @@ def record_of(root: Path) -> Record:
         n_matrix=shape["n_layers"] * shape["d_model"] * (heads + 3 * shape["ffn_dim"]),
         vocab_size=int(run.setting("tokenizer.vocab_size") or 0),
         tokens=int(last.tokens),
-        bytes=n_bytes,
+        bytes=text_worth(n_bytes, bag=bag, counted=counted),
         unique_bytes=unique,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=last.bits_per_byte,
