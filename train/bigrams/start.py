@@ -4,10 +4,14 @@ Tested in tests/train/bigrams/test_first_weights.py.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, islice
 from time import perf_counter
 
 import numpy as np
 
+from data.config import DataConfig
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
@@ -29,13 +33,18 @@ def start_from_bigrams(config: RunConfig, tokenizer: Tokenizer, model: LanguageM
 
 
 def _once(config: RunConfig, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Sequences [1, seq_len + 1] of the training text, until it has been read once; one at least."""
+    """The training text, read once; where it is shorter than a sequence, one that repeats it."""
+    blocks = _sequences(config, replace(config.data, max_epochs=1), tokenizer)
+    if (first := next(blocks, None)) is None:
+        return islice(_sequences(config, config.data, tokenizer), 1)
+    return chain([first], blocks)
+
+
+def _sequences(config: RunConfig, data: DataConfig, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Sequences [1, seq_len + 1] of the text of ``data`` in the order of training, until it ends."""
     train = config.train
-    with Loader(config.data, tokenizer, seq_len=train.seq_len, micro_batch=1, seed=train.seed, workers=0) as loader:
-        try:
-            for number, block in enumerate(loader):
-                if loader.epoch and number:
-                    return
-                yield block
-        except EndOfTextError:
-            return
+    with (
+        Loader(data, tokenizer, seq_len=train.seq_len, micro_batch=1, seed=train.seed, workers=0) as loader,
+        suppress(EndOfTextError),
+    ):
+        yield from loader

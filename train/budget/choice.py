@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slm.model.config import ModelConfig
-from train.budget.corpus import CorpusSize
+from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
@@ -19,10 +19,10 @@ SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_IN_A_PASS = 8
 LONG_RUN = 300e6
 """Training tokens from which sequences have 1,024 tokens instead of 512."""
-BYTES_PER_ID = 800.0
+BYTES_PER_ID = 750.0
 """Text that there must be, and that a run must read or count the bigrams of, for each id of a vocabulary; the smallest
 needs none."""
-TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 8.0
+TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 24.0
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
 training does not compute all logits."""
 SAMPLED_WORDS = 2048
@@ -31,6 +31,8 @@ MORE_WORDS = 1.15
 """What a step computes of them, in units of that: micro-batches with many different targets take more."""
 SHORT_PIECES, LEAST_SHORT = 4, 128
 """Into how many a sequence is cut in the first part of a run (``train.short_seq_len``), and their fewest tokens."""
+MOST_RANDOM = 32768
+"""The most ids of a vocabulary that does not begin as bigrams."""
 BAG = 4
 """Tokens of a bag while ``train.superposition`` holds, where there is text enough."""
 LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
@@ -157,6 +159,8 @@ def candidates(
             seen = max(candidate.bytes, candidate.init_bigrams * bytes_per_token)
             if free and (vocab_size * shape.d_model > share * shape.n_matrix or vocab_size * BYTES_PER_ID > seen):
                 continue
+            if free and vocab_size > MOST_RANDOM and not candidate.init_bigrams:
+                continue
             if candidate.memory_bytes <= MEMORY_SHARE * memory:
                 found.append(candidate)
     return found
@@ -184,7 +188,7 @@ def make(
     wanted: Wanted,
 ) -> Candidate:
     """The run of one size in this time."""
-    sample_bytes = round(min(50e6, max(1e6, 15_000 * seconds)))
+    sample_bytes = round(min(50e6, max(1e6, 15_000 * seconds, BYTES_PER_MERGE * vocab_size)))
     text = min(sample_bytes, corpus.bytes)
     bigrams = _bigrams(wanted, shape, seconds)
     counting = bigrams / BIGRAMS_PER_S + FACTORS_SECONDS if bigrams else 0.0

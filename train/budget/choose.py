@@ -34,6 +34,8 @@ MEASURING_SHARE = 0.03
 EMBED_STD_WITH_BAGS = 0.1
 """Muon's first embedding where a bag's tokens share a gradient: with 0.8 they keep their random places for long, which
 costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is the better one."""
+EMBED_LR_WITH_BIGRAMS = 0.025
+"""Muon's rate for an embedding that begins as bigrams: it moves less than a random one (docs/results/recipe.md)."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -154,7 +156,9 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
     }
     if given_value(argv, "optim") is None:
         options["optim.init_bigrams"] = chosen.init_bigrams
-        if chosen.superposition > 1 and not chosen.init_bigrams:
+        if chosen.init_bigrams:
+            options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
+        elif chosen.superposition > 1:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
     named = {group for group in ("model", "tokenizer") if given_value(argv, group) is not None}
     plain = {True: "true", False: "false"}

@@ -10,7 +10,7 @@ from slm.model.config import ModelConfig
 from train.config import ModelSpec
 
 HEAD_DIM = 64
-VOCABULARIES = (2048, 4096, 8192, 16384, 32768)
+VOCABULARIES = (2048, 4096, 8192, 16384, 32768, 49152)
 TIED_FROM = 30_000_000
 """Parameters of the layers from which the embedding is the head, too, as in the presets."""
 

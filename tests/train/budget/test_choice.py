@@ -15,7 +15,7 @@ from train.budget.shapes import SHAPES, VOCABULARIES
 from train.predict.law import LossLaw
 
 LAW = LossLaw(floor=0.85, size=0.45, alpha=0.35, text=1.0, beta=0.4, error=0.01, span=(5e5, 5e6, 1e6, 1e7))
-TOKENS = dict(zip(VOCABULARIES, (3.0, 3.4, 3.75, 4.0, 4.2), strict=True))
+TOKENS = dict(zip(VOCABULARIES, (3.0, 3.4, 3.75, 4.0, 4.2, 4.3), strict=True))
 LARGE = CorpusSize(50e9, exact=False, bytes_per_token=TOKENS, bits_bz2=2.37)
 
 
@@ -28,7 +28,8 @@ def test_more_time_never_gives_a_smaller_model_and_always_a_lower_loss():
     runs = [chosen(seconds) for seconds in budgets]
     for less, more in pairwise(runs):
         assert less.shape.n_matrix <= more.shape.n_matrix
-        assert less.vocab_size <= more.vocab_size
+        # The largest is for models that begin as bigrams, which one with a tied head cannot.
+        assert less.vocab_size <= more.vocab_size or (more.shape.tied and more.vocab_size == choice.MOST_RANDOM)
         assert less.bits_per_byte > more.bits_per_byte
         assert less.sequences * less.seq_len <= more.sequences * more.seq_len
     assert runs[0].shape.n_matrix < runs[3].shape.n_matrix < runs[-1].shape.n_matrix

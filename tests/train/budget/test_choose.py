@@ -90,6 +90,8 @@ def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
 def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_otherwise(tmp_path):
     words = choose.words(chosen(3600), [])
     assert "optim.init_bigrams=20000000" in words
+    assert f"optim.embed_lr={choose.EMBED_LR_WITH_BIGRAMS}" in words
+    assert not any("embed_lr" in word for word in choose.words(chosen(3600, wanted=Wanted(init_bigrams=0)), []))
     assert not any(word.startswith("optim.init_embed_std") for word in words)
     assert not any(
         word.startswith("optim.") and "init" in word for word in choose.words(chosen(3600), ["optim=classic"])

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from data.config import DataConfig
@@ -24,6 +25,26 @@ def test_small_text_is_counted_and_large_text_estimated_from_a_sample(tmp_path, 
     sampled = corpus.count(data, 1, (300,))
     assert not sampled.exact
     assert sampled.bytes == pytest.approx(exact.bytes, rel=0.05)
+
+
+def text_of(word_types: int, words: int) -> str:
+    """Words of eight random letters, the k-th most frequent 1 / k as often as the first."""
+    chance = np.random.default_rng(1)
+    types = ["".join(row) for row in chance.choice(list("etaoinshrdlu"), (word_types, 8))]
+    weight = 1 / np.arange(1, word_types + 1)
+    return " ".join(chance.choice(types, words, p=weight / weight.sum()))
+
+
+def test_vocabularies_that_a_sample_cannot_fill_are_offered_where_the_text_is_larger_and_has_more_words():
+    sizes = (300, 600, 2400)
+    growing, closed = text_of(20_000, 3000), text_of(60, 3000)
+    few = corpus.bytes_per_token(growing, sizes)
+    assert set(few) == {300, 600}
+    more = corpus.bytes_per_token(growing, sizes, 1e9)
+    assert {size: more[size] for size in few} == few
+    assert more[2400] == pytest.approx(few[600] * 4**corpus.LONGER)
+    assert set(corpus.bytes_per_token(growing, sizes, 1.1 * len(growing))) == {300, 600}
+    assert 2400 not in corpus.bytes_per_token(closed, sizes, 1e9)  # as the embedded stories: always the same words
 
 
 def test_stories_never_end_and_missing_text_is_one_line():
