@@ -288,6 +288,10 @@ class TrainConfig:
         """FLOPs of a token in a step as most of the run has it: whole sequences, ``sampled_softmax`` words."""
         return shape.flops_per_token(self.seq_len, self.sampled_softmax)
 
+    def validation_share(self, shape: ModelConfig) -> float:
+        """About what a token costs in a validation, in units of a training token: a forward pass, with all logits."""
+        return shape.flops_per_token(self.seq_len) / self.flops_per_token(shape) / 3
+
     @property
     def tokens_per_step(self) -> int:
         return self.micro_batch * self.grad_accum * self.seq_len

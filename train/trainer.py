@@ -279,8 +279,9 @@ class Trainer:
             record |= {"skipped": state.guards.skipped, "rollbacks": len(state.guards.rollbacks)}
         if train.minutes_of == "process":
             self._step_seconds = window.seconds / window.steps
-            if not state.closing_seconds and state.step > 1:  # a forward pass takes a third of a training step
-                self._expect_closing(len(self.validator.blocks) * train.seq_len / record["tokens_per_s"] / 3)
+            if not state.validation and state.step > 1:
+                scored = len(self.validator.blocks) * train.seq_len * train.validation_share(self.model.config)
+                self._expect_closing(scored / record["tokens_per_s"])
             record["limit_s"] = state.limit_seconds
         # The first step waits for the compiler: its speed predicts nothing.
         self.log.training(record, None if state.step == 1 else state.seconds_left(record["tokens_per_s"]))

@@ -203,6 +203,19 @@ def test_muon_and_its_quantization_are_the_same_in_two_processes_in_one_and_with
     assert all(torch.equal(blocks[0][name], blocks[1][name]) for name in blocks[0])
 
 
+def test_weights_that_begin_as_bigrams_are_the_same_in_two_processes_and_in_one(words, tmp_path):
+    """Rank 0 counts, and all have what it counted."""
+    counted = ("model.tie_embeddings=false", "optim.init_bigrams=4000", "train.max_steps=2")
+    out, _ = run(two(words("pair", TWO, *counted)))
+    assert out.count("begin as a model of 4,000 pairs") == 1
+    assert "had drifted apart" not in out
+    run(one(words("one", ONE, *counted)))
+    run(one(words("random", ONE, *counted, "optim.init_bigrams=0")))
+    runs = tmp_path / "runs"
+    assert losses(runs / "pair") == pytest.approx(losses(runs / "one"), rel=1e-4)
+    assert losses(runs / "pair")[0] < 0.9 * losses(runs / "random")[0]
+
+
 def test_an_average_of_the_weights_is_what_a_run_validates_and_saves(words, tmp_path):
     """Training itself goes the same way; resumed without the average, too."""
     run(one(words("plain", ONE)))

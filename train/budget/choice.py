@@ -131,8 +131,10 @@ class Candidate:
     @property
     def validation_blocks(self) -> int:
         """Sequences of a validation: as many as ``VALIDATION_SHARE`` of the time pays for, up to 131K tokens."""
-        share = VALIDATION_SHARE / (VALIDATIONS + 1)
-        return round(min(131_072, max(8_192, 3 * share * self.tokens)) / self.seq_len)
+        model, seq_len = self.model, self.seq_len
+        forward = model.flops_per_token(seq_len) / model.flops_per_token(seq_len, self.sampled_softmax) / 3
+        share = VALIDATION_SHARE / (VALIDATIONS + 1) / forward
+        return round(min(131_072, max(8_192, share * self.tokens)) / seq_len)
 
 
 def candidates(

@@ -137,6 +137,19 @@ def test_short_sequences_need_a_length_and_sampled_words_a_vocabulary():
     assert chosen(3600, wanted=Wanted(n_layers=2, d_model=256, sampled_softmax=0)).vocab_size < larger
 
 
+def test_validations_score_fewer_tokens_where_training_computes_few_logits():
+    """A validation computes all of them."""
+    shape = {"n_layers": 1, "d_model": 256, "vocab_size": 32768, "sequences": 8}
+    few, all_of_them = (chosen(3600, wanted=Wanted(**shape, sampled_softmax=each)) for each in (2048, 0))
+    for run in (few, all_of_them):
+        forward = run.model.flops_per_token(512) / 3
+        scored = choice.VALIDATIONS * 512 * run.validation_blocks * forward
+        trained = run.tokens * run.model.flops_per_token(512, run.sampled_softmax)
+        assert scored / trained < choice.VALIDATION_SHARE
+    shares = [run.validation_blocks * 512 / run.tokens for run in (few, all_of_them)]
+    assert shares[0] < shares[1] / 5
+
+
 def test_bigrams_take_a_fortieth_of_the_time_and_no_tied_head():
     counts = [chosen(seconds).init_bigrams for seconds in (60, 300, 600, 3600)]
     assert counts == [500_000, 5_000_000, 12_500_000, 20_000_000]

@@ -6,6 +6,7 @@ import pytest
 
 from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.model.config import ModelConfig
 from train.config import RunConfig, TrainConfig
 from train.guards import AwakeClock
 from train.run.run_state import RunState, check_set_up, limit_seconds
@@ -78,3 +79,15 @@ def test_training_time_alone_is_the_default():
     with pytest.raises(UserError, match="set-up took 10:01, and the run may take 10:00: give more time"):
         check_set_up(CONFIG, 601)
     assert limit_seconds(TrainConfig(max_steps=1, seq_len=1, micro_batch=1), 1, 1) == float("inf")
+
+
+def test_a_validation_computes_all_logits_forward_only():
+    shape = ModelConfig(
+        vocab_size=32768, n_layers=1, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=512, seq_len=512
+    )
+    whole, sampled = (
+        TrainConfig(max_steps=1, seq_len=512, micro_batch=1, sampled_softmax=words) for words in (0, 2048)
+    )
+    assert whole.validation_share(shape) == pytest.approx(1 / 3)
+    # Millions of weights: heads of 32,768 and of 2,048 ids, and the layer with its attention.
+    assert sampled.validation_share(shape) == pytest.approx((8.4 + 0.7) / (0.5 + 0.7) / 3, rel=0.05)
