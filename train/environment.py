@@ -10,7 +10,7 @@ from data.storage import cache_home
 from slm.kernels.choice import open_kernels
 from slm.kernels.native import VARIANTS, Kernels
 from slm.machine import hardware
-from slm.machine.cpp_build import compiler
+from slm.machine.cpp_build import torch_compile_lacks
 from train.config import TrainConfig
 
 
@@ -54,15 +54,15 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
         return Environment(
             threads=threads,
             precision=precision,
-            compile=config.compile and compiler() is not None,
+            compile=config.compile and torch_compile_lacks() is None,
             notes=tuple(filter(None, (*notes, note))),
             kernels=kernels,
         )
     notes.append(note)
     use_compile = config.compile
-    if use_compile and compiler() is None:
+    if use_compile and (lack := torch_compile_lacks()):
         use_compile = False
-        notes.append("no C++ compiler (g++ or clang++): training runs uncompiled, more slowly; install one for speed")
+        notes.append(f"training runs uncompiled, more slowly: {lack}")
     elif use_compile:
         notes.append(f"torch.compile: the first steps wait for the compiler; kept in {cache} for the next run")
     return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(filter(None, notes)))

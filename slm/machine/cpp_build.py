@@ -28,6 +28,23 @@ def compiler(*, gcc_only: bool = False) -> str | None:
     return (shutil.which(named) if "g++" in name and "clang" not in name else None) or shutil.which("g++")
 
 
+def torch_compile_lacks() -> str | None:
+    """What torch.compile lacks here, and what to install; None where it has all. Its loops are OpenMP's."""
+    command = compiler()
+    if command is None:
+        return "there is no C++ compiler (apt install g++)"
+    with contextlib.suppress(OSError):
+        tried = subprocess.run(
+            [command, "-fopenmp", "-fsyntax-only", "-x", "c++", "-"],
+            input="#include <omp.h>\n",
+            capture_output=True,
+            text=True,
+        )
+        if tried.returncode == 0:
+            return None
+    return f"{Path(command).name} has no OpenMP here (apt install g++, or libomp-dev for clang++)"
+
+
 def cpu_flags() -> frozenset[str]:
     """The processor's features as the kernel lists them; empty where it does not."""
     try:

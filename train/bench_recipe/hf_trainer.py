@@ -66,7 +66,7 @@ def main(spec: dict[str, Any], started: float) -> None:
     from data.sources.documents import sample_documents
     from data.stream.loader import Loader
     from data.tokenizers.make import make_tokenizer
-    from slm.machine.cpp_build import compiler
+    from slm.machine.cpp_build import torch_compile_lacks
     from slm.machine.hardware import n_threads
 
     torch.set_num_threads(train.threads or n_threads())
@@ -121,7 +121,7 @@ def main(spec: dict[str, Any], started: float) -> None:
         out / "trainer",
         callback=Clock(),
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, shape_of_rate)),
-        torch_compile=train.compile and compiler() is not None,
+        torch_compile=train.compile and torch_compile_lacks() is None,
         max_steps=10**9,
         max_grad_norm=1.0,
         seed=train.seed,

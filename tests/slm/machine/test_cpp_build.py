@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slm.machine import cpp_build
-from slm.machine.cpp_build import build, compiler
+from slm.machine.cpp_build import build, compiler, torch_compile_lacks
 
 
 @pytest.fixture
@@ -52,6 +52,15 @@ def test_a_clang_that_the_environment_names_does_not_build_what_shares_torchs_th
     monkeypatch.setenv("CXX", str(folder / "clang++"))
     assert compiler() == str(folder / "clang++")
     assert compiler(gcc_only=True) == str(folder / "g++")
+
+
+def test_torch_compile_needs_openmp_as_debians_clang_alone_has_not(tools):
+    folder = tools()
+    assert torch_compile_lacks() == "there is no C++ compiler (apt install g++)"
+    tools("clang++")
+    assert torch_compile_lacks() is None
+    (folder / "clang++").write_text("#!/bin/sh\nread line\n[ \"$line\" != '#include <omp.h>' ]\n")
+    assert torch_compile_lacks() == "clang++ has no OpenMP here (apt install g++, or libomp-dev for clang++)"
 
 
 def test_a_library_is_built_once_and_again_where_its_source_changes(tmp_path, monkeypatch):
