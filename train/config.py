@@ -289,8 +289,8 @@ class TrainConfig:
         return shape.flops_per_token(self.seq_len, self.sampled_softmax)
 
     def validation_share(self, shape: ModelConfig) -> float:
-        """About what a token costs in a validation, in units of a training token: a forward pass, with all logits."""
-        return shape.flops_per_token(self.seq_len) / self.flops_per_token(shape) / 3
+        """About what a token costs in a validation, in units of a training token."""
+        return shape.validation_share(self.seq_len, self.sampled_softmax)
 
     @property
     def tokens_per_step(self) -> int:

@@ -189,6 +189,11 @@ class ModelConfig:
         left_out = self.vocab_size - min(words or self.vocab_size, self.vocab_size)
         return 6 * (self.n_matmul_params - left_out * self.d_model) + 6 * seen * self.n_heads * self.head_dim
 
+    def validation_share(self, seq_len: int, words: int) -> float:
+        """About what a token costs in a validation, in units of a training token with the logits of ``words``: a
+        forward pass, with all logits."""
+        return self.flops_per_token(seq_len) / self.flops_per_token(seq_len, words) / 3
+
     @property
     def training_state_bytes(self) -> int:
         """Bytes that training holds whatever the batch: f32 weights, gradients and AdamW's two moments."""

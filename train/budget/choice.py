@@ -131,10 +131,8 @@ class Candidate:
     @property
     def validation_blocks(self) -> int:
         """Sequences of a validation: as many as ``VALIDATION_SHARE`` of the time pays for, up to 131K tokens."""
-        model, seq_len = self.model, self.seq_len
-        forward = model.flops_per_token(seq_len) / model.flops_per_token(seq_len, self.sampled_softmax) / 3
-        share = VALIDATION_SHARE / (VALIDATIONS + 1) / forward
-        return round(min(131_072, max(8_192, share * self.tokens)) / seq_len)
+        share = VALIDATION_SHARE / (VALIDATIONS + 1) / self.model.validation_share(self.seq_len, self.sampled_softmax)
+        return round(min(131_072, max(8_192, share * self.tokens)) / self.seq_len)
 
 
 def candidates(
@@ -159,9 +157,12 @@ def candidates(
             free = wanted.vocab_size is None and vocab_size > min(corpus.bytes_per_token)
             share = SAMPLED_TABLE_SHARE if candidate.sampled_softmax else TABLE_SHARE
             seen = max(candidate.bytes, candidate.init_bigrams * bytes_per_token)
-            if free and (vocab_size * shape.d_model > share * shape.n_matrix or vocab_size * BYTES_PER_ID > seen):
-                continue
-            if free and vocab_size > MOST_RANDOM and not candidate.init_bigrams:
+            too_large = (
+                vocab_size * shape.d_model > share * shape.n_matrix
+                or vocab_size * BYTES_PER_ID > seen
+                or (vocab_size > MOST_RANDOM and not candidate.init_bigrams)
+            )
+            if free and too_large:
                 continue
             if candidate.memory_bytes <= MEMORY_SHARE * memory:
                 found.append(candidate)
