@@ -218,7 +218,8 @@ def make(
     micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
-    worth = text_worth(n_bytes, bag=bag, counted=min(corpus.bytes, bigrams * bytes_per_token))
+    counted = min(corpus.bytes, bigrams * bytes_per_token)
+    worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size)
     read = text_read(n_bytes, bag=bag, share=wanted.superposition_share)
     factor, blur = text_factor(corpus.difficulty)
     # The text counts as worth / read of what is read of it, and so does all that there is.

@@ -56,13 +56,14 @@ def record_of(root: Path) -> Record:
     train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
     sample = root / VALIDATION
     text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
+    vocab_size = int(run.setting("tokenizer.vocab_size") or 0)
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),
         n_matrix=shape["n_layers"] * shape["d_model"] * (heads + 3 * shape["ffn_dim"]),
-        vocab_size=int(run.setting("tokenizer.vocab_size") or 0),
+        vocab_size=vocab_size,
         tokens=int(last.tokens),
-        bytes=text_worth(n_bytes, bag=bag, counted=counted),
+        bytes=text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size),
         unique_bytes=unique,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=last.bits_per_byte,
