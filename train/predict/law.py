@@ -29,7 +29,7 @@ BYTES_PER_PARAMETER = 40.0
 """Bytes of text that one parameter needs at the best use of a machine's time: about 10 tokens."""
 VOCABULARY, VOCABULARY_GAIN = 2048, 0.1
 """A vocabulary's text counts as more by its size in units of the first number, to the power g, on top of the bytes of
-its longer tokens. The records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with .2."""
+its longer tokens. The first 31 records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with .2."""
 SUPERPOSED_TEXT = 1.25
 """What the text of a run counts that began with bags of four tokens for a tenth of its steps (``train.superposition``),
 in units of the text of its positions. From docs/results/recipe.md: 1.8 % fewer bits per byte after 2.5M tokens."""
@@ -39,7 +39,8 @@ first number, once it has read much more than the second; bytes. From docs/resul
 BIGRAM_VOCABULARY, BIGRAM_GAIN = 8192, 0.3
 """Bigrams count as more text by the vocabulary's size in units of the first number, to this power: a larger vocabulary
 has more rows that training alone would hardly reach. With .3 the law puts 48,675 ids 0.4 % below 32,768 after 4.9M
-tokens (measured: 0.4 and 0.6 %), with 0 less than 0.2 %. Over all records it is off by 0.99 % with .3, 0.94 % with 0."""
+tokens (measured: 0.4 and 0.6 %), with 0 less than 0.2 %. Over the first 31 records it is off by 0.99 % with .3, 0.94 %
+with 0."""
 COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
