@@ -29,7 +29,8 @@ BYTES_PER_PARAMETER = 40.0
 """Bytes of text that one parameter needs at the best use of a machine's time: about 10 tokens."""
 VOCABULARY, VOCABULARY_GAIN = 2048, 0.1
 """A vocabulary's text counts as more by its size in units of the first number, to the power g, on top of the bytes of
-its longer tokens. The first 31 records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with .2."""
+its longer tokens. The first 31 records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with
+.2."""
 SUPERPOSED_TEXT = 1.25
 """What the text of a run counts that began with bags of four tokens for a tenth of its steps (``train.superposition``),
 in units of the text of its positions. From docs/results/recipe.md: 1.8 % fewer bits per byte after 2.5M tokens."""
