@@ -16,7 +16,9 @@ BATCH_TOKENS, BATCH_AT, BATCH_POWER = 6144, 10e6, 0.55
 2025, arXiv 2503.04715, for 10 to 500 million tokens)."""
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Sequences of a step to choose from: each can be divided into passes."""
-MOST_IN_A_PASS = 8
+MOST_IN_A_PASS, MOST_SAMPLED = 8, 4
+"""Sequences of 512 tokens in a pass; the second where training does not compute all logits, since a smaller pass has
+fewer different targets."""
 LONG_RUN = 300e6
 """Training tokens from which sequences have 1,024 tokens instead of 512."""
 BYTES_PER_ID = 750.0
@@ -25,8 +27,9 @@ needs none."""
 TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 24.0
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
 training does not compute all logits."""
-SAMPLED_WORDS = 2048
-"""Words whose logits training computes (``train.sampled_softmax``) where the vocabulary has twice as many or more."""
+SAMPLED_WORDS, SAMPLED_FROM = 1280, 4096
+"""Words whose logits training computes (``train.sampled_softmax``) where the vocabulary has as many as the second, or
+more."""
 MORE_WORDS = 1.15
 """What a step computes of them, in units of that: micro-batches with many different targets take more."""
 SHORT_PIECES, LEAST_SHORT = 4, 128
@@ -215,7 +218,8 @@ def make(
         steps = max(1, round(training / step_seconds))
         tokens = steps * per_step
     model = shape.model_config(vocab_size, seq_len)
-    micro_batch = max(n for n in range(1, MOST_IN_A_PASS * 512 // min(seq_len, 4096) + 1) if sequences % n == 0)
+    most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
+    micro_batch = max(n for n in range(1, max(1, most) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     counted = min(corpus.bytes, bigrams * bytes_per_token)
@@ -273,7 +277,7 @@ def _sampled(wanted: Wanted, vocab_size: int) -> int:
     """Of how many words training computes logits; 0: of all."""
     if wanted.sampled_softmax is not None:
         return wanted.sampled_softmax
-    return SAMPLED_WORDS if vocab_size >= 2 * SAMPLED_WORDS else 0
+    return SAMPLED_WORDS if vocab_size >= SAMPLED_FROM else 0
 
 
 def _bigrams(wanted: Wanted, shape: Shape, seconds: float) -> int:

@@ -60,7 +60,8 @@ def test_words_are_the_targets_and_others_once_each():
     assert words is not None
     assert words.ids[: words.n_targets].tolist() == [3, 5, 700, 1023]
     assert len(set(words.ids.tolist())) == len(words.ids) == COUNT
-    assert words.stands_for == (VOCAB - 4) / (COUNT - 4)
+    assert (words.stands_for >= 1).all()
+    assert words.stands_for.sum() == pytest.approx(VOCAB - 4, rel=0.05)  # all others, as far as chance has it
     assert words.places(targets).tolist() == [[1, 2, -100], [1, 0, 3]]
     again = draw(targets.clone(), VOCAB, COUNT)
     assert again is not None
@@ -68,6 +69,38 @@ def test_words_are_the_targets_and_others_once_each():
     other = draw(targets.flip(0), VOCAB, COUNT)
     assert other is not None
     assert not torch.equal(words.ids, other.ids)
+
+
+def test_frequent_words_are_drawn_more_often_and_each_stands_for_what_its_chance_says():
+    targets = torch.tensor([0, 1, 1000])
+    n, found = 600, np.zeros(VOCAB)
+    stands_for = np.zeros(VOCAB)
+    for index in range(n):
+        words = draw(torch.cat([targets, torch.tensor([-101 - index])]), VOCAB, COUNT)
+        assert words is not None
+        drawn = words.ids[words.n_targets :].numpy()
+        assert len(set(drawn)) == len(drawn) == COUNT - 3
+        assert not set(drawn) & {0, 1, 1000}
+        found[drawn] += 1
+        stands_for[drawn] = words.stands_for.numpy()
+    seen = found > 0
+    assert seen.sum() == VOCAB - 3
+    assert found[2:100].mean() > 1.5 * found[800:1000].mean()
+    assert (found * stands_for / n)[seen] == pytest.approx(1, abs=0.4)  # 5 deviations of the rarest
+    assert (found * stands_for / n)[seen].mean() == pytest.approx(1, abs=0.01)
+
+
+def test_words_that_are_certain_stand_for_themselves():
+    """Where so many are drawn that a frequent word's chance would be above 1."""
+    words = draw(torch.tensor([4]), VOCAB, 1000)  # 1,024 is no less than the vocabulary
+    assert words is None
+    words = draw(torch.tensor([4]), VOCAB, 768)
+    assert words is not None
+    drawn, stands_for = words.ids[1:], words.stands_for
+    assert (stands_for[drawn < 100] == 1).all()
+    assert sorted(set(range(100)) - set(drawn.tolist())) == [4]
+    assert stands_for[-1] > 1
+    assert len(set(drawn.tolist())) == 767
 
 
 def test_many_targets_get_more_words_and_all_of_them_none():
