@@ -27,7 +27,7 @@ needs none."""
 TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 24.0
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
 training does not compute all logits."""
-SAMPLED_WORDS, SAMPLED_FROM = 1280, 4096
+SAMPLED_WORDS, SAMPLED_FROM = 2048, 4096
 """Words whose logits training computes (``train.sampled_softmax``) where the vocabulary has as many as the second, or
 more."""
 MORE_WORDS = 1.15

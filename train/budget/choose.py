@@ -36,6 +36,9 @@ EMBED_STD_WITH_BAGS = 0.1
 costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is the better one."""
 EMBED_LR_WITH_BIGRAMS = 0.025
 """Muon's rate for an embedding that begins as bigrams: it moves less than a random one (docs/results/recipe.md)."""
+BETAS_WITH_SAMPLED = "[0.8,0.99]"
+"""AdamW's where training computes the logits of drawn words only. A rare word's gradient is then a seldom and large one:
+the shorter memory of 0.95 makes its step as small as that of any other (docs/results/recipe.md)."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -156,6 +159,8 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
     }
     if given_value(argv, "optim") is None:
         options["optim.init_bigrams"] = chosen.init_bigrams
+        if chosen.sampled_softmax:
+            options["optim.betas"] = BETAS_WITH_SAMPLED
         if chosen.init_bigrams:
             options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
         elif chosen.superposition > 1:

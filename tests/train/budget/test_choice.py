@@ -119,7 +119,7 @@ def test_short_sequences_and_sampled_words_leave_time_for_more_steps():
     short = chosen(3600, wanted=Wanted(**shape, sampled_softmax=0))
     sampled = chosen(3600, wanted=Wanted(**shape, short_seq_len=0))
     both = chosen(3600, wanted=Wanted(**shape))
-    assert (both.short_seq_len, both.sampled_softmax) == (128, 1280)
+    assert (both.short_seq_len, both.sampled_softmax) == (128, 2048)
     assert plain.steps < min(short.steps, sampled.steps) < max(short.steps, sampled.steps) < both.steps
     step = MACHINE.step_seconds(plain.model, 16 * 512, 512)
     quick = MACHINE.step_seconds(plain.model, 16 * 512, 128)
@@ -132,7 +132,7 @@ def test_short_sequences_need_a_length_and_sampled_words_a_vocabulary():
     assert chosen(3600, wanted=Wanted(seq_len=256)).short_seq_len == 0
     assert chosen(3600, wanted=Wanted(seq_len=1024)).short_seq_len == 256
     assert chosen(3600, wanted=Wanted(vocab_size=2048)).sampled_softmax == 0
-    assert chosen(3600, wanted=Wanted(vocab_size=4096)).sampled_softmax == 1280
+    assert chosen(3600, wanted=Wanted(vocab_size=4096)).sampled_softmax == 2048
     larger = chosen(3600, wanted=Wanted(n_layers=2, d_model=256)).vocab_size
     assert chosen(3600, wanted=Wanted(n_layers=2, d_model=256, sampled_softmax=0)).vocab_size < larger
 
@@ -140,7 +140,7 @@ def test_short_sequences_need_a_length_and_sampled_words_a_vocabulary():
 def test_validations_score_fewer_tokens_where_training_computes_few_logits():
     """A validation computes all of them."""
     shape = {"n_layers": 1, "d_model": 256, "vocab_size": 32768, "sequences": 8}
-    few, all_of_them = (chosen(3600, wanted=Wanted(**shape, sampled_softmax=each)) for each in (1280, 0))
+    few, all_of_them = (chosen(3600, wanted=Wanted(**shape, sampled_softmax=each)) for each in (2048, 0))
     for run in (few, all_of_them):
         forward = run.model.flops_per_token(512) / 3
         scored = choice.VALIDATIONS * 512 * run.validation_blocks * forward

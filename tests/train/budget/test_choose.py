@@ -87,6 +87,14 @@ def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
     assert word not in choose.words(bags, ["optim=classic"])
 
 
+def test_adamw_remembers_for_longer_where_training_computes_few_logits():
+    few, all_of_them = (chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=each)) for each in (1280, 0))
+    word = f"optim.betas={choose.BETAS_WITH_SAMPLED}"
+    assert word in choose.words(few, [])
+    assert word not in choose.words(all_of_them, [])
+    assert word not in choose.words(few, ["optim=classic"])
+
+
 def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_otherwise(tmp_path):
     words = choose.words(chosen(3600), [])
     assert "optim.init_bigrams=20000000" in words
