@@ -212,7 +212,7 @@ class TrainConfig:
     """The first share of the run that does so, after the part of ``superposition``."""
     sampled_softmax: int = 0
     """Words of the vocabulary whose logits a training step computes: the targets of a micro-batch, and others drawn at
-    random, which stand for the rest; 0: all. Validation computes all."""
+    random, frequent ones more often, which stand for the rest; 0: all. Validation computes all."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     coherence_stories: int = 0
