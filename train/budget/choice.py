@@ -223,7 +223,7 @@ def make(
     n_bytes = tokens * bytes_per_token
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     counted = min(corpus.bytes, bigrams * bytes_per_token)
-    worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size)
+    worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled > 0)
     read = text_read(n_bytes, bag=bag, share=wanted.superposition_share)
     factor, blur = text_factor(corpus.difficulty)
     # The text counts as worth / read of what is read of it, and so does all that there is.

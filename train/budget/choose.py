@@ -37,8 +37,8 @@ costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is th
 EMBED_LR_WITH_BIGRAMS = 0.025
 """Muon's rate for an embedding that begins as bigrams: it moves less than a random one (docs/results/recipe.md)."""
 BETAS_WITH_SAMPLED = "[0.8,0.99]"
-"""AdamW's where training computes the logits of drawn words only. A rare word's gradient is then a seldom and large one:
-the shorter memory of 0.95 makes its step as small as that of any other (docs/results/recipe.md)."""
+"""AdamW's where training computes the logits of drawn words only. A rare word's gradient is then seldom and large: with
+the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"

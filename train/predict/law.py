@@ -42,6 +42,11 @@ BIGRAM_VOCABULARY, BIGRAM_GAIN = 8192, 0.3
 has more rows that training alone would hardly reach. With .3 the law puts 48,675 ids 0.4 % below 32,768 after 4.9M
 tokens (measured: 0.4 and 0.6 %), with 0 less than 0.2 %. Over the first 31 records it is off by 0.99 % with .3, 0.94 %
 with 0."""
+SAMPLED_VOCABULARY, SAMPLED_GAIN = 8192, 0.22
+"""What a run with ``train.sampled_softmax`` and a vocabulary larger than the first number reads counts as more text, by
+this share for each factor of e. From docs/results/recipe.md, where words are drawn by frequency: 1.0 % fewer bits per
+byte after 1.2M tokens and 2.2 % after 4.9M with 48,675 ids. The first 32 records are of runs that drew evenly, and do
+not count so."""
 COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
@@ -120,15 +125,17 @@ def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple
     return n, worth * gain
 
 
-def text_worth(n_bytes: float, *, bag: int, counted: float, vocab_size: int) -> float:
+def text_worth(n_bytes: float, *, bag: int, counted: float, vocab_size: int, sampled: bool) -> float:
     """What the text of a run counts, bytes; ``n_bytes``: what its positions stand for as tokens.
 
     ``bag``: tokens of each of the first positions (``train.superposition``; 1: all hold one). ``counted``: the text
     whose bigrams were counted for the first weights, bytes. ``vocab_size``: rows that these begin.
+    ``sampled``: whether training computes the logits of some words only (``train.sampled_softmax``).
     """
     gain = (vocab_size / BIGRAM_VOCABULARY) ** BIGRAM_GAIN
     begun = gain * min(BIGRAM_TEXT, COUNTED_SHARE * counted) / (n_bytes + BIGRAM_AT)
-    return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun)
+    drawn = SAMPLED_GAIN * math.log(max(1.0, vocab_size / SAMPLED_VOCABULARY)) if sampled else 0.0
+    return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun + drawn)
 
 
 def text_read(n_bytes: float, *, bag: int, share: float) -> float:

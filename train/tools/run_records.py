@@ -57,13 +57,14 @@ def record_of(root: Path) -> Record:
     sample = root / VALIDATION
     text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
     vocab_size = int(run.setting("tokenizer.vocab_size") or 0)
+    sampled = int(run.setting("train.sampled_softmax") or 0) > 0
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),
         n_matrix=shape["n_layers"] * shape["d_model"] * (heads + 3 * shape["ffn_dim"]),
         vocab_size=vocab_size,
         tokens=int(last.tokens),
-        bytes=text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size),
+        bytes=text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled),
         unique_bytes=unique,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=last.bits_per_byte,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from train.predict import records
-from train.predict.law import LossLaw, fit, fitted, left_out_errors
+from train.predict.law import LossLaw, fit, fitted, left_out_errors, text_worth
 from train.predict.records import Record
 
 TRUE = LossLaw(floor=0.9, size=0.5, alpha=0.36, text=1.4, beta=0.5)
@@ -51,6 +51,16 @@ def test_more_text_and_more_parameters_never_hurt_and_repetition_is_worth_less()
     far = law.interval(400e6, 20e9)
     assert low < law.predict(4e6, 20e6) < high
     assert (far[1] - far[0]) / law.predict(400e6, 20e9) > 3 * (high - low) / law.predict(4e6, 20e6)
+
+
+def test_what_helps_a_run_counts_as_more_text():
+    plain = {"bag": 1, "counted": 0.0, "vocab_size": 32768, "sampled": False}
+    assert text_worth(2e7, **plain) == 2e7
+    for better in ({"bag": 4}, {"counted": 1e7}, {"sampled": True}):
+        assert text_worth(2e7, **(plain | better)) > 2e7, better
+    small, large = (text_worth(2e7, **(plain | {"sampled": True, "vocab_size": v})) for v in (4096, 49152))
+    assert small == 2e7  # as measured with 8,192 ids: nothing
+    assert large == pytest.approx(1.4 * 2e7, rel=0.01)
 
 
 def test_the_shipped_records_keep_the_law_to_its_word():
