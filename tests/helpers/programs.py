@@ -146,6 +146,7 @@ def _child(
     tempfile.tempdir = None  # the fork server's
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the suite runs under nohup
     sys.stdout.reconfigure(line_buffering=True)
     if prepare is not None:
         prepare()

@@ -73,7 +73,8 @@ def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
     if not len(wanted) or size >= vocab_size:
         return None
     chances = _chances(wanted, vocab_size, size - len(wanted))
-    start = np.random.default_rng(zlib.crc32(targets.numpy().tobytes())).random()
+    # Of 24 bits: a longer fraction just below 1 would be rounded to 1 next to the comb's last whole number.
+    start = float(np.random.default_rng(zlib.crc32(targets.numpy().tobytes())).random(dtype=np.float32))
     drawn = _systematic(chances, size - len(wanted), start)
     ids = torch.from_numpy(np.concatenate([wanted, drawn]))
     return Words(ids, len(wanted), torch.from_numpy((1 / chances[drawn]).astype(np.float32)))
