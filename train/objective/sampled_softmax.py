@@ -72,10 +72,11 @@ def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
     size = -(-max(count, len(wanted) + round(LEAST_DRAWN * count)) // MULTIPLE) * MULTIPLE
     if not len(wanted) or size >= vocab_size:
         return None
-    chances = _chances(wanted, vocab_size, size - len(wanted))
+    n_drawn = size - len(wanted)
+    chances = _chances(wanted, vocab_size, n_drawn)
+    chance = np.random.default_rng(zlib.crc32(targets.numpy().tobytes()))
     # Of 24 bits: a longer fraction just below 1 would be rounded to 1 next to the comb's last whole number.
-    start = float(np.random.default_rng(zlib.crc32(targets.numpy().tobytes())).random(dtype=np.float32))
-    drawn = _systematic(chances, size - len(wanted), start)
+    drawn = _systematic(chances, n_drawn, float(chance.random(dtype=np.float32)))
     ids = torch.from_numpy(np.concatenate([wanted, drawn]))
     return Words(ids, len(wanted), torch.from_numpy((1 / chances[drawn]).astype(np.float32)))
 
