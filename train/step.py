@@ -76,9 +76,12 @@ def train_step(
     tokens *= sync.size
     start = perf_counter()
     parameters = list(model.parameters())
+    gradients = [each.grad for each in parameters if each.grad is not None]
     if 0 < scored < tokens:
-        torch._foreach_mul_([each.grad for each in parameters if each.grad is not None], tokens / scored)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else float("inf"), foreach=True)
+        torch._foreach_mul_(gradients, tokens / scored)
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    if grad_clip > 0:
+        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm, foreach=True)
     mean_loss, grad_norm = loss_sum / max(1, scored), norm.item()
     if not (np.isfinite(mean_loss) and np.isfinite(grad_norm)):
         raise NonFiniteError(
