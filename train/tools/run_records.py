@@ -43,11 +43,13 @@ def record_of(root: Path) -> Record:
         raise UserError(f"{root} began with a trained model: the law is about models trained from the beginning")
     bytes_per_token = last.loss / math.log(2) / last.bits_per_byte
     predicted: dict[str, Any] = run.setting("facts.predicted") or {}
-    epochs = predicted.get("epochs") or 0.0
     n_bytes = last.tokens * bytes_per_token
     bag, share = int(run.setting("train.superposition") or 1), run.setting("train.superposition_share") or 0.0
-    unique = text_read(n_bytes, bag=bag, share=share) / epochs if epochs else math.inf
-    counted = min(unique, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
+    read = text_read(n_bytes, bag=bag, share=share)
+    # The plan knew how much text there is: what it meant to read, in so many epochs. The run may have read more.
+    epochs, planned = predicted.get("epochs") or 0.0, (predicted.get("tokens") or 0) / last.tokens
+    there_is = read * planned / epochs if epochs and planned else math.inf
+    counted = min(there_is, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
     shape = {
         name: int(run.setting(f"model.{name}"))
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
@@ -58,14 +60,15 @@ def record_of(root: Path) -> Record:
     text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
     vocab_size = int(run.setting("tokenizer.vocab_size") or 0)
     sampled = int(run.setting("train.sampled_softmax") or 0) > 0
+    worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled)
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),
         n_matrix=shape["n_layers"] * shape["d_model"] * (heads + 3 * shape["ffn_dim"]),
         vocab_size=vocab_size,
         tokens=int(last.tokens),
-        bytes=text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled),
-        unique_bytes=unique,
+        bytes=worth,
+        unique_bytes=there_is * worth / read,  # on the same scale, so that their ratio is the epochs
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=last.bits_per_byte,
         difficulty=bits_of(text) / BOOKS_BITS if text else 1.0,

@@ -1,8 +1,10 @@
 """The plan of a run agrees with the preset's own statement, and the menu of a time with its own arithmetic."""
 
 import json
+import math
 
 import pytest
+from omegaconf import OmegaConf
 
 from data.errors import UserError
 from slm.model.config import ModelConfig
@@ -12,6 +14,7 @@ from train.budget import choose
 from train.budget.costs import costs, q4_k_m_bytes
 from train.predict import records
 from train.tools import plan, preset_plan
+from train.tools.run_records import record_of
 
 
 def test_the_last_line_is_the_plan_as_json(capsys):
@@ -93,6 +96,18 @@ def test_a_finished_run_becomes_a_record_and_an_unfinished_one_does_not(tmp_path
     metrics.write_text("".join(json.dumps(each) + "\n" for each in lines if each["step"] < 3 or "val_loss" in each))
     with pytest.raises(UserError, match="ended before its learning rate had fallen"):
         plan.main(["preset=tiny", "tokens_per_s=1000", f"plan.add=[{run.root}]"])
+
+
+def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(tmp_path, corpus, monkeypatch):
+    words = [f"data.files=[{corpus}]", "name=done", "train.max_steps=20", "train.eval_every=20"]
+    run = SmallRun(tmp_path, *words, "train.superposition=2", "train.superposition_share=0.5").finish()
+    assert record_of(run.root).unique_bytes == math.inf  # nobody planned it, so nobody knows
+    config = OmegaConf.load(run.root / "config.yaml")
+    planned = {"tokens": 2560 // 2, "epochs": 0.6}  # it then did twice as much
+    OmegaConf.update(config, "facts.predicted", planned, force_add=True)
+    OmegaConf.save(config, run.root / "config.yaml")
+    record = record_of(run.root)
+    assert record.bytes / record.unique_bytes == pytest.approx(1.2)
 
 
 def test_a_speed_that_is_none_is_refused():
