@@ -46,10 +46,10 @@ def record_of(root: Path) -> Record:
     n_bytes = last.tokens * bytes_per_token
     bag, share = int(run.setting("train.superposition") or 1), run.setting("train.superposition_share") or 0.0
     read = text_read(n_bytes, bag=bag, share=share)
-    # The plan knew how much text there is: what it meant to read, in so many epochs. The run may have read more.
-    epochs, planned = predicted.get("epochs") or 0.0, (predicted.get("tokens") or 0) / last.tokens
-    there_is = read * planned / epochs if epochs and planned else math.inf
-    counted = min(there_is, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
+    # The plan knew how much text there is, and the run may have read more of it, or less.
+    planned = predicted.get("tokens") or 0
+    epochs = (predicted.get("epochs") or 0.0) * last.tokens / planned if planned else 0.0
+    counted = min(read / epochs if epochs else math.inf, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
     shape = {
         name: int(run.setting(f"model.{name}"))
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
@@ -68,7 +68,7 @@ def record_of(root: Path) -> Record:
         vocab_size=vocab_size,
         tokens=int(last.tokens),
         bytes=worth,
-        unique_bytes=there_is * worth / read,  # on the same scale, so that their ratio is the epochs
+        unique_bytes=worth / epochs if epochs else math.inf,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=last.bits_per_byte,
         difficulty=bits_of(text) / BOOKS_BITS if text else 1.0,

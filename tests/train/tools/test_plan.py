@@ -98,7 +98,7 @@ def test_a_finished_run_becomes_a_record_and_an_unfinished_one_does_not(tmp_path
         plan.main(["preset=tiny", "tokens_per_s=1000", f"plan.add=[{run.root}]"])
 
 
-def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(tmp_path, corpus, monkeypatch):
+def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(tmp_path, corpus):
     words = [f"data.files=[{corpus}]", "name=done", "train.max_steps=20", "train.eval_every=20"]
     run = SmallRun(tmp_path, *words, "train.superposition=2", "train.superposition_share=0.5").finish()
     assert record_of(run.root).unique_bytes == math.inf  # nobody planned it, so nobody knows
