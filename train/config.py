@@ -171,7 +171,7 @@ class TrainConfig:
     seed: int = 1234
     precision: Literal["auto", "bf16", "f32"] = "auto"
     compile: bool = True
-    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", True, False] = "auto"
+    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2int16", "avx2", "neon", True, False] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
     set, or none (false). A model whose widths they cannot take trains without them."""
     gradient_checkpointing: bool | Literal["mlp"] = False

@@ -49,7 +49,9 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
         notes.append(measured)
     kernels, note = None, ""
     if config.kernels:
-        kernels, note = open_kernels(config.kernels, "bf16" if precision == "bf16" else "f32")
+        kernels, note = open_kernels(
+            config.kernels, "bf16" if precision == "bf16" else "f32", exact=config.precision == "f32"
+        )
     if kernels is not None:
         return Environment(
             threads=threads,

@@ -40,6 +40,9 @@ class Variant:
     """As ``platform.machine`` names it."""
     timed: bool = True
     """``auto`` takes them as faster than PyTorch's own step. False: that has to be measured first, on each machine."""
+    pairs: bool = False
+    """Products are of pairs of 16-bit integers that f32 values are rounded to. ``auto`` takes them where f32 is not asked
+    for by name, and where this processor is measured to be faster with them."""
 
     def unavailable(self) -> str | None:
         """Why these kernels cannot be built or run here, or None where they can."""
@@ -66,17 +69,35 @@ _F32_FLAGS = ("-std=gnu++17", "-ffp-contract=fast")
 
 
 def _f32(
-    name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int, flags: tuple[str, ...] = (), **others: Any
+    name: str,
+    title: str,
+    needs: tuple[str, ...],
+    *,
+    march: str,
+    lanes: int,
+    flags: tuple[str, ...] = (),
+    pairs: bool = False,
+    **others: Any,
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
+    parts = ("linear", "attention", "norms", "head", "sizes", *(("pair_gain",) if pairs else ()))
+    headers = ("vec", "sizes", "tile", "operands", "gemm", *(("int16",) if pairs else ()))
     return Variant(
         name=name,
         title=title,
         precision="f32",
         needs=needs,
-        sources=tuple(f"f32/{each}.cpp" for each in ("linear", "attention", "norms", "head", "sizes")),
-        headers=("f32/vec.h", "f32/gemm.h", "f32/sizes.h", "arena.h"),
-        flags=(f"-march={march}", "-mtune=native", f"-DSLM_LANES={lanes}", *_F32_FLAGS, *flags),
+        sources=tuple(f"f32/{each}.cpp" for each in parts),
+        headers=(*(f"f32/{each}.h" for each in headers), "arena.h"),
+        flags=(
+            f"-march={march}",
+            "-mtune=native",
+            f"-DSLM_LANES={lanes}",
+            *_F32_FLAGS,
+            *flags,
+            *(("-DSLM_INT16",) if pairs else ()),
+        ),
+        pairs=pairs,
         **others,
     )
 
@@ -105,6 +126,9 @@ VARIANTS: dict[str, Variant] = {
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx.h", "amx.h"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512.h",), flags=()),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
+        _f32(
+            "avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True
+        ),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(
             "neon",
@@ -192,7 +216,15 @@ class Kernels:
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
         """Of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()
-        """Packed operands are units of 32 bits: a pair of bf16, or one f32."""
+        """Packed operands are units of 32 bits: a pair of bf16, or one f32 (pairs of integers take as much room)."""
+        self._library = library
+
+    def pair_gain(self) -> float:
+        """How many times as fast as f32 this processor multiplies pairs of 16-bit integers; 1 where these kernels do not."""
+        if not hasattr(self._library, "slm_pair_gain"):
+            return 1.0
+        self._library.slm_pair_gain.restype = ctypes.c_double
+        return float(self._library.slm_pair_gain())
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
         raise AttributeError(f"the training kernels have no function {name}")

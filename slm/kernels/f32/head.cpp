@@ -48,17 +48,20 @@ void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, c
 // sum: scratch [m, d], not used here (the results are the sums).
 void slm_head_backward(const float* dlogits, long m, long v, const float* B, long d, float* dx, float*) {
     const long panels = d / NR, strips = ceil_div(m, MR), chunks = ceil_div(strips, STRIPS);
-    const long group = max_of(1, min_of(panels, L2_BYTES / (BLOCK * NR * (long)sizeof(float))));
+    const long block = PAIRS ? block_of(v) : BLOCK;
+    const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * VALUE_BYTES)));
     const long groups = ceil_div(panels, group);
     // A task owns its part of dx and walks the whole vocabulary.
 #pragma omp parallel for schedule(dynamic)
-    for (long task = 0; task < groups * chunks; task++)
-        for (long start = 0; start < v; start += BLOCK) {
-            const long depth = min_of(BLOCK, v - start), strip = task % chunks * STRIPS, first = task / chunks * group;
+    for (long task = 0; task < groups * chunks; task++) {
+        Rows own;
+        for (long start = 0; start < v; start += block) {
+            const long depth = min_of(block, v - start), strip = task % chunks * STRIPS, first = task / chunks * group;
+            own.take(dlogits + strip * MR * v + start, v, min_of(STRIPS * MR, m - strip * MR), depth);
             for (long s = strip; s < min_of(strips, strip + STRIPS); s++)
                 for (long p = first; p < min_of(panels, first + group); p++) {
                     const long row = s * MR;
-                    tile(min_of(MR, m - row), depth, dlogits + row * v + start, v, 1, B + (p * v + start) * NR,
+                    own.product(row - strip * MR, min_of(MR, m - row), depth, B + (p * v + start) * NR,
                          [&](int r, vec a, vec b) ALWAYS {
                              float* c = dx + (row + r) * d + p * NR;
                              if (start) {
@@ -67,9 +70,10 @@ void slm_head_backward(const float* dlogits, long m, long v, const float* B, lon
                              }
                              store(c, a);
                              store(c + W, b);
-                         });
+                         }, Nothing{});
                 }
         }
+    }
 }
 
 }  // extern "C"

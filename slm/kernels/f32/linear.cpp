@@ -58,15 +58,19 @@ void slm_pack_forward(const float* weight, long n, long k, float* out, int half)
 #pragma omp parallel for schedule(static)
     for (long b = 0; b < blocks; b++) {
         const long panel = half ? b : b / 2, column = half ? (half - 1) * W : b % 2 * W;
-        pack_columns(weight + b * W * k, k, W, W, k, out + panel * k * NR + column, NR);
+        pack_weight(weight + b * W * k, k, out + panel * k * NR + column);
     }
 }
 
-// W [n, k] for dy W: at rows first_row.. of a stack of total_rows: B[panel of k][total_rows][NR].
+// W [n, k] for dy W: at rows first_row.. of a stack of total_rows: B[panel of k][total_rows][NR]. The stack's last rows come
+// last.
 void slm_pack_backward(const float* weight, long n, long k, float* out, long first_row, long total_rows) {
     const long panels = k / NR;
 #pragma omp parallel for schedule(static)
-    for (long p = 0; p < panels; p++) pack_rows(weight + p * NR, k, n, out + (p * total_rows + first_row) * NR);
+    for (long p = 0; p < panels; p++) {
+        pack_rows(weight + p * NR, k, n, out + (p * total_rows + first_row) * NR);
+        if (first_row + n == total_rows) finish_panel(out + p * total_rows * NR, total_rows);
+    }
 }
 
 // out [m, n] = x [m, k] B, plus residual [m, n] where given.
@@ -117,26 +121,26 @@ void slm_bias_gradient(const float* dy, long ldy, long m, long n, float* grad, i
 // slm_weight_gradient_scratch values.
 void slm_weight_gradient(const float* dy, long ldy, const float* x, long ldx, long m, long n, long k, float* grad, int add,
                          float* scratch) {
-    const long panels = k / NR, strips = ceil_div(n, MR), block = min_of(m, GRADIENT_ROWS);
+    const long panels = k / NR, strips = ceil_div(n, MR), block = gradient_rows(m);
     float *packed_x = scratch, *packed_dy = scratch + panels * block * NR;
-    const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * (long)sizeof(float))));
+    const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * VALUE_BYTES)));
     const long groups = ceil_div(panels, group), chunks = ceil_div(strips, STRIPS);
 #pragma omp parallel
     for (long start = 0; start < m; start += block) {
         const long count = min_of(block, m - start);
         const bool fresh = start == 0 && !add;
 #pragma omp for schedule(static) nowait
-        for (long p = 0; p < panels; p++) pack_rows(x + start * ldx + p * NR, ldx, count, packed_x + p * block * NR);
+        for (long p = 0; p < panels; p++) pack_positions(x + start * ldx + p * NR, ldx, count, packed_x + p * block * NR);
 #pragma omp for schedule(static)
-        for (long s = 0; s < strips; s++)
-            pack_strip(dy + start * ldy + s * MR, ldy, count, min_of(MR, n - s * MR), packed_dy + s * block * MR);
+        for (long s = 0; s < strips; s += STRIPS_AT_ONCE)
+            pack_gradients(dy + start * ldy + s * MR, ldy, count, n - s * MR, packed_dy + s * block * MR, block * MR);
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < groups * chunks; task++) {
             const long first = task / chunks * group, top = task % chunks * STRIPS;
             for (long s = top; s < min_of(strips, top + STRIPS); s++)
                 for (long p = first; p < min_of(panels, first + group); p++) {
                     const long row = s * MR;
-                    tile(min_of(MR, n - row), count, packed_dy + s * block * MR, 1, MR, packed_x + p * block * NR,
+                    gradient_tile(min_of(MR, n - row), count, packed_dy + s * block * MR, packed_x + p * block * NR,
                          [&](int r, vec a, vec b) ALWAYS {
                              float* g = grad + (row + r) * k + p * NR;
                              if (!fresh) {

@@ -22,7 +22,7 @@ long slm_attention_scratch(long B, long T, long K, long E) { return B * K * 2 * 
 long slm_attention_backward_scratch(long B, long T, long H, long E) { return B * H * 2 * padded_length(T) * E; }
 
 // Values of scratch for slm_weight_gradient: strips of dy (the last one filled up) and panels of x.
-long slm_weight_gradient_scratch(long m, long n, long k) { return min_of(m, GRADIENT_ROWS) * (k + round_up(n, MR)); }
+long slm_weight_gradient_scratch(long m, long n, long k) { return gradient_rows(m) * (k + round_up(n, MR)); }
 
 // Values of scratch for slm_rmsnorm_backward.
 long slm_rmsnorm_backward_scratch(long d) { return NORM_PARTS * d; }

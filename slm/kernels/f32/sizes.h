@@ -9,3 +9,6 @@ constexpr long MAX_HEAD_DIM = 512;    // values of one head at one position, kep
 
 // Positions of a sequence, up to a whole panel.
 INLINE long padded_length(long T) { return round_up(T, NR); }
+
+// Positions that the scratch of a weight gradient has room for, of m: pairs and their scales need four at least.
+INLINE long gradient_rows(long m) { return max_of(4, min_of(m, GRADIENT_ROWS)); }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #ifndef SLM_LANES
 #if defined(__AVX512F__)
@@ -40,6 +41,13 @@ typedef int32_t ivec_anywhere __attribute__((vector_size(4 * SLM_LANES), aligned
 #define INLINE inline __attribute__((always_inline))
 // For lambdas that only prefetch: GCC drops calls of a function without effects before it inlines them.
 #define ALWAYS __attribute__((always_inline))
+
+// each(0) to each(N - 1), with indices that are constants before the compiler chooses what to keep in registers: it leaves
+// sums in memory that are indexed in a loop, even one that it unrolls.
+template <class Each, int... I> INLINE void unrolled(std::integer_sequence<int, I...>, Each&& each) {
+    (each(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class Each> INLINE void unrolled(Each&& each) { unrolled(std::make_integer_sequence<int, N>{}, each); }
 
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }

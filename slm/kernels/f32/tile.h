@@ -1,0 +1,73 @@
+// The innermost product in f32, and the packing that it reads.
+#pragma once
+
+#include "sizes.h"
+
+constexpr long LINE = 16;              // floats of a cache line
+
+
+struct Nothing {
+    INLINE void operator()(long) const {}
+};
+
+// One tile of R rows and NR columns: sums over k of A[r * ra + k * ka] * B[k * NR + column], handed row by row to
+// `use(row, left W columns, right W columns)`. Row-major rows of A are (ra = row length, ka = 1), strips (ra = 1, ka =
+// rows of a strip). ahead(part) is called after every 16 values of k, to ask memory for what comes next.
+template <int R, class Use, class Ahead = Nothing>
+INLINE void tile_of(long depth, const float* A, long ra, long ka, const float* B, Use&& use, Ahead&& ahead = {}) {
+    vec c[R][2];
+    unrolled<R>([&](auto r) ALWAYS { c[r][0] = c[r][1] = vec{}; });
+    auto step = [&]() ALWAYS {
+        const vec b0 = load(B), b1 = load(B + W);
+        unrolled<R>([&](auto r) ALWAYS {
+            const float a = A[r * ra];
+            c[r][0] = multiply_add(c[r][0], b0, a);
+            c[r][1] = multiply_add(c[r][1], b1, a);
+        });
+        A += ka;
+        B += NR;
+    };
+    for (long part = 0; part < depth / LINE; part++) {
+        ahead(part);
+#pragma GCC unroll 4
+        for (int i = 0; i < LINE; i++) step();
+    }
+    for (long i = 0; i < depth % LINE; i++) step();
+    unrolled<R>([&](auto r) ALWAYS { use(r, c[r][0], c[r][1]); });
+}
+
+// A tile of 1 to MR rows.
+template <class Use, class Ahead = Nothing>
+INLINE void tile(long rows, long depth, const float* A, long ra, long ka, const float* B, Use&& use, Ahead&& ahead = {}) {
+    if (rows >= MR) return tile_of<MR>(depth, A, ra, ka, B, use, ahead);
+    long done = 0;
+    for (; rows - done >= 4; done += 4)
+        tile_of<4>(depth, A + done * ra, ra, ka, B, [&](int r, vec x, vec y) ALWAYS { use((int)(r + done), x, y); });
+    for (; done < rows; done++)
+        tile_of<1>(depth, A + done * ra, ra, ka, B, [&](int r, vec x, vec y) ALWAYS { use((int)(r + done), x, y); });
+}
+
+// NR columns of rows [0, rows) of a matrix as one panel: out [rows][NR].
+INLINE void pack_rows(const float* from, long ld, long rows, float* out) {
+    for (long i = 0; i < rows; i++) {
+        store(out + i * NR, load(from + i * ld));
+        store(out + i * NR + W, load(from + i * ld + W));
+    }
+}
+
+// Up to `lanes` rows (row i at from + i * ld, `depth` values) as columns: out[k * stride + i] = from[i][k]; missing rows
+// are zero.
+INLINE void pack_columns(const float* from, long ld, long rows, long lanes, long depth, float* out, long stride) {
+    for (long k0 = 0; k0 < depth; k0 += LINE)
+        for (long i = 0; i < lanes; i++) {
+            const float* row = from + i * ld + k0;
+            float* to = out + k0 * stride + i;
+            for (long k = 0; k < min_of(LINE, depth - k0); k++) to[k * stride] = i < rows ? row[k] : 0.0f;
+        }
+}
+
+// `count` columns of rows [0, rows) as strips of MR: out [strip][rows][MR]; the last strip may be part empty (zero).
+INLINE void pack_strip(const float* from, long ld, long rows, long count, float* out) {
+    for (long i = 0; i < rows; i++)
+        for (long r = 0; r < MR; r++) out[i * MR + r] = r < count ? from[i * ld + r] : 0.0f;
+}
