@@ -20,8 +20,8 @@ WORTH_IT = 1.2
 times as fast as that where it was measured (``10m`` in f32, docs/results/training-speed.md)."""
 
 PAIRS_WORTH_IT = 1.2
-"""Products of integers have to be this many times as fast as those in f32: about as much of it is left in a whole step as
-their rounding and packing take (1.4 to 1.6 for the products, 1.3 for the step, on a Zen 3)."""
+"""Products of integers have to be this many times as fast as those in f32, in the first cache. Less of it is left in a
+step, whose values have to be rounded: 1.3 of 1.5 on a Zen 3."""
 
 
 def choose(precision: Precision, *, exact: bool = False) -> tuple[Variant | None, str | None]:
@@ -45,8 +45,8 @@ def choose(precision: Precision, *, exact: bool = False) -> tuple[Variant | None
 
 
 def open_kernels(name: str | bool, precision: Precision, *, exact: bool = False) -> tuple[Kernels | None, str]:
-    """The kernels of the variant ``name``, and a line on them. auto, true: the fastest for ``precision`` that work, with
-    ``exact`` without those that round the values of a product to integers.
+    """The kernels of the variant ``name``, and a line on them. auto, true: the fastest for ``precision`` that work; with
+    ``exact`` none that round the values of a product to integers.
 
     None in their place where there are none; the line then says why. UserError where those named do not work.
     """
@@ -122,7 +122,8 @@ def dull_pairs(variant: Variant) -> str | None:
             atomic_write_json(kept, {"pairs": found})
     if found >= PAIRS_WORTH_IT:
         return None
-    return f"are {found:.2f} times as fast as f32 here, not {PAIRS_WORTH_IT} times (train.kernels={variant.name} takes them)"
+    named = f"train.kernels={variant.name} takes them"
+    return f"are {found:.2f} times as fast as f32 here, not {PAIRS_WORTH_IT} times ({named})"
 
 
 def _try_it(name: str) -> tuple[bool, str | None]:

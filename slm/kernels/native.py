@@ -41,8 +41,8 @@ class Variant:
     timed: bool = True
     """``auto`` takes them as faster than PyTorch's own step. False: that has to be measured first, on each machine."""
     pairs: bool = False
-    """Products are of pairs of 16-bit integers that f32 values are rounded to. ``auto`` takes them where f32 is not asked
-    for by name, and where this processor is measured to be faster with them."""
+    """Products are of pairs of 16-bit integers that f32 values are rounded to. ``auto`` takes them where f32 is not
+    asked for by name, and where this processor is measured to be faster with them."""
 
     def unavailable(self) -> str | None:
         """Why these kernels cannot be built or run here, or None where they can."""
@@ -126,9 +126,7 @@ VARIANTS: dict[str, Variant] = {
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx.h", "amx.h"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512.h",), flags=()),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
-        _f32(
-            "avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True
-        ),
+        _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(
             "neon",
@@ -220,7 +218,7 @@ class Kernels:
         self._library = library
 
     def pair_gain(self) -> float:
-        """How many times as fast as f32 this processor multiplies pairs of 16-bit integers; 1 where these kernels do not."""
+        """How many times as fast as f32 this processor multiplies pairs of 16-bit integers; 1 for other kernels."""
         if not hasattr(self._library, "slm_pair_gain"):
             return 1.0
         self._library.slm_pair_gain.restype = ctypes.c_double

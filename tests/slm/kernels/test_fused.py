@@ -8,7 +8,7 @@ import torch
 
 from slm.kernels.fused import Fused, unsupported
 from slm.kernels.head import HEAD_ROWS
-from slm.kernels.native import Kernels
+from slm.kernels.native import VARIANTS, Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from tests.helpers.kernels import NAMES, kernels_for_test
@@ -99,13 +99,16 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None:
-    """Every gradient is at most as far from f32 as that of autocast, give or take a third; f32 kernels give f32's."""
+    """Every gradient is at most as far from f32 as that of autocast, give or take a third; f32 kernels give f32's, and
+    those with products of integers come within a thousandth: a seventh of bf16's distance or less."""
     exact, reference = reference_of(model, ids, targets, starts)
     if fused.kernels.dtype == torch.float32:
-        assert fused.loss_and_gradients(ids, targets, starts_BT=starts) == pytest.approx(exact, rel=1e-5)
+        coarser = 100 if VARIANTS[fused.kernels.name].pairs else 1
+        assert fused.loss_and_gradients(ids, targets, starts_BT=starts) == pytest.approx(exact, rel=1e-5 * coarser)
         size = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
         for name, gradient in gradients(model).items():
-            assert (gradient - reference[name]).norm() < 1e-5 * reference[name].norm() + 5e-7 * size, name
+            bound = 1e-5 * reference[name].norm() + 5e-7 * size
+            assert (gradient - reference[name]).norm() < coarser * bound, name
         return
     rough, autocast = reference_of(model, ids, targets, starts, bf16=True)
     loss = fused.loss_and_gradients(ids, targets, starts_BT=starts)
