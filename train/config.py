@@ -173,7 +173,7 @@ class TrainConfig:
     compile: bool = True
     kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2int16", "avx2", "neon", True, False] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
-    set, or none (false). A model whose widths they cannot take trains without them. ``avx2int16`` multiplies in pairs of
+    set, or none (false). A model whose widths they cannot take trains without them. ``avx2int16`` multiplies pairs of
     16-bit integers: ``auto`` takes it where that is faster, unless ``precision`` is ``f32``."""
     gradient_checkpointing: bool | Literal["mlp"] = False
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""

@@ -45,8 +45,9 @@ def choose(precision: Precision, *, exact: bool = False) -> tuple[Variant | None
 
 
 def open_kernels(name: str | bool, precision: Precision, *, exact: bool = False) -> tuple[Kernels | None, str]:
-    """The kernels of the variant ``name``, and a line on them. auto, true: the fastest for ``precision`` that work; with
-    ``exact`` none that round the values of a product to integers.
+    """The kernels of the variant ``name``, and a line on them. auto, true: the fastest for ``precision`` that work.
+
+    ``exact``: of those, none that round the values of a product to integers.
 
     None in their place where there are none; the line then says why. UserError where those named do not work.
     """
