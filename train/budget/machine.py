@@ -32,7 +32,8 @@ SECONDS = 45.0
 WIDTHS = (256, 512, 1024)
 DEPTHS = (1, 3)
 """Two depths for each width: their difference is the time of layers, what is left that of embedding and head."""
-VOCAB = 4096
+VOCAB, LARGE_VOCAB = 4096, 16_384
+"""Of the shapes whose steps are timed, and of one more whose update is: their difference is what large tables take."""
 SEQ_LEN = 512
 SEQUENCES = {256: 8, 512: 4, 1024: 2}
 """Sequences of a pass, by width."""
@@ -54,6 +55,8 @@ class Timing:
     """Forward and backward."""
     update_seconds: float
     """Gradient's norm and optimizer."""
+    large_update_seconds: float
+    """The same with LARGE_VOCAB instead."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +138,15 @@ def rates_of(timings: Sequence[Timing]) -> tuple[Rates, ...]:
         head_s = max(low.pass_seconds - low.n_layers * layer_s, low.pass_seconds / 20)
         parameters = (spec.n_matmul_params - low.vocab_size * width) / low.n_layers
         layer_u = max((high.update_seconds - low.update_seconds) / depths, high.update_seconds / high.n_layers / 5)
-        table_u = max(low.update_seconds - low.n_layers * layer_u, 0.0)
+        # Not what layers leave of an update: a budget's tables are many times as large, and so would the error be.
+        table_u = max(low.large_update_seconds - low.update_seconds, 0.0)
         found.append(
             Rates(
                 d_model=width,
                 layer_flops=layer_flops / layer_s,
                 head_flops=head * low.tokens / head_s,
                 matrix_update=layer_u / parameters,
-                table_update=table_u / (2 * low.vocab_size * width),
+                table_update=table_u / (2 * (LARGE_VOCAB - low.vocab_size) * width),
             )
         )
     return tuple(found)
@@ -163,7 +167,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
     record = machine_record()
     what = (train.threads, train.precision, train.kernels, optim.name, optim.ns_steps, optim.second_moment)
     build = (record["cpu"], record["cores"], record["versions"].get("torch"), _kernel_sources())
-    path = cache_home() / "training_speed" / f"{fingerprint((1, what, build))}.json"
+    path = cache_home() / "training_speed" / f"{fingerprint((2, what, build))}.json"
     try:
         kept = json.loads(path.read_text())
         machine = Machine(**{**kept, "rates": tuple(Rates(**each) for each in kept["rates"])})
@@ -212,7 +216,7 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
             print(f"  width {width:,}: left out, it would take too long; the rates of the widest before it count")
             break
         clocks = process_time(), perf_counter()
-        these = list(_time_width(train, optim, environment, width))
+        these = _time_width(train, optim, environment, width)
         computed, elapsed = computed + process_time() - clocks[0], elapsed + perf_counter() - clocks[1]
         timings += these
         rate = these[-1].tokens / (these[-1].pass_seconds + these[-1].update_seconds)
@@ -230,31 +234,42 @@ def _expected(timings: Sequence[Timing], width: int) -> float:
     return (PASSES + 1) * sum(t.pass_seconds + t.update_seconds for t in last) * ahead / done
 
 
-def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environment", width: int) -> Iterator[Timing]:
+def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environment", width: int) -> list[Timing]:
+    """Both depths, step by step in turn: what slows this machine down for some seconds slows both down."""
+    small = [_steps(train, optim, environment, spec_of(width, n, VOCAB), SEQUENCES[width], SEQ_LEN) for n in DEPTHS]
+    large = _steps(train, optim, environment, spec_of(width, DEPTHS[0], LARGE_VOCAB), 1, 64)
+    turns = [[next(each) for each in (*small, large)] for _ in range(PASSES + 1)][1:]
+    *both, (_, large_update) = [
+        [min(times) for times in zip(*steps, strict=True)] for steps in zip(*turns, strict=True)
+    ]
+    return [
+        Timing(
+            d_model=width,
+            n_layers=depth,
+            vocab_size=VOCAB,
+            tokens=SEQUENCES[width] * SEQ_LEN,
+            pass_seconds=pass_seconds,
+            update_seconds=update_seconds,
+            large_update_seconds=large_update,
+        )
+        for depth, (pass_seconds, update_seconds) in zip(DEPTHS, both, strict=True)
+    ]
+
+
+def _steps(
+    train: TrainConfig, optim: OptimConfig, environment: "Environment", shape: ModelConfig, rows: int, length: int
+) -> Iterator[tuple[float, float]]:
+    """Steps of ``rows`` sequences without an end: the seconds of each one's pass, and of its update."""
     from slm.model.transformer import LanguageModel
     from train.backend import make_backend
     from train.optim.make import make_optimizer
     from train.step import train_step
 
-    for depth in DEPTHS:
-        shape = spec_of(width, depth, VOCAB)
-        config = replace(train, seq_len=SEQ_LEN, micro_batch=SEQUENCES[width])
-        model = LanguageModel(shape, optim.init).train()
-        optimizer = make_optimizer(model, optim, environment.precision)
-        backend = make_backend(model, config, environment)
-        block = np.random.default_rng(0).integers(1, VOCAB, (SEQUENCES[width], SEQ_LEN + 1), dtype=np.int32)
-        passes, updates = [], []
-        for index in range(PASSES + 1):
-            start = perf_counter()
-            result = train_step(model, optimizer, repeat(block), grad_accum=1, grad_clip=0.0, lr=1e-4, backend=backend)
-            if index:
-                updates.append(result.update_seconds)
-                passes.append(perf_counter() - start - result.update_seconds - result.data_seconds)
-        yield Timing(
-            d_model=width,
-            n_layers=depth,
-            vocab_size=shape.vocab_size,
-            tokens=SEQUENCES[width] * SEQ_LEN,
-            pass_seconds=min(passes),
-            update_seconds=min(updates),
-        )
+    model = LanguageModel(shape, optim.init).train()
+    optimizer = make_optimizer(model, optim, environment.precision)
+    backend = make_backend(model, replace(train, seq_len=length, micro_batch=rows), environment)
+    block = np.random.default_rng(0).integers(1, shape.vocab_size, (rows, length + 1), dtype=np.int32)
+    while True:
+        start = perf_counter()
+        result = train_step(model, optimizer, repeat(block), grad_accum=1, grad_clip=0.0, lr=1e-4, backend=backend)
+        yield perf_counter() - start - result.update_seconds - result.data_seconds, result.update_seconds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from train.budget import machine
-from train.budget.machine import VOCAB, Timing, measure, rates_of, spec_of
+from train.budget.machine import LARGE_VOCAB, VOCAB, Timing, measure, rates_of, spec_of
 from train.budget.shapes import SHAPES
 from train.config import OptimConfig, TrainConfig
 
@@ -18,7 +18,13 @@ def timing(width: int, depth: int, flops: float, head_flops: float) -> Timing:
     seconds = tokens * ((spec.flops_per_token(512) - head) / flops + head / head_flops)
     update = 1e-9 * (spec.n_matmul_params - VOCAB * width) + 3e-9 * 2 * VOCAB * width
     return Timing(
-        d_model=width, n_layers=depth, vocab_size=VOCAB, tokens=tokens, pass_seconds=seconds, update_seconds=update
+        d_model=width,
+        n_layers=depth,
+        vocab_size=VOCAB,
+        tokens=tokens,
+        pass_seconds=seconds,
+        update_seconds=update,
+        large_update_seconds=update + 3e-9 * 2 * (LARGE_VOCAB - VOCAB) * width,
     )
 
 
