@@ -7,8 +7,9 @@ Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from slm.report import duration, final_json, table
 from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry
 from train.bench_recipe.hf_trainer import available, hf_trainer
-from train.bench_recipe.nanochat import nanochat, python_of, rates_note, score_nanochat
+from train.bench_recipe.nanochat import nanochat, python_of, score_nanochat, ways_note
 from train.bench_recipe.ours import NAME as OURS
 from train.bench_recipe.ours import chosen, ours
 from train.bench_recipe.score import score
@@ -106,10 +107,10 @@ def _plan(
             plan += [(f"hf_trainer at {lr:g}", partial(hf_trainer, lr=lr, folder=folder)) for lr in rates]
     if config.bench.nanochat is not None:
         python_of(config)
-        for depth in config.bench.nanochat_depths:
-            for factor in config.bench.nanochat_lr_factors:
-                name = f"nanochat depth {depth}{rates_note(factor)}"
-                plan.append((name, partial(nanochat, depth=depth, factor=factor, folder=folder)))
+        steps: Sequence[int | None] = config.bench.nanochat_tokens or [None]
+        for depth, factor, tokens in product(config.bench.nanochat_depths, config.bench.nanochat_lr_factors, steps):
+            name = f"nanochat depth {depth}{ways_note(factor, tokens)}"
+            plan.append((name, partial(nanochat, depth=depth, factor=factor, tokens=tokens, folder=folder)))
     return plan
 
 

@@ -40,6 +40,8 @@ class RecipeBenchOptions:
     3,072 tokens a step; 13 takes that back."""
     nanochat_vocab: int = 8192
     """Its vocabulary."""
+    nanochat_tokens: list[int] = field(default_factory=list)
+    """Tokens of its steps to try, a whole run each; none: as many as ours has. It has another best step than ours."""
     nanochat_options: list[str] = field(default_factory=list)
     """More options of its ``base_train``, as ``--matrix-lr=0.04``."""
 
@@ -55,6 +57,8 @@ class RecipeBenchOptions:
             raise UserError("bench.learning_rates needs at least one positive rate, as [2e-3]")
         if not self.nanochat_lr_factors or min(self.nanochat_lr_factors) <= 0:
             raise UserError("bench.nanochat_lr_factors needs at least one positive factor, as [1]")
+        if any(tokens < 1 for tokens in self.nanochat_tokens):
+            raise UserError("bench.nanochat_tokens: a step has one token or more, as [4096]; [] takes as many as ours")
         if self.window < 8:
             raise UserError(f"bench.window must be at least 8 tokens, not {self.window}")
         if self.validation_bytes < 1000:

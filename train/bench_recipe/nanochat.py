@@ -54,16 +54,25 @@ RATES = ("matrix-lr", "embedding-lr", "unembedding-lr", "scalar-lr")
 """Options of its ``base_train``."""
 
 
-def nanochat(config: BenchRecipeConfig, depth: int, folder: Path, factor: float = 1.0) -> Entry:
-    """Train depth ``depth`` in ``folder``, tokenizer and start-up within the time; ``factor``: of its rates."""
+def nanochat(
+    config: BenchRecipeConfig, depth: int, folder: Path, factor: float = 1.0, tokens: int | None = None
+) -> Entry:
+    """Train depth ``depth`` in ``folder``, tokenizer and start-up within the time; ``factor``: of its rates.
+
+    ``tokens``: of a step; None: as many as ours.
+    """
     bench, train = config.bench, config.train
     assert bench.nanochat is not None
+    sequences = sequences_of_a_step(tokens or train.tokens_per_step, train.seq_len)
+    in_a_pass = max(n for n in range(1, train.micro_batch + 1) if sequences % n == 0)
+    step_tokens = sequences * train.seq_len
     name = f"nanochat-{depth}" if factor == 1 else f"nanochat-{depth}-x{factor:g}"
+    name += f"-{tokens}" if tokens else ""
     python, base = python_of(config), folder / name
     base.mkdir()
     _write_shards(base / "base_data_climbmix", config)
     tokenize: list[str | Path] = [python, "-m", "scripts.tok_train", f"--vocab-size={bench.nanochat_vocab}"]
-    batch = [f"--device-batch-size={train.micro_batch}", f"--total-batch-size={train.tokens_per_step}"]
+    batch = [f"--device-batch-size={in_a_pass}", f"--total-batch-size={step_tokens}"]
     common: list[str | Path] = [
         python,
         "-m",
@@ -93,16 +102,24 @@ def nanochat(config: BenchRecipeConfig, depth: int, folder: Path, factor: float 
     return Entry(
         name="nanochat",
         model=base,
-        tokens=steps * train.tokens_per_step,
+        tokens=steps * step_tokens,
         seconds=own_tokenizer + seconds,
         training_seconds=steps * step,
-        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + rates_note(factor),
+        note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + ways_note(factor, tokens),
     )
 
 
-def rates_note(factor: float) -> str:
-    """What a run's name says of its rates' factor; nothing of 1."""
-    return "" if factor == 1 else f", rates x {factor:g}"
+def ways_note(factor: float, tokens: int | None) -> str:
+    """What a run's name says of its rates' factor and its step; nothing of 1 and of as many tokens as ours."""
+    return ("" if factor == 1 else f", rates x {factor:g}") + (f", {tokens:,} tokens a step" if tokens else "")
+
+
+def sequences_of_a_step(tokens: int, seq_len: int) -> int:
+    """Sequences of ``seq_len`` tokens in a step of ``tokens``. UserError where they are no whole number."""
+    if tokens % seq_len:
+        near = max(1, round(tokens / seq_len)) * seq_len
+        raise UserError(f"bench.nanochat_tokens: {tokens} is no multiple of the sequences' {seq_len}; {near} would do")
+    return tokens // seq_len
 
 
 def scaled_rates(script: str, factor: float) -> list[str]:

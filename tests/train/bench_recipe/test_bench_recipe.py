@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+import train.bench_recipe.nanochat as module
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
 from slm.configuration import load, to_dict, to_yaml
@@ -17,7 +18,7 @@ from tests.helpers.small_run import OPTIONS, write_corpus
 from train.bench_recipe import bench, hf_trainer
 from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import timed
-from train.bench_recipe.nanochat import scaled_rates, step_seconds, steps_that_fit
+from train.bench_recipe.nanochat import scaled_rates, sequences_of_a_step, step_seconds, steps_that_fit
 from train.bench_recipe.ours import chosen
 from train.bench_recipe.score import score
 from train.config import RunConfig, TrainConfig
@@ -151,6 +152,7 @@ def test_how_many_iterations_fit():
         ("bench.baselines=[nanochat]", "bench.nanochat=DIR"),
         ("bench.nanochat=/nowhere", "no checkout of nanochat"),
         ("bench.nanochat_lr_factors=[0]", "at least one positive factor"),
+        ("bench.nanochat_tokens=[0]", "one token or more"),
         ("bench.learning_rates=[]", "at least one positive rate"),
         ("bench.second_text=/nowhere.txt", "there is no such file"),
     ],
@@ -158,6 +160,37 @@ def test_how_many_iterations_fit():
 def test_bad_options_are_one_line(option, message):
     with pytest.raises(UserError, match=message):
         bench.main([option])
+
+
+def test_nanochat_can_have_a_step_of_its_own(tmp_path, monkeypatch):
+    """Its step has the tokens asked for, in passes that divide it; the run's name, its files and its tokens say so."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/base_train.py").write_text("")
+    words = [*OPTIONS, "train.seq_len=32", "train.micro_batch=4", "train.grad_accum=4", f"bench.nanochat={tmp_path}"]
+    config = load(BenchRecipeConfig, "bench_recipe", [*words, f"bench.nanochat_python={sys.executable}"])
+    asked = []
+
+    def its_scripts(command, log, **_):
+        asked.append([str(word) for word in command])
+        log.write_text("step 1 | dt: 500.00ms |")
+        return 5.0
+
+    monkeypatch.setattr(module, "timed", its_scripts)
+    monkeypatch.setattr(module, "_write_shards", lambda *_: None)
+    done = module.nanochat(config, depth=3, folder=tmp_path, tokens=6 * 32)
+    assert {"--device-batch-size=3", "--total-batch-size=192"} <= set(asked[-1])
+    assert done.tokens % 192 == 0
+    assert done.note.endswith(", 192 tokens a step")
+    assert (tmp_path / "nanochat-3-192").is_dir()
+    as_ours = module.nanochat(config, depth=3, folder=tmp_path)
+    assert {"--device-batch-size=4", "--total-batch-size=512"} <= set(asked[-1])
+    assert as_ours.tokens % 512 == 0
+    assert "tokens a step" not in as_ours.note
+    assert sequences_of_a_step(8192, 512) == 16
+    with pytest.raises(
+        UserError, match=r"bench\.nanochat_tokens: 5000 is no multiple of the sequences' 512; 5120 would"
+    ):
+        sequences_of_a_step(5000, 512)
 
 
 def test_nanochats_rates_are_multiplied_by_their_own_defaults():
