@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from data.errors import UserError
@@ -29,7 +30,13 @@ def take_lock(root: Path) -> RunLock:
     UserError at once where another process holds it; OSError where the directory cannot be made or written.
     """
     while True:
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            # pathlib looks again after mkdir has failed: a directory may have been renamed in between, a file stays.
+            if _is_something_else(root):
+                raise
+            continue
         try:
             handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:  # the directory was renamed after mkdir
@@ -47,6 +54,14 @@ def take_lock(root: Path) -> RunLock:
         if _is_file_at(handle, root / LOCK):
             return RunLock(handle)
         os.close(handle)  # its holder renamed the directory before it released the lock: this is the lock of a backup
+
+
+def _is_something_else(root: Path) -> bool:
+    """Whether something that is no directory stands at ``root``."""
+    try:
+        return not stat.S_ISDIR(root.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _is_file_at(handle: int, path: Path) -> bool:

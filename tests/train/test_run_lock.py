@@ -1,6 +1,8 @@
 """One process at a time trains in a run's directory; others may see that it does."""
 
+import errno
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -45,3 +47,28 @@ def test_a_second_process_is_refused_until_the_first_is_gone_however_it_ends(tmp
     lock.release()
     assert not is_locked(tmp_path / LOCK)
     assert (tmp_path / ".lock").exists()
+
+
+def test_a_directory_that_is_renamed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """mkdir finds the directory of another run, which is renamed before pathlib looks whether it is a directory."""
+    root, make = tmp_path / "run", os.mkdir
+
+    def found_and_renamed(path, *arguments):
+        monkeypatch.setattr(os, "mkdir", make)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+    monkeypatch.setattr(os, "mkdir", found_and_renamed)
+    lock = take_lock(root)
+    assert is_locked(root / LOCK)
+    lock.release()
+
+
+@pytest.mark.parametrize("make", ["touch", "dangling link"])
+def test_what_is_no_directory_cannot_be_locked(make, tmp_path):
+    root = tmp_path / "run"
+    if make == "touch":
+        root.touch()
+    else:
+        root.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        take_lock(root)
