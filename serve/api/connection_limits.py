@@ -27,6 +27,11 @@ BACKLOG = 512
 _OTHER_FILES = 128
 """Open files other than connections: the log, the engine's pipes, modules while they are imported."""
 
+_BACKLOGS = 3
+"""Backlogs of connections that may be open beyond the limit: asyncio accepts a whole backlog in each turn of its loop.
+The first turn accepts, the second makes transports, the third turns the longest idle away, and the fourth closes their
+files, before it accepts more."""
+
 _BUSY_BODY = json.dumps(
     ApiError(503, "Too many connections.", type="server_error", code="too_many_connections").body,
     separators=(",", ":"),
@@ -55,18 +60,17 @@ def connection_options(*, head_timeout_s: float, write_timeout_s: float) -> dict
     Raises the process's limit on open files as far as it may.
     """
     files = _open_files()
-    # uvicorn accepts the whole backlog in one go, before any of its connections can be turned away.
-    backlog = min(BACKLOG, files // 4)
+    backlog = min(BACKLOG, files // (4 * _BACKLOGS))
     limits = ConnectionLimits(
         head_timeout_s=head_timeout_s,
         write_timeout_s=write_timeout_s,
-        max_open=min(MAX_OPEN, max(files - backlog - _OTHER_FILES, files // 4)),
+        max_open=min(MAX_OPEN, max(files - _BACKLOGS * backlog - _OTHER_FILES, files // 4)),
     )
     return {"http": functools.partial(LimitedConnection, limits), "ws": "none", "backlog": backlog}
 
 
 def _open_files() -> int:
-    wanted = MAX_OPEN + BACKLOG + _OTHER_FILES
+    wanted = MAX_OPEN + _BACKLOGS * BACKLOG + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

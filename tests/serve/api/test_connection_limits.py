@@ -5,8 +5,13 @@ Numbers are those of the reliability list (docs/results/serving-reliability.md).
 
 import contextlib
 import json
+import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from serve.api.connection_limits import MAX_OPEN, connection_options
 from tests.helpers.sockets import PATIENCE_S, connection, everything, health_s, is_well, n_connections
 
 
@@ -70,10 +75,20 @@ def test_more_connections_than_open_files(tmp_path, tiny_path, start_server):
     """List, 20: where the limit on open files is 300, the longest idle of 500 connections give way to who speaks."""
     few_files = ("bash", "-c", 'ulimit -n 300 && exec "$@"', "limited")
     with start_server(tmp_path / "log", tiny_path, prefix=few_files) as server, contextlib.ExitStack() as stack:
-        for _ in range(500):
-            stack.enter_context(connection(server))
+        with ThreadPoolExecutor(5) as clients:  # the server's backlog is full again before it has emptied it
+            for opened in clients.map(lambda _: stack.enter_context(connection(server)), range(500)):
+                assert opened
         for _ in range(5):
             assert health_s(server) < 3
         is_well(server)
         assert n_connections(server) <= 200
         assert "Too many open files" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("files", [300, 1024, 1_000_000])
+def test_files_are_enough_for_the_backlogs_of_three_turns(files, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    options = connection_options(head_timeout_s=1, write_timeout_s=1)
+    (limits,) = options["http"].args
+    assert limits.max_open + 3 * options["backlog"] <= files - 100
+    assert limits.max_open >= files // 4 or limits.max_open == MAX_OPEN
