@@ -64,6 +64,10 @@ class OptimConfig:
     """AdamW's."""
     weight_decay: float = 0.1
     """Per unit of learning rate, on matrices only. Muon's is cautious."""
+    embed_decay: float = 0.0
+    """Muon: AdamW's weight decay of the embedding (of one that is the head, too), per unit of learning rate."""
+    head_decay: float = 0.0
+    """Muon: the same of an untied head."""
     momentum: tuple[float, ...] = (0.85, 0.95)
     """Muon's momentum at the first step and after ``momentum_steps``."""
     momentum_steps: int = 300
@@ -111,7 +115,8 @@ class OptimConfig:
         if not 1 <= self.ns_steps <= MOST_NS_STEPS:
             raise UserError(f"optim.ns_steps must be from 1 to {MOST_NS_STEPS}, not {self.ns_steps}")
         weights = tuple(name for name in vars(self) if name.startswith("init_"))
-        for name in ("warmup_steps", "momentum_steps", "weight_decay", "grad_clip", *weights):
+        decays = ("weight_decay", "embed_decay", "head_decay")
+        for name in ("warmup_steps", "momentum_steps", *decays, "grad_clip", *weights):
             if getattr(self, name) < 0:
                 raise UserError(f"optim.{name} must not be negative, not {getattr(self, name)}")
         if not 0 <= self.average < 1:

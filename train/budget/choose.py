@@ -39,6 +39,9 @@ EMBED_LR_WITH_BIGRAMS = 0.025
 BETAS_WITH_SAMPLED = "[0.8,0.99]"
 """AdamW's where training computes the logits of drawn words only. A rare word's gradient is then seldom and large: with
 the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
+EMBED_DECAY, HEAD_DECAY = 0.3, 1.0
+"""AdamW's decay of large tables where the text is read twice or more, against learning it by heart: 1.8 % fewer bits per
+byte after 2.1 epochs (docs/results/recipe.md). Where it is read once, decay gains nothing."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -161,6 +164,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         options["optim.init_bigrams"] = chosen.init_bigrams
         if chosen.sampled_softmax:
             options["optim.betas"] = BETAS_WITH_SAMPLED
+            options |= decays(chosen.epochs)
         if chosen.init_bigrams:
             options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
         elif chosen.superposition > 1:
@@ -173,6 +177,13 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         if name.partition(".")[0] not in named
     ]
     return [*([] if given_value(argv, "name") else ["name=auto"]), *found]
+
+
+def decays(epochs: float) -> dict[str, float]:
+    """Decay of embedding and head for a text that is read so often: none up to once, all from twice on."""
+    share = min(1.0, max(0.0, epochs - 1))
+    found = {"optim.embed_decay": EMBED_DECAY, "optim.head_decay": HEAD_DECAY}
+    return {name: round(share * value, 3) for name, value in found.items()}
 
 
 def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:

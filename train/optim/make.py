@@ -60,6 +60,7 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) ->
     }
     embed_lr = config.tied_lr if tied else config.embed_lr
     rates = {"embedding": embed_lr, "head": config.head_lr, "gains": config.gain_lr}
+    decays = {"embedding": config.embed_decay, "head": config.head_decay}
     for part in ("embedding", "head"):
         if parts[part]:
             rates[part] *= (parts[part][0].shape[1] / REFERENCE_WIDTH) ** -0.5
@@ -70,7 +71,7 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) ->
             "lr_ratio": rate / config.lr,
             "betas": config.betas,
             "eps": config.eps,
-            "weight_decay": 0.0,
+            "weight_decay": decays.get(part, 0.0),
         }
         for part, rate in rates.items()
         if parts[part]

@@ -1,5 +1,7 @@
 """What a budget becomes: ordinary options, chosen once and kept for the next start."""
 
+from dataclasses import replace
+
 import pytest
 
 from data.errors import UserError
@@ -93,6 +95,17 @@ def test_adamw_remembers_for_longer_where_training_computes_few_logits():
     assert word in choose.words(few, [])
     assert word not in choose.words(all_of_them, [])
     assert word not in choose.words(few, ["optim=classic"])
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(0.0, 0.0), (0.9, 0.0), (1.5, 0.5), (2.1, 1.0), (6.0, 1.0)])
+def test_large_tables_decay_where_text_is_read_again(epochs, share):
+    few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=epochs)
+    own = {f"optim.embed_decay={share * choose.EMBED_DECAY:g}", f"optim.head_decay={share * choose.HEAD_DECAY:g}"}
+    words = {word.removesuffix(".0") for word in choose.words(few, [])}
+    assert own <= words
+    assert not any("decay" in word for word in choose.words(few, ["optim=classic"]))
+    all_words = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=0)), epochs=epochs)
+    assert not any("decay" in word for word in choose.words(all_words, []))
 
 
 def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_otherwise(tmp_path):

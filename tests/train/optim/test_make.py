@@ -68,6 +68,33 @@ def test_decay_is_the_matrices_only_and_the_number_format_is_the_runs():
     assert make_optimizer(model, MUON)._dtype == torch.float32
 
 
+@pytest.mark.parametrize("tie", [True, False])
+def test_embedding_and_head_decay_by_rates_of_their_own(tie):
+    model = LanguageModel(replace(SHAPE, tie_embeddings=tie))
+    optimizer = make_optimizer(model, replace(MUON, embed_decay=0.3, head_decay=0.2))
+    names = {p: name for name, p in model.named_parameters()}
+    found = {names[p]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert found.pop("model.embed_tokens.weight") == 0.3
+    assert found.pop("lm_head.weight", 0.2) == 0.2
+    assert {value for name, value in found.items() if "norm" in name} == {0.0}
+    assert {value for name, value in found.items() if "norm" not in name} == {0.1}
+
+
+def test_a_row_without_gradients_decays_by_rate_and_decay():
+    """The head's third row: 1 - rate x decay at each update; nothing where there is no decay."""
+    model = LanguageModel(replace(SHAPE, tie_embeddings=False))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model, replace(MUON, head_decay=0.5))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    torch.testing.assert_close(model.lm_head.weight.detach(), before["lm_head.weight"] * (1 - 0.1 * 0.5) ** 3)
+    assert torch.equal(model.model.embed_tokens.weight, before["model.embed_tokens.weight"])
+
+
 def test_adamw_is_torchs_own():
     model = LanguageModel(SHAPE)
     optimizer = make_optimizer(model, OptimConfig(lr=1e-3))
