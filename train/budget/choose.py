@@ -40,8 +40,8 @@ BETAS_WITH_SAMPLED = "[0.8,0.99]"
 """AdamW's where training computes the logits of drawn words only. A rare word's gradient is then seldom and large: with
 the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
 EMBED_DECAY, HEAD_DECAY = 0.3, 1.0
-"""AdamW's decay of large tables where the text is read twice or more, against learning it by heart: 1.8 % fewer bits per
-byte after 2.1 epochs (docs/results/recipe.md). Where it is read once, decay gains nothing."""
+"""AdamW's decay of large tables where the text is read twice or more, against learning it by heart: 1.8 % fewer bits
+per byte after 2.1 epochs (docs/results/recipe.md). Where it is read once, decay gains nothing."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
