@@ -74,7 +74,8 @@ def test_the_training_kernels_give_the_same_sums():
     if kernels is None:
         pytest.skip(why)
     for arch in ("qwen3", "gemma3"):
-        model = LanguageModel(tiny.config(arch=arch, n_layers=3)).eval()
+        # Every variant's tiles divide this vocabulary; 400 is no multiple of the 32 of the f32 kernels for AVX-512.
+        model = LanguageModel(tiny.config(arch=arch, n_layers=3, vocab_size=416)).eval()
         tiny.randomize(model)
         windows = np.random.default_rng(1).integers(0, model.config.vocab_size, (9, 500), dtype=np.int32)
         steps: list[int] = []

@@ -6,6 +6,7 @@ slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2
 """
 
 import functools
+import os
 import platform
 from pathlib import Path
 
@@ -19,6 +20,9 @@ MODEL_FLAGS = ("-O1", "-mavx2", "-mfma", "-ffp-contract=fast", "-fopenmp", "-sha
 
 NAMES = [name for name, variant in VARIANTS.items() if variant.machine == platform.machine()]
 """Of the kernels, those for this kind of processor. tests/slm/kernels/test_other_compilers.py runs NEON's on x86-64."""
+SANITIZE = "SLM_TEST_SANITIZE"
+"""The environment's word for kernels that watch their own memory and arithmetic (test_sanitizers.py)."""
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1")
 ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
 """GCC's: loops stay loops, which compiles four times as fast."""
 
@@ -27,12 +31,15 @@ ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
 def kernels_for_test(name: str) -> Kernels:
     """The kernels of a variant; skips where neither they nor a model of them can run."""
     variant = VARIANTS[name]
-    if variant.unavailable() is None:
+    watched = SANITIZERS if os.environ.get(SANITIZE) else ()
+    if variant.unavailable() is None and not watched:
         return load(name)
-    if VARIANTS["avx2"].unavailable() is not None:
+    if variant.unavailable() and VARIANTS["avx2"].unavailable():
         pytest.skip(f"kernels for {variant.title}: {variant.unavailable()}")
     sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
-    if variant.precision == "bf16":
+    if variant.unavailable() is None:
+        flags = (*COMMON_FLAGS, "-O1", *ROLLED, *variant.flags)
+    elif variant.precision == "bf16":
         flags = (
             *MODEL_FLAGS,
             *ROLLED,
@@ -45,4 +52,5 @@ def kernels_for_test(name: str) -> Kernels:
         headers += sorted(MODEL.glob("*.h"))
     else:
         flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))
+    flags = (*flags, *watched)
     return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)
