@@ -24,8 +24,8 @@ struct QueryRows {
 };
 
 // Exponentials of n rows of scores against keys [from, to), and 1 / their sums: row r is the query q + r.
-INLINE void softmax_rows(const Shape& s, const Head& head, long q, long n, long from, long to, float scale,
-                         const QueryRows& m, float* inverse, float* lse) {
+APART void softmax_rows(const Shape s, const Head head, long q, long n, long from, long to, float scale, const QueryRows m,
+                        float* inverse, float* lse) {
     const long ld = s.stride(), span = to - from;
     const __m512 scale16 = _mm512_set1_ps(scale * LOG2_E);
     for (long r = 0; r < n; r++) {
@@ -54,30 +54,43 @@ INLINE void softmax_rows(const Shape& s, const Head& head, long q, long n, long 
     }
 }
 
+// Scores of n queries, which lie in m.q_rows, against the keys [from, to).
+APART void score_rows(const Shape s, long n, long from, long to, const pair_t* keys, const QueryRows m) {
+    const long E = s.E, ld = s.stride();
+    for (long p = from / NR; p < to / NR; p++)
+        tile(n, E / 2, (const pair_t*)m.q_rows, E / 2, keys + p * (E / 2) * NR, [&](int r, __m512 x, __m512 y) {
+            _mm512_store_ps(m.scores + r * ld + p * NR - from, x);
+            _mm512_store_ps(m.scores + r * ld + p * NR - from + 16, y);
+        });
+}
+
+// The output of n queries from q on: their exponentials times the values [from, to), by the inverse of their sums.
+APART void output_rows(const Shape s, const Head head, long q, long n, long from, long to, const pair_t* values,
+                       const QueryRows m, const float* inverse, bf16* out) {
+    const long E = s.E, Tp = s.padded(), ld = s.stride();
+    for (long p = 0; p < E / NR; p++)
+        tile(n, (to - from) / 2, (const pair_t*)m.p_rows, ld / 2, values + (p * (Tp / 2) + from / 2) * NR,
+             [&](int r, __m512 x, __m512 y) {
+                 const __m512 f = _mm512_set1_ps(inverse[r]);
+                 bf16* o = out + (head.b * s.T + q + r) * s.H * E + head.h * E + p * NR;
+                 store_bf16(o, _mm512_mul_ps(x, f), _mm512_mul_ps(y, f));
+             });
+}
+
 // Queries [q, q + n) of one head against all keys that they see.
 void attend(const Shape s, const Head head, long q, long n, float scale, const pair_t* keys, const pair_t* values,
             const QueryRows m, bf16* out, float* lse) {
-    const long E = s.E, Tp = s.padded(), ld = s.stride();
+    const long E = s.E;
     float row[MAX_HEAD_DIM], inverse[MR];
     for (long r = 0; r < n; r++) {
         norm_and_rope(head.q + (q + r) * s.width(), E, s.q_norm, s.eps, s.cos + (q + r) * E, s.sin + (q + r) * E, row);
         for (long e = 0; e < E; e += 16) store_bf16(m.q_rows + r * E + e, _mm512_loadu_ps(row + e));
     }
     const long from = s.starts ? s.starts[head.b * s.T + q] / NR * NR : 0;  // starts never fall along a sequence
-    const long to = ceil_div(q + n, NR) * NR, span = to - from;
-    for (long p = from / NR; p < to / NR; p++)
-        tile(n, E / 2, (const pair_t*)m.q_rows, E / 2, keys + p * (E / 2) * NR, [&](int r, __m512 x, __m512 y) {
-            _mm512_store_ps(m.scores + r * ld + p * NR - from, x);
-            _mm512_store_ps(m.scores + r * ld + p * NR - from + 16, y);
-        });
+    const long to = ceil_div(q + n, NR) * NR;
+    score_rows(s, n, from, to, keys, m);
     softmax_rows(s, head, q, n, from, to, scale, m, inverse, lse);
-    for (long p = 0; p < E / NR; p++)
-        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, values + (p * (Tp / 2) + from / 2) * NR,
-             [&](int r, __m512 x, __m512 y) {
-                 const __m512 f = _mm512_set1_ps(inverse[r]);
-                 bf16* o = out + (head.b * s.T + q + r) * s.H * E + head.h * E + p * NR;
-                 store_bf16(o, _mm512_mul_ps(x, f), _mm512_mul_ps(y, f));
-             });
+    output_rows(s, head, q, n, from, to, values, m, inverse, out);
 }
 
 }  // namespace

@@ -16,6 +16,9 @@
 #include "arena.h"
 #include "gemm.h"
 
+// For the parts of a pass: inlined into one function, they leave GCC too few registers for the tiles' operands.
+#define APART __attribute__((noinline))
+
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Shape {

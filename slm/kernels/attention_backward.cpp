@@ -100,7 +100,7 @@ long query_end(const Shape& s, const Head& head, long key_end) {
 }
 
 // Scores of n keys from k on, and the gradients of their probabilities, for queries [from, last).
-INLINE void key_products(const Shape& s, const Head& head, long k, long n, long from, long last, const HeadMemory& m) {
+APART void key_products(const Shape s, const Head head, long k, long n, long from, long last, const HeadMemory m) {
     const long E = s.E, width = s.width(), ld = s.stride();
     for (long p = from / NR; p < last / NR; p++) {
         const long at = p * NR - from;
@@ -118,8 +118,8 @@ INLINE void key_products(const Shape& s, const Head& head, long k, long n, long 
 }
 
 // From them the probabilities and the gradients of the scores, by rows and by pairs of keys. ds_pairs: the first pair's.
-INLINE void score_gradients(const Shape& s, const Head& head, long k, long n, long from, long span, float scale,
-                            const HeadMemory& m, pair_t* ds_pairs) {
+APART void score_gradients(const Shape s, const Head head, long k, long n, long from, long span, float scale,
+                            const HeadMemory m, pair_t* ds_pairs) {
     const long T = s.T, ld = s.stride();
     const __m512 scale16 = _mm512_set1_ps(scale), scale2 = _mm512_set1_ps(scale * LOG2_E);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -156,7 +156,7 @@ INLINE void score_gradients(const Shape& s, const Head& head, long k, long n, lo
 }
 
 // Gradients of the n keys from k on and of their values, from queries [from, from + span).
-INLINE void key_gradients(const Shape& s, long k, long n, long from, long span, const HeadMemory& m, float* dk, float* dv) {
+APART void key_gradients(const Shape s, long k, long n, long from, long span, const HeadMemory m, float* dk, float* dv) {
     const long E = s.E, Tp = s.padded(), ld = s.stride();
     for (long p = 0; p < E / NR; p++) {
         const long at = (p * (Tp / 2) + from / 2) * NR;
@@ -172,7 +172,7 @@ INLINE void key_gradients(const Shape& s, long k, long n, long from, long span, 
 }
 
 // Adds to the gradients of queries [first, last) what comes from the block of keys [k0, k0 + keys).
-INLINE void query_gradients(const Shape& s, long first, long last, long k0, long keys, const HeadMemory& m) {
+APART void query_gradients(const Shape s, long first, long last, long k0, long keys, const HeadMemory m) {
     const long E = s.E, Tp = s.padded(), ld = s.stride();
     for (long q = first; q < last; q += MR) {
         const Columns ds(min_of(MR, last - q), ceil_div(keys, 2), m.ds_pairs + q, ld);
