@@ -1,7 +1,7 @@
 """What GCC makes of the bf16 products: a tile and its operands stay in registers. No processor needs to have them.
 
 Where too much is inlined into one function, GCC keeps operands of the inner loops in memory, and reads them again
-before every product. Nothing fails then: attention took a third more time, unseen on processors without these instructions.
+before every product. Nothing fails then: attention took a third more time, unseen without these instructions.
 """
 
 import re
