@@ -1,5 +1,6 @@
 """One optimizer step does what the textbook says."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -117,44 +118,55 @@ def test_compiled_and_plain_training_take_the_same_way():
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
 
 
+def curve(environment: Environment, seed: int, rounded: bool = False) -> np.ndarray:
+    """Losses of 200 steps on the embedded stories; ``rounded``: from first weights that are rounded to bf16."""
+    shape = replace(SHAPE, vocab_size=256, d_model=128, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=256, seq_len=64)
+    text = np.frombuffer(" ".join(story(1, index) for index in range(300)).encode("latin-1", "replace"), dtype=np.uint8)
+    chance = np.random.default_rng(1 if seed == 4 else seed)
+    starts = chance.integers(0, len(text) - 65, (200, 8))
+    batches = [np.stack([text[at : at + 65] for at in row]).astype(np.int32) for row in starts]
+    torch.manual_seed(seed)
+    model = LanguageModel(shape).train()
+    if rounded:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.bfloat16())
+    backend = make_backend(model, TrainConfig(max_steps=1, seq_len=64, micro_batch=4), environment)
+    assert backend.name == ("kernels" if environment.kernels else "autograd")
+    optimizer = make_optimizer(model, OPTIM)
+    losses = []
+    for index, batch in enumerate(batches):
+        halves = iter([batch[:4], batch[4:]])
+        lr = 3e-3 * min(1, (index + 1) / 20)
+        result = train_step(model, optimizer, halves, grad_accum=2, grad_clip=1.0, lr=lr, backend=backend)
+        losses.append(result.loss)
+    return np.array(losses)
+
+
+@functools.cache
+def references(seed: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
+    """The curve of plain f32, and one that is as far from it as rounding takes it."""
+    # A curve in bf16 takes minutes on a processor without it. First weights rounded to bf16 once are a smaller noise.
+    noisy = curve(replace(PLAIN, precision="bf16"), seed) if precision == "bf16" else curve(PLAIN, seed, rounded=True)
+    return curve(PLAIN, seed), noisy
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [each for each in VARIANTS if VARIANTS[each].unavailable() is None])
 def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, variant):
+    """In bf16 one curve says little: what rounds otherwise goes another way. The same kernels were .02 and .09 nats away
+    with two seeds, and autocast .02 to .05. So three seeds count, by their means."""
     kernels = load(variant)
-    shape = replace(SHAPE, vocab_size=256, d_model=128, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=256, seq_len=64)
-    text = np.frombuffer(" ".join(story(1, index) for index in range(300)).encode("latin-1", "replace"), dtype=np.uint8)
-    chance = np.random.default_rng(1)
-    starts = chance.integers(0, len(text) - 65, (200, 8))
-    batches = [np.stack([text[at : at + 65] for at in row]).astype(np.int32) for row in starts]
-
-    def curve(environment: Environment, rounded: bool = False) -> np.ndarray:
-        torch.manual_seed(4)
-        model = LanguageModel(shape).train()
-        if rounded:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.copy_(parameter.bfloat16())
-        backend = make_backend(model, TrainConfig(max_steps=1, seq_len=64, micro_batch=4), environment)
-        assert backend.name == ("kernels" if environment.kernels else "autograd")
-        optimizer = make_optimizer(model, OPTIM)
-        losses = []
-        for index, batch in enumerate(batches):
-            halves = iter([batch[:4], batch[4:]])
-            lr = 3e-3 * min(1, (index + 1) / 20)
-            result = train_step(model, optimizer, halves, grad_accum=2, grad_clip=1.0, lr=lr, backend=backend)
-            losses.append(result.loss)
-        return np.array(losses)
-
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take most of the time here
     request.addfinalizer(lambda: torch.set_num_threads(before))
     precision = VARIANTS[variant].precision
-    plain = curve(PLAIN)
-    ours = curve(replace(PLAIN, precision=precision, kernels=kernels))
-    assert plain[-20:].mean() < plain[0] - 2.5
-    # A curve in bf16 takes minutes on a processor without it. First weights rounded to bf16 once are a smaller noise.
-    noisy = curve(replace(PLAIN, precision="bf16")) if precision == "bf16" else curve(PLAIN, rounded=True)
-    noise = np.abs(noisy - plain)
-    assert np.abs(ours - plain).max() < max(0.02, 2 * noise.max())
-    assert np.abs(ours - plain).mean() < max(0.003, 1.5 * noise.mean())
-    print(f"mean distance to f32: kernels {np.abs(ours - plain).mean():.5f}, noise {noise.mean():.5f}")
+    ours, noise = [], []
+    for seed in (4, 1, 3) if precision == "bf16" else (4,):
+        plain, noisy = references(seed, precision)
+        assert plain[-20:].mean() < plain[0] - 2.5
+        ours.append(np.abs(curve(replace(PLAIN, precision=precision, kernels=kernels), seed) - plain))
+        noise.append(np.abs(noisy - plain))
+    assert np.max(ours) < max(0.02, 2 * np.max(noise))
+    assert np.mean(ours) < max(0.003, 1.5 * np.mean(noise))
+    print(f"mean distance to f32: kernels {np.mean(ours):.5f}, noise {np.mean(noise):.5f}")
