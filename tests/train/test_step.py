@@ -122,7 +122,7 @@ def curve(environment: Environment, seed: int, rounded: bool = False) -> np.ndar
     """Losses of 200 steps on the embedded stories; ``rounded``: from first weights that are rounded to bf16."""
     shape = replace(SHAPE, vocab_size=256, d_model=128, n_heads=4, n_kv_heads=2, head_dim=32, ffn_dim=256, seq_len=64)
     text = np.frombuffer(" ".join(story(1, index) for index in range(300)).encode("latin-1", "replace"), dtype=np.uint8)
-    chance = np.random.default_rng(1 if seed == 4 else seed)
+    chance = np.random.default_rng(1 if seed == 4 else seed)  # the first pair of seeds is (4, 1)
     starts = chance.integers(0, len(text) - 65, (200, 8))
     batches = [np.stack([text[at : at + 65] for at in row]).astype(np.int32) for row in starts]
     torch.manual_seed(seed)
@@ -154,8 +154,8 @@ def references(seed: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [each for each in VARIANTS if VARIANTS[each].unavailable() is None])
 def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, variant):
-    """In bf16 one curve says little: what rounds otherwise goes another way. The same kernels were .02 and .09 nats away
-    with two seeds, and autocast .02 to .05. So three seeds count, by their means."""
+    """In bf16 one curve says little: what rounds otherwise goes another way. The same kernels were .02 and .09 nats
+    away with two seeds, and autocast .02 to .05. So three seeds count, by their means."""
     kernels = load(variant)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take most of the time here
