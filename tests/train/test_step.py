@@ -155,14 +155,14 @@ def references(seed: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("variant", [each for each in VARIANTS if VARIANTS[each].unavailable() is None])
 def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, variant):
     """In bf16 one curve says little: what rounds otherwise goes another way. The same kernels were .02 and .09 nats
-    away with two seeds, and autocast .02 to .05. So three seeds count, by their means."""
+    away with two seeds, and autocast .02 to .05. So four seeds count, by their means."""
     kernels = load(variant)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take most of the time here
     request.addfinalizer(lambda: torch.set_num_threads(before))
     precision = VARIANTS[variant].precision
     ours, noise = [], []
-    for seed in (4, 1, 3) if precision == "bf16" else (4,):
+    for seed in (4, 1, 2, 3) if precision == "bf16" else (4,):
         plain, noisy = references(seed, precision)
         assert plain[-20:].mean() < plain[0] - 2.5
         ours.append(np.abs(curve(replace(PLAIN, precision=precision, kernels=kernels), seed) - plain))

@@ -81,7 +81,7 @@ def test_embedding_and_head_decay_by_rates_of_their_own(tie):
 
 
 def test_a_row_without_gradients_decays_by_rate_and_decay():
-    """The head's third row: 1 - rate x decay at each update; nothing where there is no decay."""
+    """By 1 - rate x decay at each update; the embedding, which has no decay here, stays."""
     model = LanguageModel(replace(SHAPE, tie_embeddings=False))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = make_optimizer(model, replace(MUON, head_decay=0.5))
