@@ -5,8 +5,8 @@
 // the softmax needs no rescaling; the backward pass makes the probabilities again from the saved log-sum-exp
 // (Dao et al. 2022, FlashAttention).
 //
-// In both passes a function takes copies of the structures below, and those inlined into it references to the copies: a
-// vector may be stored anywhere, so what stands in memory that others can reach would be read again after every store.
+// In both passes a function with products takes copies of the structures below: a vector may be stored anywhere, so what
+// stands in memory that others can reach would be read again after every store.
 #pragma once
 #include <omp.h>
 
