@@ -16,6 +16,12 @@ void pack_forward_block(const float* from, long ld, long cols, pair_t* out) {
     }
 }
 
+constexpr long PACKED_ROWS = 32;  // positions of a weight gradient that are packed together: a group of AMX's pairs
+
+INLINE void will_read_rows(const bf16* from, long ld, long rows) {
+    for (long r = 0; r < rows; r++) will_read(from + r * ld);
+}
+
 template <bool GELU>
 void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act) {
 #pragma omp parallel
@@ -145,22 +151,29 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
         const long count = min_of(block, m - start), n_pairs = pairs_of(count);
         const bool store = start == 0 && !add;
         const long lines = ceil_div(2 * MR, max_of(1, n_pairs / 16));  // of the gradient, asked for in 16 pairs
-#pragma omp for schedule(static) nowait
-        for (long p = 0; p < panels; p++) {
-            pair_t* panel = packed_x + p * pairs * NR;
-            pack_rows(x + start * ldx + p * NR, ldx, count, panel);
-            const long filled = ceil_div(count, 2);
-            memset(panel + filled * NR, 0, (n_pairs - filled) * NR * sizeof(pair_t));
-        }
+        // By rows, so that memory is read in the order in which it lies.
 #pragma omp for schedule(static)
-        for (long q = 0; q < n; q += NR)
-            pack_left(dy + start * ldy + q, ldy, count, min_of(NR, n - q), packed_dy + q * pairs, pairs);
+        for (long i = 0; i < 2 * n_pairs; i += PACKED_ROWS) {
+            const long here = min_of(PACKED_ROWS, count - i), filled = ceil_div(here, 2), all = min_of(PACKED_ROWS / 2, n_pairs - i / 2);
+            for (long c = 0; c < k; c += NR) {
+                const bf16* from = x + (start + i) * ldx + c;
+                pair_t* panel = packed_x + c * pairs + i / 2 * NR;
+                will_read_rows(from + 2 * NR, ldx, here);
+                pack_rows(from, ldx, here, panel);
+                memset(panel + filled * NR, 0, (all - filled) * NR * sizeof(pair_t));
+            }
+            for (long q = 0; q < n; q += NR) {
+                const bf16* from = dy + (start + i) * ldy + q;
+                will_read_rows(from + 2 * NR, ldy, here);
+                pack_left(from, ldy, here, min_of(NR, n - q), packed_dy + q * pairs, i / 2, pairs);
+            }
+        }
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < groups * chunks; task++) {
             const long first = task / chunks * group, top = task % chunks * rows;
             for (long row = top; row < min_of(n, top + rows); row += MR)
                 for (long p = first; p < min_of(panels, first + group); p++) {
-                    tile_packed(min_of(MR, n - row), n_pairs, packed_dy + row * pairs, pairs, packed_x + p * pairs * NR,
+                    tile_packed(min_of(MR, n - row), n_pairs, packed_dy + row * pairs, packed_x + p * pairs * NR,
                                [&](int r, __m512 a, __m512 b) {
                                    float* g = grad + (row + r) * k + p * NR;
                                    if (!store) {

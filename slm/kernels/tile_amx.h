@@ -65,11 +65,12 @@ INLINE void multiply_step(const pair_t* top, const pair_t* bottom, long stride, 
     }
 }
 
+// Rows of A are `lda` pairs apart, groups of them `next` pairs.
 template <bool Both, class Ahead>
-INLINE void multiply_rows(long n_pairs, const pair_t* A, long lda, const pair_t* B, Ahead&& ahead) {
+INLINE void multiply_rows(long n_pairs, const pair_t* A, long lda, long next, const pair_t* B, Ahead&& ahead) {
     for (long g = 0; g < groups_of(n_pairs); g++) {
         ahead(g);
-        const pair_t* a = A + g * GROUP;
+        const pair_t* a = A + g * next;
         multiply_step<Both>(a, a + TILE * lda, lda * (long)sizeof(pair_t), B + g * GROUP * NR);
     }
 }
@@ -91,39 +92,41 @@ INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_
     amx::stores_are_done();
     zero_sums();
     if (rows >= 2 * TILE)
-        multiply_rows<true>(n_pairs, A, lda, B, ahead);
+        multiply_rows<true>(n_pairs, A, lda, GROUP, B, ahead);
     else if (rows == TILE)
-        multiply_rows<false>(n_pairs, A, lda, B, ahead);
+        multiply_rows<false>(n_pairs, A, lda, GROUP, B, ahead);
     else
         multiply_few_rows(rows, n_pairs, A, lda, B, ahead);
     use_sums(min_of(rows, MR), use);
 }
 
-// 32 (or 16) columns of rows [0, rows) as rows of pairs along the rows, which tiles read: out [columns][n_pairs]. Rows are
-// filled up with zeros to whole groups.
-INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t* out, long n_pairs) {
-    for (long i = 0; i < rows; i += 2 * GROUP) {
-        for (long c = 0; c < columns; c += TILE) {
-            __m512i pairs[16];
+// A block of rows, at most 2 GROUP, of 32 (or 16) columns. Its tiles lie one behind the other, at `pair` of the n_pairs of
+// out [n_pairs / 16][columns][16]: a tile that is read in one piece comes faster. Missing rows are zero.
+INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t* out, long pair, long) {
+    out += pair * columns;
+    for (long c = 0; c < columns; c += TILE) {
+        __m512i pairs[16];
 #pragma GCC unroll 16
-            for (int g = 0; g < 16; g++) {
-                const long even = i + 2 * g;
-                const bf16* row = from + even * ld + c;
-                prefetch_far(row + AHEAD * ld);
-                prefetch_far(row + (AHEAD + 1) * ld);
-                pairs[g] = even >= rows ? _mm512_setzero_si512() : pairs16(row, even + 1 < rows ? row + ld : nullptr);
-            }
-            transpose16(pairs);
-#pragma GCC unroll 16
-            for (int r = 0; r < 16; r++) _mm512_storeu_si512(out + (c + r) * n_pairs + i / 2, pairs[r]);
+        for (int g = 0; g < 16; g++) {
+            const bf16* row = from + 2 * g * ld + c;
+            pairs[g] = 2 * g >= rows ? _mm512_setzero_si512() : pairs16(row, 2 * g + 1 < rows ? row + ld : nullptr);
         }
+        transpose16(pairs);
+#pragma GCC unroll 16
+        for (int r = 0; r < 16; r++) _mm512_storeu_si512(out + (c + r) * GROUP, pairs[r]);
     }
 }
 
-// A tile of `rows` rows (16 or 32) that pack_left has laid out, `lda` pairs from row to row.
+// A tile of `rows` rows (16 or 32) that pack_left has laid out.
 template <class Use, class Ahead = Nothing>
-INLINE void tile_packed(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
-    tile(rows, n_pairs, A, lda, B, use, ahead);
+INLINE void tile_packed(long rows, long n_pairs, const pair_t* A, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+    amx::stores_are_done();
+    zero_sums();
+    if (rows == MR)
+        multiply_rows<true>(n_pairs, A, GROUP, MR * GROUP, B, ahead);
+    else
+        multiply_rows<false>(n_pairs, A, GROUP, TILE * GROUP, B, ahead);
+    use_sums(rows, use);
 }
 
 // Rows of a left operand that lies by columns: the pair k of row r is at A[r + k * ld]. Copied by rows, up to MAX_PAIRS.

@@ -61,16 +61,15 @@ INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_
 // Pairs of a product whose reduced dimension has `count` values.
 INLINE constexpr long pairs_of(long count) { return ceil_div(count, 2); }
 
-// 32 (or 16) columns of rows [0, rows) as strips of 8 pairs along the rows: out [columns / 8][n_pairs][8].
-INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t* out, long n_pairs) {
+// A block of rows of 32 (or 16) columns as strips of 8 pairs along the rows, at `pair` of the n_pairs of
+// out [columns / 8][n_pairs][8].
+INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t* out, long pair, long n_pairs) {
     const long strip = n_pairs * MR;
     for (long i = 0; i < rows; i += 2) {
         const bf16 *even = from + i * ld, *odd = i + 1 < rows ? even + ld : nullptr;
-        prefetch_far(even + AHEAD * ld);
-        prefetch_far(even + (AHEAD + 1) * ld);
         for (long c = 0; c < columns; c += 16) {
             const __m512i both = pairs16(even + c, odd ? odd + c : nullptr);
-            pair_t* o = out + c / MR * strip + i / 2 * MR;
+            pair_t* o = out + c / MR * strip + (pair + i / 2) * MR;
             _mm256_storeu_si256((__m256i*)o, _mm512_castsi512_si256(both));
             _mm256_storeu_si256((__m256i*)(o + strip), _mm512_extracti64x4_epi64(both, 1));
         }
@@ -79,7 +78,7 @@ INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t
 
 // A tile whose left operand pack_left has laid out: a whole strip.
 template <class Use, class Ahead = Nothing>
-INLINE void tile_packed(long, long n_pairs, const pair_t* A, long, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+INLINE void tile_packed(long, long n_pairs, const pair_t* A, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
     tile_of<MR>(n_pairs, A, 1, MR, B, use, ahead);
 }
 
