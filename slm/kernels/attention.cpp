@@ -58,10 +58,7 @@ APART void softmax_rows(const Shape s, const Head head, long q, long n, long fro
 APART void score_rows(const Shape s, long n, long from, long to, const pair_t* keys, const QueryRows m) {
     const long E = s.E, ld = s.stride();
     for (long p = from / NR; p < to / NR; p++)
-        tile(n, E / 2, (const pair_t*)m.q_rows, E / 2, keys + p * (E / 2) * NR, [&](int r, __m512 x, __m512 y) {
-            _mm512_store_ps(m.scores + r * ld + p * NR - from, x);
-            _mm512_store_ps(m.scores + r * ld + p * NR - from + 16, y);
-        });
+        tile_into(false, m.scores + p * NR - from, ld, n, E / 2, (const pair_t*)m.q_rows, E / 2, keys + p * (E / 2) * NR);
 }
 
 // The output of n queries from q on: their exponentials times the values [from, to), by the inverse of their sums.

@@ -104,16 +104,10 @@ APART void key_products(const Shape s, const Head head, long k, long n, long fro
     const long E = s.E, width = s.width(), ld = s.stride();
     for (long p = from / NR; p < last / NR; p++) {
         const long at = p * NR - from;
-        tile(n, E / 2, (const pair_t*)(m.rows + k * E), E / 2, m.q_positions + p * (E / 2) * NR,
-             [&](int r, __m512 x, __m512 y) {
-                 _mm512_store_ps(m.s_rows + r * ld + at, x);
-                 _mm512_store_ps(m.s_rows + r * ld + at + 16, y);
-             });
-        tile(n, E / 2, (const pair_t*)(head.v + k * width), width / 2, m.do_positions + p * (E / 2) * NR,
-             [&](int r, __m512 x, __m512 y) {
-                 _mm512_store_ps(m.dp_rows + r * ld + at, x);
-                 _mm512_store_ps(m.dp_rows + r * ld + at + 16, y);
-             });
+        tile_into(false, m.s_rows + at, ld, n, E / 2, (const pair_t*)(m.rows + k * E), E / 2,
+                  m.q_positions + p * (E / 2) * NR);
+        tile_into(false, m.dp_rows + at, ld, n, E / 2, (const pair_t*)(head.v + k * width), width / 2,
+                  m.do_positions + p * (E / 2) * NR);
     }
 }
 
@@ -160,14 +154,8 @@ APART void key_gradients(const Shape s, long k, long n, long from, long span, co
     const long E = s.E, Tp = s.padded(), ld = s.stride();
     for (long p = 0; p < E / NR; p++) {
         const long at = (p * (Tp / 2) + from / 2) * NR;
-        tile(n, span / 2, (const pair_t*)m.p_rows, ld / 2, m.do_values + at, [&](int r, __m512 x, __m512 y) {
-            _mm512_storeu_ps(dv + (k + r) * E + p * NR, x);
-            _mm512_storeu_ps(dv + (k + r) * E + p * NR + 16, y);
-        });
-        tile(n, span / 2, (const pair_t*)m.ds_rows, ld / 2, m.q_values + at, [&](int r, __m512 x, __m512 y) {
-            _mm512_storeu_ps(dk + (k + r) * E + p * NR, x);
-            _mm512_storeu_ps(dk + (k + r) * E + p * NR + 16, y);
-        });
+        tile_into(false, dv + k * E + p * NR, E, n, span / 2, (const pair_t*)m.p_rows, ld / 2, m.do_values + at);
+        tile_into(false, dk + k * E + p * NR, E, n, span / 2, (const pair_t*)m.ds_rows, ld / 2, m.q_values + at);
     }
 }
 
@@ -177,11 +165,7 @@ APART void query_gradients(const Shape s, long first, long last, long k0, long k
     for (long q = first; q < last; q += MR) {
         const Columns ds(min_of(MR, last - q), ceil_div(keys, 2), m.ds_pairs + q, ld);
         for (long p = 0; p < E / NR; p++)
-            tile(ds, m.k_values + (p * (Tp / 2) + k0 / 2) * NR, [&](int r, __m512 x, __m512 y) {
-                float* d = m.dq + (q + r) * E + p * NR;
-                _mm512_storeu_ps(d, _mm512_add_ps(_mm512_loadu_ps(d), x));
-                _mm512_storeu_ps(d + 16, _mm512_add_ps(_mm512_loadu_ps(d + 16), y));
-            });
+            tile_into(true, m.dq + q * E + p * NR, E, ds, m.k_values + (p * (Tp / 2) + k0 / 2) * NR);
     }
 }
 

@@ -8,17 +8,21 @@
 extern "C" {
 
 // Cross-entropy of m positions over v tokens: losses [m] = -log p(target), 0 where not scored (targets below zero).
-// x [m, d] against the head B (forward packing). The logits are made as f16, LOSS_ROWS rows at a time so that they stay
-// in the cache. keep = 1: logits [m, v] become their gradient, scale * (softmax - one-hot), as bf16 in place. keep = 0:
+// x [m, d] against the head B (forward packing). offsets: [v], added to every position's logits, or null. The logits are
+// made as f16, LOSS_ROWS rows at a time so that they stay in the cache. keep = 1: logits [m, v] become their gradient, scale * (softmax - one-hot), as bf16 in place. keep = 0:
 // every block of rows is written over the one before, and logits [LOSS_ROWS, v] are scratch (slm_cross_entropy_rows).
-void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const int64_t* targets, float scale,
-                       int keep, bf16* logits, float* losses) {
+void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const float* offsets, const int64_t* targets,
+                       float scale, int keep, bf16* logits, float* losses) {
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
 #pragma omp parallel
     for (long start = 0; start < m; start += LOSS_ROWS) {
         const long n = min_of(LOSS_ROWS, m - start);
         bf16* out = logits + (keep ? start * v : 0);
         gemm_loop(x + start * d, d, n, B, d / 2, v / NR, [&](long row, long panel, __m512 a, __m512 b) {
+            if (offsets) {
+                a = _mm512_add_ps(a, _mm512_loadu_ps(offsets + panel * NR));
+                b = _mm512_add_ps(b, _mm512_loadu_ps(offsets + panel * NR + 16));
+            }
             __m256i* o = (__m256i*)(out + row * v + panel * NR);
             _mm256_storeu_si256(o, _mm512_cvtps_ph(a, 0));
             _mm256_storeu_si256(o + 1, _mm512_cvtps_ph(b, 0));

@@ -41,7 +41,7 @@ class Head:
     def losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Cross-entropies [N], f32 nats, of the normed hidden states; the logits are given up at once."""
         logits = self._work.buffer("some_logits", self._work.kernels.slm_cross_entropy_rows(), self._packed.rows)
-        return self._cross_entropy(h_ND, targets_N, logits, None, self._packed)
+        return self._cross_entropy(h_ND, targets_N, logits, None, self._packed, None)
 
     def gradients(self, x_ND: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[float, Tensor]:
         """The summed cross-entropy, and the gradient of the loss in the last layer's output [N, D]; those of the head's
@@ -78,7 +78,7 @@ class Head:
             part = slice(start, min(N, start + at_once))
             rows = part.stop - start
             scale = 1.0 if isinstance(each.weights, Tensor) else each.weights
-            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed)
+            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed, each.offsets)
             nats += losses_R.sum(dtype=torch.float64).item()
             if isinstance(each.weights, Tensor):
                 logits[:rows] *= each.weights[part, None]
@@ -101,11 +101,19 @@ class Head:
         )
 
     def _cross_entropy(
-        self, h_ND: Tensor, targets_N: Tensor, logits: Tensor, scale: float | None, packed: PackedWeights
+        self,
+        h_ND: Tensor,
+        targets_N: Tensor,
+        logits: Tensor,
+        scale: float | None,
+        packed: PackedWeights,
+        offsets_V: Tensor | None,
     ) -> Tensor:
         """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V]."""
         (N, D), V = h_ND.shape, packed.rows
         losses_N = torch.empty(N)
         weights, keep = packed.layout("forward"), int(scale is not None)
-        self._work.kernels.slm_cross_entropy(h_ND, N, D, weights, V, targets_N, scale or 0.0, keep, logits, losses_N)
+        self._work.kernels.slm_cross_entropy(
+            h_ND, N, D, weights, V, offsets_V, targets_N, scale or 0.0, keep, logits, losses_N
+        )
         return losses_N

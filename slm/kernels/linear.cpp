@@ -173,16 +173,8 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
             const long first = task / chunks * group, top = task % chunks * rows;
             for (long row = top; row < min_of(n, top + rows); row += MR)
                 for (long p = first; p < min_of(panels, first + group); p++) {
-                    tile_packed(min_of(MR, n - row), n_pairs, packed_dy + row * pairs, packed_x + p * pairs * NR,
-                               [&](int r, __m512 a, __m512 b) {
-                                   float* g = grad + (row + r) * k + p * NR;
-                                   if (!store) {
-                                       a = _mm512_add_ps(a, _mm512_loadu_ps(g));
-                                       b = _mm512_add_ps(b, _mm512_loadu_ps(g + 16));
-                                   }
-                                   _mm512_storeu_ps(g, a);
-                                   _mm512_storeu_ps(g + 16, b);
-                               },
+                    tile_packed_into(!store, grad + row * k + p * NR, k, min_of(MR, n - row), n_pairs,
+                               packed_dy + row * pairs, packed_x + p * pairs * NR,
                                [&](long part) ALWAYS {
                                    // The next strip and the gradient come from memory while the product runs.
                                    const long line = (p - first) * (pairs / 16) + part;

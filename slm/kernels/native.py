@@ -184,7 +184,7 @@ SIGNATURES = SIZES | {
     "slm_rmsnorm_backward": [P, P, P, P, L, L, P, P, P, I, P],
     "slm_embed": [P, P, L, L, P],
     "slm_embed_backward": [P, P, L, L, P],
-    "slm_cross_entropy": [P, L, L, P, L, P, F, I, P, P],
+    "slm_cross_entropy": [P, L, L, P, L, P, P, F, I, P, P],
     "slm_head_backward": [P, L, L, P, L, P, P],
 }
 """The C signatures: pointers, longs, floats, ints."""

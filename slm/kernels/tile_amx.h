@@ -50,6 +50,33 @@ INLINE void zero_sums() {
     amx::zero<3>();
 }
 
+// Tiles 0 to 3 from rows of f32 that are `ld` values apart, and back: 16 rows, or 32 where more are asked for.
+INLINE void load_sums(long rows, const float* from, long ld) {
+    const long stride = ld * (long)sizeof(float);
+    amx::load<0>(from, stride);
+    amx::load<1>(from + TILE, stride);
+    if (rows > TILE) {
+        amx::load<2>(from + TILE * ld, stride);
+        amx::load<3>(from + TILE * ld + TILE, stride);
+    }
+}
+INLINE void store_sums(long rows, float* to, long ld) {
+    const long stride = ld * (long)sizeof(float);
+    amx::store<0>(to, stride);
+    amx::store<1>(to + TILE, stride);
+    if (rows > TILE) {
+        amx::store<2>(to + TILE * ld, stride);
+        amx::store<3>(to + TILE * ld + TILE, stride);
+    }
+}
+INLINE void start_sums(bool add, long rows, const float* from, long ld) {
+    amx::stores_are_done();
+    if (add)
+        load_sums(rows, from, ld);
+    else
+        zero_sums();
+}
+
 // Rows [16, 32) or [0, 16) of the left operand are in tile 4 or 5; 16 pairs of a panel go to tiles 6 and 7.
 template <bool Both>
 INLINE void multiply_step(const pair_t* top, const pair_t* bottom, long stride, const pair_t* B) {
@@ -87,17 +114,28 @@ inline void multiply_few_rows(long rows, long n_pairs, const pair_t* A, long lda
     }
 }
 
-template <class Use, class Ahead = Nothing>
-INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
-    amx::stores_are_done();
-    zero_sums();
+template <class Ahead>
+INLINE void multiply(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Ahead&& ahead) {
     if (rows >= 2 * TILE)
         multiply_rows<true>(n_pairs, A, lda, GROUP, B, ahead);
     else if (rows == TILE)
         multiply_rows<false>(n_pairs, A, lda, GROUP, B, ahead);
     else
         multiply_few_rows(rows, n_pairs, A, lda, B, ahead);
+}
+
+template <class Use, class Ahead = Nothing>
+INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+    amx::stores_are_done();
+    zero_sums();
+    multiply(rows, n_pairs, A, lda, B, ahead);
     use_sums(min_of(rows, MR), use);
+}
+
+INLINE void tile_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B) {
+    start_sums(add, rows, out, ld);
+    multiply(rows, n_pairs, A, lda, B, Nothing{});
+    store_sums(rows, out, ld);
 }
 
 // A block of rows, at most 2 GROUP, of 32 (or 16) columns. Its tiles lie one behind the other, at `pair` of the n_pairs of
@@ -117,16 +155,16 @@ INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t
     }
 }
 
-// A tile of `rows` rows (16 or 32) that pack_left has laid out.
-template <class Use, class Ahead = Nothing>
-INLINE void tile_packed(long rows, long n_pairs, const pair_t* A, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
-    amx::stores_are_done();
-    zero_sums();
+// A tile of `rows` rows (16 or 32) whose left operand pack_left has laid out.
+template <class Ahead>
+INLINE void tile_packed_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, const pair_t* B,
+                             Ahead&& ahead) {
+    start_sums(add, rows, out, ld);
     if (rows == MR)
         multiply_rows<true>(n_pairs, A, GROUP, MR * GROUP, B, ahead);
     else
         multiply_rows<false>(n_pairs, A, GROUP, TILE * GROUP, B, ahead);
-    use_sums(rows, use);
+    store_sums(rows, out, ld);
 }
 
 // Rows of a left operand that lies by columns: the pair k of row r is at A[r + k * ld]. Copied by rows, up to MAX_PAIRS.
@@ -149,7 +187,6 @@ struct Columns {
     }
 };
 
-template <class Use>
-INLINE void tile(const Columns& a, const pair_t* B, Use&& use) {
-    tile(a.rows, a.n_pairs, a.by_rows[0], Columns::MAX_PAIRS, B, use);
+INLINE void tile_into(bool add, float* out, long ld, const Columns& a, const pair_t* B) {
+    tile_into(add, out, ld, a.rows, a.n_pairs, a.by_rows[0], Columns::MAX_PAIRS, B);
 }

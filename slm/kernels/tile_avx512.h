@@ -58,6 +58,27 @@ INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_
     tile_strided(rows, n_pairs, A, lda, 1, B, use, ahead);
 }
 
+// Hands a tile's sums to `out`, or adds them to what is there.
+struct Into {
+    bool add;
+    float* out;
+    long ld;
+
+    INLINE void operator()(int r, __m512 x, __m512 y) const {
+        float* o = out + r * ld;
+        if (add) {
+            x = _mm512_add_ps(x, _mm512_loadu_ps(o));
+            y = _mm512_add_ps(y, _mm512_loadu_ps(o + 16));
+        }
+        _mm512_storeu_ps(o, x);
+        _mm512_storeu_ps(o + 16, y);
+    }
+};
+
+INLINE void tile_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B) {
+    tile(rows, n_pairs, A, lda, B, Into{add, out, ld});
+}
+
 // Pairs of a product whose reduced dimension has `count` values.
 INLINE constexpr long pairs_of(long count) { return ceil_div(count, 2); }
 
@@ -77,9 +98,10 @@ INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t
 }
 
 // A tile whose left operand pack_left has laid out: a whole strip.
-template <class Use, class Ahead = Nothing>
-INLINE void tile_packed(long, long n_pairs, const pair_t* A, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
-    tile_of<MR>(n_pairs, A, 1, MR, B, use, ahead);
+template <class Ahead>
+INLINE void tile_packed_into(bool add, float* out, long ld, long, long n_pairs, const pair_t* A, const pair_t* B,
+                             Ahead&& ahead) {
+    tile_of<MR>(n_pairs, A, 1, MR, B, Into{add, out, ld}, ahead);
 }
 
 // Rows of a left operand that lies by columns: the pair k of row r is at A[r + k * ld].
@@ -91,7 +113,6 @@ struct Columns {
     INLINE Columns(long rows, long n_pairs, const pair_t* A, long ld) : rows(rows), n_pairs(n_pairs), A(A), ld(ld) {}
 };
 
-template <class Use>
-INLINE void tile(const Columns& a, const pair_t* B, Use&& use) {
-    tile_strided(a.rows, a.n_pairs, a.A, 1, a.ld, B, use, Nothing{});
+INLINE void tile_into(bool add, float* out, long ld, const Columns& a, const pair_t* B) {
+    tile_strided(a.rows, a.n_pairs, a.A, 1, a.ld, B, Into{add, out, ld}, Nothing{});
 }

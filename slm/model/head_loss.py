@@ -35,6 +35,8 @@ class HeadPass:
     words: Tensor | None = None
     """The ids whose logits exist, int64 [V], each once; targets are then places among them. None: all of the
     vocabulary."""
+    offsets: Tensor | None = None
+    """What every position's logits grow by before the softmax, f32 [V]."""
 
 
 class HeadLoss(Protocol):
@@ -61,18 +63,22 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     chunks = [slice(start, min(len(x_ND), start + rows)) for start in range(0, len(x_ND), rows)]
 
-    def logits_and_losses(h_ND: Tensor, part: slice, low_VD: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_losses(
+        h_ND: Tensor, part: slice, low_VD: Tensor, offsets_V: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         logits_RV = F.linear(h_ND[part], low_VD).float()
+        if offsets_V is not None:
+            logits_RV += offsets_V
         return logits_RV, F.cross_entropy(logits_RV, targets_N[part], ignore_index=IGNORED, reduction="none")
 
     def losses() -> Tensor:
-        return torch.cat([logits_and_losses(x_ND, part, all_VD)[1] for part in chunks])
+        return torch.cat([logits_and_losses(x_ND, part, all_VD, None)[1] for part in chunks])
 
     for each in head.passes(losses):
         h_ND = x_ND if each.temperature == 1 else x_ND / each.temperature
         low_VD = all_VD if each.words is None else all_VD[each.words]
         for part in chunks:
-            logits_RV, losses_R = logits_and_losses(h_ND, part, low_VD)
+            logits_RV, losses_R = logits_and_losses(h_ND, part, low_VD, each.offsets)
             targets_R = targets_N[part]
             scored_R = targets_R != IGNORED
             weights_R = scored_R * (each.weights[part] if isinstance(each.weights, Tensor) else each.weights)

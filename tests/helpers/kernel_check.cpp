@@ -25,7 +25,7 @@ void slm_rmsnorm_backward(const float*, const float*, const float*, const float*
                           float*);
 long slm_rmsnorm_backward_scratch(long);
 void slm_head_backward(const float*, long, long, const float*, long, float*, float*);
-void slm_cross_entropy(const float*, long, long, const float*, long, const int64_t*, float, int, float*, float*);
+void slm_cross_entropy(const float*, long, long, const float*, long, const float*, const int64_t*, float, int, float*, float*);
 long slm_attention_scratch(long, long, long, long);
 long slm_attention_backward_scratch(long, long, long, long);
 int slm_attention_forward(const float*, long, long, long, long, long, const float*, const float*, const float*, const float*,
@@ -231,16 +231,16 @@ static void norm() {
 
 static void head() {
     const long m = LOSS_ROWS + 3, d = 32, v = 4 * NR;
-    Floats x = numbers(m * d), w = numbers(v * d), packed(v * d), logits(m * v), losses(m), again(m), rows(LOSS_ROWS * v);
+    Floats x = numbers(m * d), w = numbers(v * d), packed(v * d), offsets = numbers(v), logits(m * v), losses(m), again(m), rows(LOSS_ROWS * v);
     std::vector<int64_t> targets(m);
     for (long i = 0; i < m; i++) targets[i] = i == 2 ? -1 : i * 5 % v;
     slm_pack_forward(w.data(), v, d, packed.data(), 0);
-    slm_cross_entropy(x.data(), m, d, packed.data(), v, targets.data(), 0.5f, 1, logits.data(), losses.data());
-    slm_cross_entropy(x.data(), m, d, packed.data(), v, targets.data(), 0.5f, 0, rows.data(), again.data());
+    slm_cross_entropy(x.data(), m, d, packed.data(), v, offsets.data(), targets.data(), 0.5f, 1, logits.data(), losses.data());
+    slm_cross_entropy(x.data(), m, d, packed.data(), v, offsets.data(), targets.data(), 0.5f, 0, rows.data(), again.data());
     Doubles expected = product(x, w, m, d, v), nats(m);
     for (long i = 0; i < m; i++) {
         double sum = 0;
-        for (long j = 0; j < v; j++) sum += std::exp(expected[i * v + j]);
+        for (long j = 0; j < v; j++) sum += std::exp(expected[i * v + j] += offsets[j]);
         if (targets[i] >= 0) nats[i] = std::log(sum) - expected[i * v + targets[i]];
         for (long j = 0; j < v; j++)
             expected[i * v + j] = targets[i] < 0 ? 0 : 0.5 * (std::exp(expected[i * v + j]) / sum - (j == targets[i]));

@@ -8,7 +8,7 @@ checkpoints and files know nothing of it.
 
 The draw depends on the targets alone: a resumed run makes the same, and no state has to be kept.
 
-Shape suffixes: N positions, R of them at a time, S tokens of a bag, V words whose logits are computed.
+Shape suffixes: R positions, V words whose logits are computed.
 
 Tested in tests/train/objective/test_sampled_softmax.py.
 """
@@ -52,14 +52,11 @@ class Words:
         found = torch.searchsorted(self.ids[: self.n_targets], targets.clamp(min=0)).clamp(max=self.n_targets - 1)
         return torch.where(targets == IGNORED, IGNORED, found)
 
-    def complete(self, scaled_RV: Tensor, scale: float) -> Tensor:
-        """Make probabilities among these words, times ``scale``, those in the whole vocabulary, in place. Returns what
-        each row's cross-entropy has to grow by, f32 [R], nats."""
-        drawn = scaled_RV[:, self.n_targets :]
-        missing_R = drawn.float() @ ((self.stands_for - 1) / scale)
-        drawn *= self.stands_for
-        scaled_RV /= 1 + missing_R[:, None]
-        return missing_R.log1p_()
+    @property
+    def offsets(self) -> Tensor:
+        """What each word's logit has to grow by, f32 [V], for a softmax among these words to estimate that of the
+        whole vocabulary: the logarithm of how many words it stands for."""
+        return torch.cat([torch.zeros(self.n_targets), self.stands_for.log()])
 
 
 def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
@@ -134,14 +131,8 @@ class _Estimate:
         self.nats = 0.0
 
     def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
-        return [HeadPass(self._scale, soften=self._complete, words=self._words.ids)]
+        words = self._words
+        return [HeadPass(self._scale, soften=self._note, words=words.ids, offsets=words.offsets)]
 
-    def _complete(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
-        """From scale * (softmax among the words - target) to that in the whole vocabulary."""
-        places_R = self.places.flatten()[rows]
-        scored_R = (places_R != IGNORED).float()
-        losses_R = losses_R + self._words.complete(dlogits_RV, self._scale) * scored_R
+    def _note(self, _: Tensor, losses_R: Tensor, rows: slice) -> None:
         self.nats += losses_R.sum(dtype=torch.float64).item()
-        # In bf16 the target's own entry, a difference to 1, is better taken from its loss.
-        target_R = self._scale * scored_R * torch.expm1(-losses_R)
-        dlogits_RV.scatter_(1, places_R.clamp(min=0)[:, None], target_R[:, None].to(dlogits_RV.dtype))

@@ -62,8 +62,9 @@ class NextBag:
 
     def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
         """One pass: the cross-entropy of each bag's first token, which ``_spread`` makes that of all of them."""
-        ids = None if self._words is None else self._words.ids
-        return [HeadPass(self._scale, soften=self._spread, words=ids)]
+        if self._words is None:
+            return [HeadPass(self._scale, soften=self._spread)]
+        return [HeadPass(self._scale, soften=self._spread, words=self._words.ids, offsets=self._words.offsets)]
 
     def _spread(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
         """From scale * (softmax - first token) to scale * (softmax - the share of each of the bag's tokens)."""
@@ -73,8 +74,6 @@ class NextBag:
         # In bf16, adding the 1 back would leave two digits of the first token's probability: take it from its loss.
         first_R = self._scale * scored_R * torch.exp(-losses_R)
         dlogits_RV.scatter_(1, targets_RS[:, :1], first_R[:, None].to(dlogits_RV.dtype))
-        if self._words is not None:
-            self._words.complete(dlogits_RV, self._scale)
         probabilities_RS = dlogits_RV.gather(1, targets_RS).float() / self._scale
         nats_R = -probabilities_RS.clamp(min=LEAST_PROBABILITY).log().mean(1)
         self.nats += (nats_R * scored_R).double().sum().item()

@@ -8,15 +8,19 @@ constexpr long BLOCK = 1024;  // words of the vocabulary that the gradient's pro
 extern "C" {
 
 // Cross-entropy of m positions over v words, and its gradient in the logits. x [m, d] against the head B (forward
-// packing); logits [m, v] become scale * (softmax - one-hot) in place (keep = 0: LOSS_ROWS rows are used again and again,
+// packing). offsets: [v], added to every position's logits, or null. Logits [m, v] become scale * (softmax - one-hot) in place (keep = 0: LOSS_ROWS rows are used again and again,
 // and hold nothing of use afterwards). Targets below zero are not scored. losses [m]: -log p(target), 0 where not scored.
-void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, const int64_t* targets, float scale, int keep,
-                       float* logits, float* losses) {
+void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, const float* offsets, const int64_t* targets,
+                       float scale, int keep, float* logits, float* losses) {
 #pragma omp parallel
     for (long start = 0; start < m; start += LOSS_ROWS) {
         const long n = min_of(LOSS_ROWS, m - start);
         float* out = logits + (keep ? start * v : 0);
         gemm_loop(x + start * d, d, n, B, d, v / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+            if (offsets) {
+                a += load(offsets + panel * NR);
+                b += load(offsets + panel * NR + W);
+            }
             store(out + row * v + panel * NR, a);
             store(out + row * v + panel * NR + W, b);
         }, [&](long row, long panel) ALWAYS { will_write(out + row * v + panel * NR); });
