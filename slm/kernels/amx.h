@@ -1,7 +1,8 @@
 // The instructions of AMX (Intel's manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS, TILESTORED, TILERELEASE).
 //
 // They are written out here because GCC's own wrappers do not tell the compiler which memory an instruction reads: stores
-// that it needs may be dropped as dead. The process must have asked Linux for the tiles (slm/kernels/native.py). Tests put a plain C++ model of the same functions in their place (SLM_AMX_MODEL).
+// that it needs may be dropped as dead. The process must have asked Linux for the tiles (slm/kernels/native.py). Tests put
+// a plain C++ model of the same functions in their place (SLM_AMX_MODEL).
 #pragma once
 #include <cstdint>
 

@@ -9,8 +9,9 @@ extern "C" {
 
 // Cross-entropy of m positions over v tokens: losses [m] = -log p(target), 0 where not scored (targets below zero).
 // x [m, d] against the head B (forward packing). offsets: [v], added to every position's logits, or null. The logits are
-// made as f16, LOSS_ROWS rows at a time so that they stay in the cache. keep = 1: logits [m, v] become their gradient, scale * (softmax - one-hot), as bf16 in place. keep = 0:
-// every block of rows is written over the one before, and logits [LOSS_ROWS, v] are scratch (slm_cross_entropy_rows).
+// made as f16, LOSS_ROWS rows at a time so that they stay in the cache. keep = 1: logits [m, v] become their gradient,
+// scale * (softmax - one-hot), as bf16 in place. keep = 0: every block of rows is written over the one before, and logits
+// [LOSS_ROWS, v] are scratch (slm_cross_entropy_rows).
 void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const float* offsets, const int64_t* targets,
                        float scale, int keep, bf16* logits, float* losses) {
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());

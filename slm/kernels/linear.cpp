@@ -154,7 +154,8 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
         // By rows, so that memory is read in the order in which it lies.
 #pragma omp for schedule(static)
         for (long i = 0; i < 2 * n_pairs; i += PACKED_ROWS) {
-            const long here = min_of(PACKED_ROWS, count - i), filled = ceil_div(here, 2), all = min_of(PACKED_ROWS / 2, n_pairs - i / 2);
+            const long here = min_of(PACKED_ROWS, count - i), filled = ceil_div(here, 2);
+            const long all = min_of(PACKED_ROWS / 2, n_pairs - i / 2);  // pairs, with those that fill up
             for (long c = 0; c < k; c += NR) {
                 const bf16* from = x + (start + i) * ldx + c;
                 pair_t* panel = packed_x + c * pairs + i / 2 * NR;

@@ -63,9 +63,7 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     chunks = [slice(start, min(len(x_ND), start + rows)) for start in range(0, len(x_ND), rows)]
 
-    def logits_and_losses(
-        h_ND: Tensor, part: slice, low_VD: Tensor, offsets_V: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def logits_and_losses(h_ND: Tensor, part: slice, low_VD: Tensor, offsets_V: Tensor | None) -> tuple[Tensor, Tensor]:
         logits_RV = F.linear(h_ND[part], low_VD).float()
         if offsets_V is not None:
             logits_RV += offsets_V

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from slm.model.config import ModelConfig
 from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
-from train.budget.machine import Machine
+from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
 from train.predict.law import LossLaw, text_factor, text_read, text_worth
@@ -29,9 +29,9 @@ needs none."""
 TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 24.0
 """The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
 training does not compute all logits."""
-SAMPLED_WORDS, SAMPLED_FROM = 2048, 4096
-"""Words whose logits training computes (``train.sampled_softmax``) where the vocabulary has as many as the second, or
-more."""
+SAMPLED_FROM = 4096
+"""Training computes the logits of SAMPLED_WORDS words (``train.sampled_softmax``) where the vocabulary has as many as
+this, or more."""
 MORE_WORDS = 1.15
 """What a step computes of them, in units of that: micro-batches with many different targets take more."""
 SHORT_PIECES, LEAST_SHORT = 4, 128

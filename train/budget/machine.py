@@ -33,10 +33,17 @@ WIDTHS = (256, 512, 1024)
 DEPTHS = (1, 3)
 """Two depths for each width: their difference is the time of layers, what is left that of embedding and head."""
 VOCAB, LARGE_VOCAB = 4096, 16_384
-"""Of the shapes whose steps are timed, and of one more whose update is: their difference is what large tables take."""
+"""Of the shapes whose steps are timed, and of one more: the difference of their updates is what large tables take."""
 SEQ_LEN = 512
 SEQUENCES = {256: 8, 512: 4, 1024: 2}
 """Sequences of a pass, by width."""
+SAMPLED_WORDS = 2048
+"""Of how many words runs with a large vocabulary compute logits, if nothing else is asked for
+(``train.sampled_softmax``)."""
+SAMPLED_SEQUENCES = {256: 4, 512: 4, 1024: 2}
+"""Sequences of a pass with them, by width."""
+SAMPLED_PASSES = {256: 2, 512: 1, 1024: 1}
+"""Passes of a step with them, by width: a step also clears the tables' gradients, once."""
 BUSY = 0.6
 """A measurement whose steps had a smaller share of the cores is not kept."""
 PASSES = 3
@@ -57,6 +64,10 @@ class Timing:
     """Gradient's norm and optimizer."""
     large_update_seconds: float
     """The same with LARGE_VOCAB instead."""
+    sampled_seconds: float
+    """Forward and backward pass of the shallower shape with LARGE_VOCAB and logits of ``sampled_words`` of them."""
+    sampled_tokens: int
+    sampled_words: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,9 @@ class Rates:
     """Seconds of an update for each parameter of the layers' matrices."""
     table_update: float
     """The same for each parameter of embedding and head."""
+    sampling: float = 0.0
+    """Seconds for each token where not all logits are computed, besides those of the layers and of these logits: words
+    are drawn, and rows of the head are gathered and their gradients added."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,8 @@ class Machine:
         tables = shape.vocab_size * shape.d_model * (1 if shape.tie_embeddings else 2)
         matrices = shape.n_matmul_params - shape.vocab_size * shape.d_model
         update = matrices * rates.matrix_update + tables * rates.table_update
-        return tokens * (layers / rates.layer_flops + head / rates.head_flops) + update
+        sampling = rates.sampling if words else 0.0
+        return tokens * (layers / rates.layer_flops + head / rates.head_flops + sampling) + update
 
     def tokens_per_s(self, shape: ModelConfig, tokens: int, seq_len: int, words: int = 0) -> float:
         """Training tokens per second in steps of ``tokens``; ``words`` as for ``step_seconds``."""
@@ -109,7 +124,7 @@ class Machine:
     def at(self, d_model: int) -> Rates:
         """The rates of a width: between measured ones in proportion to the logarithm, beyond them the nearest's."""
         x = [math.log(each.d_model) for each in self.rates]
-        names = ("layer_flops", "head_flops", "matrix_update", "table_update")
+        names = ("layer_flops", "head_flops", "matrix_update", "table_update", "sampling")
         values = [
             float(np.interp(math.log(d_model), x, [getattr(each, name) for each in self.rates])) for name in names
         ]
@@ -136,6 +151,8 @@ def rates_of(timings: Sequence[Timing]) -> tuple[Rates, ...]:
         # On a busy machine the difference of two times may be far off: at least a fifth of the deeper one's share.
         layer_s = max((high.pass_seconds - low.pass_seconds) / depths, high.pass_seconds / high.n_layers / 5)
         head_s = max(low.pass_seconds - low.n_layers * layer_s, low.pass_seconds / 20)
+        logits_s = head_s / low.tokens * low.sampled_words / low.vocab_size
+        known = low.sampled_tokens * (low.n_layers * layer_s / low.tokens + logits_s)
         parameters = (spec.n_matmul_params - low.vocab_size * width) / low.n_layers
         layer_u = max((high.update_seconds - low.update_seconds) / depths, high.update_seconds / high.n_layers / 5)
         # Not what layers leave of an update: a budget's tables are many times as large, and so would the error be.
@@ -147,6 +164,7 @@ def rates_of(timings: Sequence[Timing]) -> tuple[Rates, ...]:
                 head_flops=head * low.tokens / head_s,
                 matrix_update=layer_u / parameters,
                 table_update=table_u / (2 * (LARGE_VOCAB - low.vocab_size) * width),
+                sampling=max(low.sampled_seconds - known, 0.0) / low.sampled_tokens,
             )
         )
     return tuple(found)
@@ -167,7 +185,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
     record = machine_record()
     what = (train.threads, train.precision, train.kernels, optim.name, optim.ns_steps, optim.second_moment)
     build = (record["cpu"], record["cores"], record["versions"].get("torch"), _kernel_sources())
-    path = cache_home() / "training_speed" / f"{fingerprint((2, what, build))}.json"
+    path = cache_home() / "training_speed" / f"{fingerprint((3, what, build))}.json"
     try:
         kept = json.loads(path.read_text())
         machine = Machine(**{**kept, "rates": tuple(Rates(**each) for each in kept["rates"])})
@@ -231,15 +249,27 @@ def _expected(timings: Sequence[Timing], width: int) -> float:
     last = timings[-2:]
     done = sum(spec_of(t.d_model, t.n_layers, VOCAB).flops_per_token(SEQ_LEN) * t.tokens for t in last)
     ahead = sum(spec_of(width, n, VOCAB).flops_per_token(SEQ_LEN) * SEQUENCES[width] * SEQ_LEN for n in DEPTHS)
-    return (PASSES + 1) * sum(t.pass_seconds + t.update_seconds for t in last) * ahead / done
+    step = sum(t.pass_seconds + t.update_seconds for t in last)
+    step += SAMPLED_PASSES[last[0].d_model] * last[0].sampled_seconds + last[0].large_update_seconds
+    return (PASSES + 1) * step * ahead / done
 
 
 def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environment", width: int) -> list[Timing]:
     """Both depths, step by step in turn: what slows this machine down for some seconds slows both down."""
-    small = [_steps(train, optim, environment, spec_of(width, n, VOCAB), SEQUENCES[width], SEQ_LEN) for n in DEPTHS]
-    large = _steps(train, optim, environment, spec_of(width, DEPTHS[0], LARGE_VOCAB), 1, 64)
+    import torch
+
+    from train.objective.sampled_softmax import draw
+
+    small = [
+        _steps(train, optim, environment, spec_of(width, n, VOCAB), _block(VOCAB, SEQUENCES[width])) for n in DEPTHS
+    ]
+    block = _block(LARGE_VOCAB, SAMPLED_SEQUENCES[width])
+    words = draw(torch.from_numpy(block[:, 1:].astype(np.int64)), LARGE_VOCAB, SAMPLED_WORDS)
+    assert words is not None
+    shape, passes = spec_of(width, DEPTHS[0], LARGE_VOCAB), SAMPLED_PASSES[width]
+    large = _steps(train, optim, environment, shape, block, passes=passes, sampled=SAMPLED_WORDS)
     turns = [[next(each) for each in (*small, large)] for _ in range(PASSES + 1)][1:]
-    *both, (_, large_update) = [
+    *both, (sampled_seconds, large_update) = [
         [min(times) for times in zip(*steps, strict=True)] for steps in zip(*turns, strict=True)
     ]
     return [
@@ -251,25 +281,50 @@ def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environmen
             pass_seconds=pass_seconds,
             update_seconds=update_seconds,
             large_update_seconds=large_update,
+            sampled_seconds=sampled_seconds / passes,
+            sampled_tokens=block[:, 1:].size,
+            sampled_words=len(words.ids),
         )
         for depth, (pass_seconds, update_seconds) in zip(DEPTHS, both, strict=True)
     ]
 
 
+def _block(vocab_size: int, rows: int) -> np.ndarray:
+    """Sequences of random tokens, int32 [rows, SEQ_LEN + 1]."""
+    return np.random.default_rng(0).integers(1, vocab_size, (rows, SEQ_LEN + 1), dtype=np.int32)
+
+
 def _steps(
-    train: TrainConfig, optim: OptimConfig, environment: "Environment", shape: ModelConfig, rows: int, length: int
+    train: TrainConfig,
+    optim: OptimConfig,
+    environment: "Environment",
+    shape: ModelConfig,
+    block: np.ndarray,
+    *,
+    passes: int = 1,
+    sampled: int = 0,
 ) -> Iterator[tuple[float, float]]:
-    """Steps of ``rows`` sequences without an end: the seconds of each one's pass, and of its update."""
+    """Steps of ``passes`` passes over ``block`` without an end: the seconds of each one's passes, and of its update."""
     from slm.model.transformer import LanguageModel
     from train.backend import make_backend
+    from train.objective.sampled_softmax import plain_text
     from train.optim.make import make_optimizer
     from train.step import train_step
 
     model = LanguageModel(shape, optim.init).train()
     optimizer = make_optimizer(model, optim, environment.precision)
-    backend = make_backend(model, replace(train, seq_len=length, micro_batch=rows), environment)
-    block = np.random.default_rng(0).integers(1, shape.vocab_size, (rows, length + 1), dtype=np.int32)
+    backend = make_backend(model, replace(train, seq_len=SEQ_LEN, micro_batch=len(block)), environment)
+    objective = plain_text(sampled, shape.vocab_size)
     while True:
         start = perf_counter()
-        result = train_step(model, optimizer, repeat(block), grad_accum=1, grad_clip=0.0, lr=1e-4, backend=backend)
+        result = train_step(
+            model,
+            optimizer,
+            repeat(block),
+            grad_accum=passes,
+            grad_clip=0.0,
+            lr=1e-4,
+            backend=backend,
+            objective=objective,
+        )
         yield perf_counter() - start - result.update_seconds - result.data_seconds, result.update_seconds

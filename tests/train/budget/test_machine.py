@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from train.budget import machine
-from train.budget.machine import LARGE_VOCAB, VOCAB, Timing, measure, rates_of, spec_of
+from train.budget.machine import LARGE_VOCAB, SAMPLED_WORDS, VOCAB, Timing, measure, rates_of, spec_of
 from train.budget.shapes import SHAPES
 from train.config import OptimConfig, TrainConfig
 
@@ -17,6 +17,7 @@ def timing(width: int, depth: int, flops: float, head_flops: float) -> Timing:
     head = 6 * VOCAB * width
     seconds = tokens * ((spec.flops_per_token(512) - head) / flops + head / head_flops)
     update = 1e-9 * (spec.n_matmul_params - VOCAB * width) + 3e-9 * 2 * VOCAB * width
+    layers = (spec_of(width, 1, VOCAB).flops_per_token(512) - head) / flops
     return Timing(
         d_model=width,
         n_layers=depth,
@@ -25,6 +26,9 @@ def timing(width: int, depth: int, flops: float, head_flops: float) -> Timing:
         pass_seconds=seconds,
         update_seconds=update,
         large_update_seconds=update + 3e-9 * 2 * (LARGE_VOCAB - VOCAB) * width,
+        sampled_seconds=1024 * (layers + 6 * 2560 * width / head_flops + 2e-7),
+        sampled_tokens=1024,
+        sampled_words=2560,
     )
 
 
@@ -46,6 +50,9 @@ def test_rates_come_back_from_timings_and_predict_other_shapes():
     expected = timing(256, 4, 3e10, 5e10).pass_seconds * 2 + 2 * 2048 * 6 * 4096 * 256 / 5e10
     update = 1e-9 * SHAPES[2].n_matrix + 3e-9 * 2 * 8192 * 256
     assert found.step_seconds(shape, 4096, 512) == pytest.approx(expected + update, rel=1e-3)
+    assert narrow.sampling == pytest.approx(2e-7)
+    sampled = expected - 2 * 2048 * 6 * (8192 - SAMPLED_WORDS) * 256 / 5e10 + 4096 * 2e-7
+    assert found.step_seconds(shape, 4096, 512, SAMPLED_WORDS) == pytest.approx(sampled + update, rel=1e-3)
     assert found.tokens_per_s(shape, 4096, 512) == pytest.approx(4096 / (expected + update), rel=1e-3)
 
 
@@ -60,6 +67,7 @@ def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
     (only,) = first.rates  # no time for a second width
     assert only.d_model == 256
     assert 1e8 < only.layer_flops < 1e13
+    assert 0 <= only.sampling < 1e-3
     assert first.memory_gb_per_s > 0.1
     assert 0 < first.share < 1.5
     monkeypatch.setattr(machine, "measure", lambda *_: pytest.fail("measured twice"))
