@@ -1,4 +1,4 @@
-// The instructions of AMX (Intel's manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS, TILESTORED, TILERELEASE).
+// The instructions of AMX (Intel's manual, volume 2: LDTILECFG, STTILECFG, TILELOADD, TDPBF16PS, TILESTORED).
 //
 // They are written out here because GCC's own wrappers do not tell the compiler which memory an instruction reads: stores
 // that it needs may be dropped as dead. The process must have asked Linux for the tiles (slm/kernels/native.py). Tests put
@@ -15,7 +15,7 @@ namespace amx {
 
 // 64 bytes: palette 1, then of each of 8 tiles its bytes in a row and its rows.
 INLINE void load_config(const void* config) { asm volatile("ldtilecfg %0" ::"m"(*(const char(*)[64])config)); }
-INLINE void release() { asm volatile("tilerelease"); }
+INLINE void store_config(void* config) { asm volatile("sttilecfg %0" : "=m"(*(char(*)[64])config)); }
 
 // What has been stored up to here is in memory before the tiles are loaded that follow.
 INLINE void stores_are_done() { asm volatile("" ::: "memory"); }

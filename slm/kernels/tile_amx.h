@@ -19,9 +19,15 @@ static_assert(sizeof(TileConfig) == 64);
 static const TileConfig TILE_CONFIG;
 
 // The thread's tiles. Loaded anew in each parallel region: torch's products share the threads and set tiles of their own.
+// Afterwards the thread has the tiles that it had before: llama.cpp sets a thread's tiles once, and then relies on them.
 struct TileUnit {
-    TileUnit() { amx::load_config(&TILE_CONFIG); }
-    ~TileUnit() { amx::release(); }
+    TileConfig before;
+
+    TileUnit() {
+        amx::store_config(&before);
+        amx::load_config(&TILE_CONFIG);
+    }
+    ~TileUnit() { amx::load_config(&before); }
     TileUnit(const TileUnit&) = delete;
 };
 

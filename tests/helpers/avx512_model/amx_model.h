@@ -8,6 +8,7 @@ namespace amx {
 
 struct State {
     bool configured = false;
+    uint8_t config[64] = {};
     uint8_t rows[8];
     uint16_t bytes[8];
     alignas(64) uint32_t tile[8][16][16];
@@ -20,6 +21,9 @@ static inline void check(bool right) {
 
 static inline void load_config(const void* config) {
     const uint8_t* c = (const uint8_t*)config;
+    memcpy(state.config, c, sizeof state.config);
+    state.configured = c[0] != 0;
+    if (!state.configured) return;
     check(c[0] == 1);
     for (int i = 2; i < 16; i++) check(c[i] == 0);
     for (int t = 0; t < 8; t++) {
@@ -28,9 +32,8 @@ static inline void load_config(const void* config) {
         check(state.bytes[t] <= 64 && state.rows[t] <= 16);
     }
     memset(state.tile, 0, sizeof state.tile);
-    state.configured = true;
 }
-static inline void release() { state.configured = false; }
+static inline void store_config(void* config) { memcpy(config, state.config, sizeof state.config); }
 static inline void stores_are_done() {}
 
 template <int T>
