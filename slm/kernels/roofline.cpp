@@ -127,6 +127,8 @@ struct Tile {
 double amx_portion() {
     Tile tile;
     for (uint32_t& pair : tile.pairs) pair = 0x3c003c00;
+    uint8_t before[64];  // the thread's tiles are left as they were: llama.cpp relies on its own
+    amx::store_config(before);
     amx::load_config(TILE_CONFIG);
     amx::stores_are_done();
     amx::zero<0>();
@@ -145,7 +147,7 @@ double amx_portion() {
         amx::multiply<3, 5, 7>();
     }
     amx::store<0>(&tile, 64);
-    amx::release();
+    amx::load_config(before);
     return 4 * 2.0 * 16 * 16 * 32 * turns;
 }
 
