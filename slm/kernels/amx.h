@@ -13,7 +13,7 @@
 #else
 namespace amx {
 
-// 64 bytes: palette 1, then of each of 8 tiles its bytes in a row and its rows.
+// 64 bytes: palette 1 (0: no tiles), then of each of 8 tiles its bytes in a row and its rows.
 INLINE void load_config(const void* config) { asm volatile("ldtilecfg %0" ::"m"(*(const char(*)[64])config)); }
 INLINE void store_config(void* config) { asm volatile("sttilecfg %0" : "=m"(*(char(*)[64])config)); }
 

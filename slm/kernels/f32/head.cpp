@@ -8,8 +8,9 @@ constexpr long BLOCK = 1024;  // words of the vocabulary that the gradient's pro
 extern "C" {
 
 // Cross-entropy of m positions over v words, and its gradient in the logits. x [m, d] against the head B (forward
-// packing). offsets: [v], added to every position's logits, or null. Logits [m, v] become scale * (softmax - one-hot) in place (keep = 0: LOSS_ROWS rows are used again and again,
-// and hold nothing of use afterwards). Targets below zero are not scored. losses [m]: -log p(target), 0 where not scored.
+// packing). offsets: [v], added to every position's logits, or null. Logits [m, v] become scale * (softmax - one-hot) in
+// place (keep = 0: LOSS_ROWS rows are used again and again, and hold nothing of use afterwards). Targets below zero are not
+// scored. losses [m]: -log p(target), 0 where not scored.
 void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, const float* offsets, const int64_t* targets,
                        float scale, int keep, float* logits, float* losses) {
 #pragma omp parallel
