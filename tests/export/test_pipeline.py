@@ -67,8 +67,8 @@ GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers"
         {"arch": "qwen3", "tie_embeddings": False, "n_kv_heads": 4},
         {"arch": "qwen2", "tie_embeddings": True},
         GEMMA | {"sliding_window": 40, "local_layers": (True, True, False, True)},
-        # Six layers end with the first global one. A seventh makes one position of these random weights so sensitive that
-        # f16 alone moves a logit by 4.0 % of their root mean square, and a processor with AMX by 5.2 (5 are allowed).
+        # Six layers end with the first global one. A seventh makes one position of these random weights so sensitive
+        # that f16 moves a logit by 4.0 % of their root mean square, with AMX by 5.2 (5 are allowed).
         GEMMA | {"sliding_window": 24, "n_layers": 6, "local_rope_theta": 5_000.0},
         GEMMA | {"sliding_window": None, "tie_embeddings": False},
     ],
