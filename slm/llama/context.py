@@ -13,6 +13,7 @@ from itertools import accumulate
 import llama_cpp.llama_cpp as C
 import numpy as np
 
+from slm.llama import tiles
 from slm.llama.adapter import Adapter
 from slm.llama.errors import KvCacheFull, LlamaError, MisuseError
 from slm.llama.gguf_check import ggml_type_id
@@ -173,6 +174,7 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self._ctx)
         self.n_seq_max: int = n_seq_max
         self.n_threads: int = params.n_threads
+        self._most_threads: int = max(params.n_threads, params.n_threads_batch)
         self._wanted: Sequence[int] = b""
         """Per entry of the last batch, whether it asked for logits: 0 or 1."""
         self._address: int | None = None
@@ -196,7 +198,7 @@ class Context:
             raise MisuseError(f"{n} threads")
         if n != self.n_threads:
             C.llama_set_n_threads(self._ctx, n, n)
-            self.n_threads = n
+            self.n_threads = self._most_threads = n
 
     def decode(self, batch: Batch) -> None:
         """Runs the batch; its tokens are then in the cache.
@@ -213,7 +215,9 @@ class Context:
             raise LlamaError(f"a token id outside the vocabulary (0 to {self.model.n_vocab - 1})")
         self._wanted, self._address = b"", None
         clear_log()
+        tiles.set_again(self._most_threads)
         status = C.llama_decode(self._ctx, batch._struct())
+        tiles.keep(self._most_threads)
         if status == 1:
             raise KvCacheFull(f"no room for {n} tokens in the KV cache of {self.n_ctx}")
         if status != 0:
