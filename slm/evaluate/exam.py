@@ -158,9 +158,7 @@ class GGUFAnswers:
         self._max_tokens = max_tokens
         n_ctx = min(self._llama.n_ctx_train, 2048)
         self._n_ctx = n_ctx
-        self._context = Context(
-            self._llama, n_ctx=n_ctx, n_batch=n_ctx, n_seq_max=1, n_threads=threads, n_threads_batch=threads
-        )
+        self._context = Context(self._llama, n_ctx=n_ctx, n_batch=n_ctx, n_seq_max=1, n_threads=threads)
         self._batch = Batch(n_ctx, 1)
         self._bos, eos = (self._llama.token_name(token) for token in (self._llama.bos, self._llama.eos))
         text = self._llama.chat_template()

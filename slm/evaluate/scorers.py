@@ -222,7 +222,6 @@ class GGUFScorer:
                 n_batch=n_windows * length,
                 n_seq_max=n_windows,
                 n_threads=self.n_threads,
-                n_threads_batch=self.n_threads,
                 kv_unified=False,
                 flash_attn=False if self.exact else None,
                 kv_type="f32" if self.exact else "f16",

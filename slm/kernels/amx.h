@@ -41,3 +41,24 @@ INLINE void multiply() {
 
 }  // namespace amx
 #endif
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+static const TileConfig TILE_CONFIG;
+
+// The thread's tiles. Loaded anew in each parallel region: torch's products share the threads and set tiles of their own.
+// Afterwards the thread has the tiles that it had before: llama.cpp sets a thread's tiles once, and then relies on them.
+struct TileUnit {
+    TileConfig before;
+
+    TileUnit() {
+        amx::store_config(&before);
+        amx::load_config(&TILE_CONFIG);
+    }
+    ~TileUnit() { amx::load_config(&before); }
+    TileUnit(const TileUnit&) = delete;
+};

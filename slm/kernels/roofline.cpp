@@ -115,11 +115,6 @@ double avx512bf16_portion() {
 #endif
 
 #ifdef __AMX_BF16__
-// Palette 1: eight tiles of 16 rows of 64 bytes. Not on the stack, and constant: see amx.h.
-alignas(64) const uint8_t TILE_CONFIG[64] = {1,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
-                                             64, 0,  64, 0,  64, 0,  64, 0,  64, 0,  64, 0,  64, 0,  64, 0,
-                                             0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
-                                             16, 16, 16, 16, 16, 16, 16, 16, 0,  0,  0,  0,  0,  0,  0,  0};
 struct Tile {
     alignas(64) uint32_t pairs[256];
 };
@@ -127,9 +122,7 @@ struct Tile {
 double amx_portion() {
     Tile tile;
     for (uint32_t& pair : tile.pairs) pair = 0x3c003c00;
-    uint8_t before[64];  // the thread's tiles are left as they were: llama.cpp relies on its own
-    amx::store_config(before);
-    amx::load_config(TILE_CONFIG);
+    const TileUnit unit;
     amx::stores_are_done();
     amx::zero<0>();
     amx::zero<1>();
@@ -147,7 +140,6 @@ double amx_portion() {
         amx::multiply<3, 5, 7>();
     }
     amx::store<0>(&tile, 64);
-    amx::load_config(before);
     return 4 * 2.0 * 16 * 16 * 32 * turns;
 }
 

@@ -136,7 +136,6 @@ class Context:
         n_ubatch: int = 512,
         n_seq_max: int = 1,
         n_threads: int | None = None,
-        n_threads_batch: int | None = None,
         kv_unified: bool = True,
         flash_attn: bool | None = None,
         kv_type: str = "f16",
@@ -153,7 +152,7 @@ class Context:
         params.n_ubatch = min(n_ubatch, params.n_batch)
         params.n_seq_max = n_seq_max
         params.n_threads = n_threads or default_threads()
-        params.n_threads_batch = n_threads_batch or params.n_threads
+        params.n_threads_batch = params.n_threads
         params.kv_unified = kv_unified
         params.no_perf = True
         params.type_k = params.type_v = ggml_type_id(kv_type)
@@ -174,7 +173,6 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self._ctx)
         self.n_seq_max: int = n_seq_max
         self.n_threads: int = params.n_threads
-        self._most_threads: int = max(params.n_threads, params.n_threads_batch)
         self._wanted: Sequence[int] = b""
         """Per entry of the last batch, whether it asked for logits: 0 or 1."""
         self._address: int | None = None
@@ -198,7 +196,7 @@ class Context:
             raise MisuseError(f"{n} threads")
         if n != self.n_threads:
             C.llama_set_n_threads(self._ctx, n, n)
-            self.n_threads = self._most_threads = n
+            self.n_threads = n
 
     def decode(self, batch: Batch) -> None:
         """Runs the batch; its tokens are then in the cache.
@@ -215,9 +213,9 @@ class Context:
             raise LlamaError(f"a token id outside the vocabulary (0 to {self.model.n_vocab - 1})")
         self._wanted, self._address = b"", None
         clear_log()
-        tiles.set_again(self._most_threads)
+        tiles.set_again(self.n_threads)
         status = C.llama_decode(self._ctx, batch._struct())
-        tiles.keep(self._most_threads)
+        tiles.keep(self.n_threads)
         if status == 1:
             raise KvCacheFull(f"no room for {n} tokens in the KV cache of {self.n_ctx}")
         if status != 0:

@@ -39,13 +39,13 @@ def write_model(path: Path) -> Path:
     return path
 
 
-def logits(path: Path) -> np.ndarray:
+def logits(path: Path, n_threads: int = 1) -> np.ndarray:
     """float32 [N_PROMPT + N_SINGLE, N_VOCAB]: what the file predicts after each token of a fixed sequence."""
     tokens = [7 * i % N_VOCAB for i in range(N_PROMPT + N_SINGLE)]
     rows = []
-    # One thread: on a busy machine, two that wait for each other after each of the many small products take four times
-    # as long.
-    with Model(path) as model, Context(model, n_ctx=N_CTX, n_batch=N_CTX, n_threads=1) as context:
+    # One thread unless told otherwise: on a busy machine, two that wait for each other after each of the many small
+    # products take four times as long.
+    with Model(path) as model, Context(model, n_ctx=N_CTX, n_batch=N_CTX, n_threads=n_threads) as context:
         batch = Batch(N_CTX)
         batch.extend(tokens[:N_PROMPT], 0, 0, True, every=True)
         context.decode(batch)

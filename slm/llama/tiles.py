@@ -17,8 +17,6 @@ from slm.llama.log import build_features
 from slm.machine import cpp_build
 
 _FLAGS = ("-O2", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
-
-
 _local = threading.local()
 """Of the thread: ``kept``, in how many threads that work for it tiles have been kept."""
 

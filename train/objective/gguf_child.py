@@ -42,9 +42,7 @@ class _Teacher:
     def load(self, path: str, seq_len: int, n_ids: int, n_threads: int) -> None:
         """Read the weights; texts have at most ``seq_len`` tokens, and the first ``n_ids`` logits are wanted."""
         self._n_ids, self._model = n_ids, Model(Path(path))
-        self._context = Context(
-            self._model, n_ctx=seq_len, n_batch=seq_len, n_threads=n_threads, n_threads_batch=n_threads
-        )
+        self._context = Context(self._model, n_ctx=seq_len, n_batch=seq_len, n_threads=n_threads)
         self._batch = Batch(seq_len)
 
     def predict(self, texts: list[Text]) -> None:

@@ -12,31 +12,19 @@ SCRIPT = """
 import sys
 from pathlib import Path
 
-from slm.llama.context import Batch, Context
-from slm.llama.model import Model
 from slm.llama.quantize import quantize
-from slm.llama.self_check import N_CTX, N_VOCAB, write_model
+from slm.llama.self_check import logits, write_model
 
 n_threads, folder = int(sys.argv[1]), Path(sys.argv[2])
-quantize(write_model(folder / "f32.gguf"), folder / "q4_0.gguf", "q4_0", n_threads=1)
+file = folder / "q4_0.gguf"
+quantize(write_model(folder / "f32.gguf"), file, "q4_0", n_threads=1)
+before = logits(file, n_threads)
+import torch
 
-
-def logits(model):
-    with Context(model, n_ctx=N_CTX, n_batch=N_CTX, n_threads=n_threads) as context:
-        batch = Batch(N_CTX)
-        batch.extend([7 * i % N_VOCAB for i in range(N_CTX)], 0, 0, True, every=True)
-        context.decode(batch)
-        return context.logits_all(N_CTX)
-
-
-with Model(folder / "q4_0.gguf") as model:
-    before = logits(model)
-    import torch
-
-    torch.set_num_threads(n_threads)
-    square = torch.ones(512, 512, dtype=torch.bfloat16)
-    assert float((square @ square)[0, 0]) == 512
-    assert (logits(model) == before).all()
+torch.set_num_threads(n_threads)
+square = torch.ones(512, 512, dtype=torch.bfloat16)
+assert float((square @ square)[0, 0]) == 512
+assert (logits(file, n_threads) == before).all()
 """
 
 

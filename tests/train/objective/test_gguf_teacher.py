@@ -37,7 +37,7 @@ def teacher_of(path: Path) -> GGUFTeacher:
 def test_logits_are_those_of_llama_cpp_to_the_bit(model):
     teacher, n_ids = teacher_of(model), base_tokenizer().vocab_size
     blocks = conversations()
-    with Model(model) as here, Context(here, n_ctx=40, n_batch=40, n_threads=1, n_threads_batch=1) as context:
+    with Model(model) as here, Context(here, n_ctx=40, n_batch=40, n_threads=1) as context:
         assert vocabulary(model) == here.spellings
         for part in (blocks[:1], blocks, blocks[::-1]):  # the shared memory grows, and is used again
             found = teacher.targets(split(part))
