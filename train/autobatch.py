@@ -14,6 +14,7 @@ from data.errors import UserError
 from data.storage import atomic_write_text, cache_home
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record
+from slm.machine.waiting import wait_awake
 from slm.runs import list_checkpoints, saved_config
 from train.config import RunConfig
 
@@ -108,6 +109,7 @@ def _measure(config: RunConfig, sequences: int) -> int:
 
 def _rate(config: RunConfig) -> float | None:
     """Tokens per second of forward and backward passes; None where memory is too small."""
+    wait_awake()  # as training does
     import torch
 
     from slm.model.transformer import LanguageModel

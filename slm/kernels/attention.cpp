@@ -103,35 +103,35 @@ int slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long 
     const long Tp = s.padded(), size = keys_pairs(s), blocks = ceil_div(T, QUERY_BLOCK);
     const float scale = 1.0f / std::sqrt((float)E);
     std::atomic<bool> failed{false};
+    Tasks& tasks = Tasks::for_region();
 #pragma omp parallel
     {
         const TileUnit unit;
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < B * K; i++) {
+        Share share(tasks);
+        share.each(B * K, [&](long i) {
             const Head head(s, qkv, i / K, i % K * (H / K));
             if (!arena.reset(Tp * E * sizeof(bf16))) {
                 failed = true;
-                continue;
+                return;
             }
             bf16* k_rows = arena.take<bf16>(Tp * E);
             norm_and_rope_rows(s, head.k, k_norm, k_rows, nullptr);
             pack_positions(k_rows, E, Tp, Tp, E, scratch + 2 * i * size);
             pack_values(head.v, s.width(), T, Tp, E, scratch + (2 * i + 1) * size);
-        }
-        // The blocks with most keys first, so that the threads end together.
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < B * H * blocks; task++) {
-            const long q0 = (blocks - 1 - task / (B * H)) * QUERY_BLOCK;
-            const Head head(s, qkv, task % (B * H) / H, task % H);
+        });
+        // A head's blocks with most keys first, so that the threads end together.
+        share.each(B * H * blocks, [&](long task) {
+            const long q0 = (blocks - 1 - task % blocks) * QUERY_BLOCK;
+            const Head head(s, qkv, task / blocks / H, task / blocks % H);
             const pair_t* keys = scratch + 2 * (head.b * K + head.kv) * size;
             QueryRows m;
             if (!m.take(s)) {
                 failed = true;
-                continue;
+                return;
             }
             for (long q = q0; q < min_of(T, q0 + QUERY_BLOCK); q += MR)
                 attend(s, head, q, min_of(MR, T - q), scale, keys, keys + size, m, out, lse);
-        }
+        });
     }
     return failed;
 }

@@ -231,29 +231,29 @@ int slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, long
     const float scale = 1.0f / std::sqrt((float)E);
     std::atomic<bool> failed{false};
     memset(norms, 0, B * H * 2 * E * sizeof(float));
+    Tasks& tasks = Tasks::for_region();
 #pragma omp parallel
     {
         const TileUnit unit;
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < B * H; task++) {
+        Share share(tasks);
+        share.each(B * H, [&](long task) {
             const Head head(s, qkv, task / H, task % H);
             const long first = head.b * T * H * E + head.h * E;
             HeadMemory m;
             if (!m.take(s)) {
                 failed = true;
-                continue;
+                return;
             }
             lay_out_head(s, head, out + first, dout + first, lse, m);
             head_backward(s, head, scale, m, heads + task * 2 * size, heads + (task * 2 + 1) * size);
             for (long t = 0; t < T; t++)
                 norm_and_rope_backward(head.q + t * width, E, q_norm, m.scales[t], cos + t * E, sin + t * E, m.dq + t * E,
                                        dqkv + (head.b * T + t) * width + head.h * E, norms + task * 2 * E);
-        }
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < B * K; i++) {
+        });
+        share.each(B * K, [&](long i) {
             const Head head(s, qkv, i / K, i % K * (H / K));
             key_head_backward(s, head, heads, dqkv, norms + ((head.b * H + head.h) * 2 + 1) * E);
-        }
+        });
     }
     if (q_norm)
         for (long i = 0; i < B * H; i++)

@@ -1,27 +1,23 @@
 // Matrix products over packed operands. Work is cut into tasks that any thread may take: each output element is made by
 // one task in one order, so results do not depend on the number of threads or on who takes what.
 #pragma once
-#include <omp.h>
-
+#include "tasks.h"
 #include "tile.h"
 
-constexpr long STRIPS = 96 / MR;  // strips of MR rows in a task
+constexpr long STRIPS = 96 / MR;  // strips of MR rows in a task, at most
 
 // A [rows, 2 n_pairs] bf16, row-major with `lda` values per row; B packed [panels][n_pairs][32]. Calls
 // use(row, panel, left 16, right 16) once for each row and panel of A B, and touch(row, panel) some time before, to ask
 // memory for what `use` will need. Inside a parallel region: a worksharing loop.
 template <class Use, class Touch>
-INLINE void gemm_loop(const bf16* A, long lda, long rows, const pair_t* B, long n_pairs, long panels, Use&& use,
+INLINE void gemm_loop(Share& share, const bf16* A, long lda, long rows, const pair_t* B, long n_pairs, long panels, Use&& use,
                       Touch&& touch) {
-    const long strips = ceil_div(rows, MR), chunks = ceil_div(strips, STRIPS);
     const long group = max_of(1, min_of(panels, L2_BYTES / (n_pairs * NR * (long)sizeof(pair_t))));
-    const long groups = ceil_div(panels, group);
     const TileUnit unit;
     const long touched = ceil_div(MR, max_of(1, n_pairs / 16));  // rows per call of `touch`'s place in the product
-#pragma omp for schedule(dynamic)
-    for (long task = 0; task < groups * chunks; task++) {
-        const long first = task / chunks * group, last = min_of(panels, first + group), strip = task % chunks * STRIPS;
-        for (long s = strip; s < min_of(strips, strip + STRIPS); s++) {
+    share.each(ceil_div(panels, group), ceil_div(rows, MR), STRIPS, [&](long column, long strip, long end) ALWAYS {
+        const long first = column * group, last = min_of(panels, first + group);
+        for (long s = strip; s < end; s++) {
             const long row = s * MR, n = min_of(MR, rows - row);
             const bf16* a = A + row * lda;
             for (long p = first; p < last; p++) {
@@ -36,5 +32,16 @@ INLINE void gemm_loop(const bf16* A, long lda, long rows, const pair_t* B, long 
                      });
             }
         }
+    });
+}
+
+// The same, with a parallel region of its own.
+template <class Use, class Touch>
+INLINE void gemm(const bf16* A, long lda, long rows, const pair_t* B, long n_pairs, long panels, Use&& use, Touch&& touch) {
+    Tasks& tasks = Tasks::for_region();
+#pragma omp parallel
+    {
+        Share share(tasks);
+        gemm_loop(share, A, lda, rows, B, n_pairs, panels, use, touch);
     }
 }

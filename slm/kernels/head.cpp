@@ -15,11 +15,11 @@ extern "C" {
 void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const float* offsets, const int64_t* targets,
                        float scale, int keep, bf16* logits, float* losses) {
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-#pragma omp parallel
-    for (long start = 0; start < m; start += LOSS_ROWS) {
+    Tasks& tasks = Tasks::for_region();
+    const auto block = [&](Share& share, long start) {
         const long n = min_of(LOSS_ROWS, m - start);
         bf16* out = logits + (keep ? start * v : 0);
-        gemm_loop(x + start * d, d, n, B, d / 2, v / NR, [&](long row, long panel, __m512 a, __m512 b) {
+        gemm_loop(share, x + start * d, d, n, B, d / 2, v / NR, [&](long row, long panel, __m512 a, __m512 b) {
             if (offsets) {
                 a = _mm512_add_ps(a, _mm512_loadu_ps(offsets + panel * NR));
                 b = _mm512_add_ps(b, _mm512_loadu_ps(offsets + panel * NR + 16));
@@ -28,15 +28,14 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
             _mm256_storeu_si256(o, _mm512_cvtps_ph(a, 0));
             _mm256_storeu_si256(o + 1, _mm512_cvtps_ph(b, 0));
         }, [&](long row, long panel) ALWAYS { will_write(out + row * v + panel * NR); });
-#pragma omp for schedule(dynamic)
-        for (long r = 0; r < n; r++) {
+        share.each(n, [&](long r) {
             bf16* z = out + r * v;
             const long target = targets[start + r];
             auto load = [&](long i) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(z + i))); };
             if (target < 0) {
                 losses[start + r] = 0;
                 if (keep) memset(z, 0, v * sizeof(bf16));
-                continue;
+                return;
             }
             __m512 top = none;
             for (long i = 0; i < v; i += 16) top = _mm512_max_ps(top, load(i));
@@ -46,13 +45,18 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
             for (long i = 0; i < v; i += 16) sum = _mm512_add_ps(sum, exp2_512(_mm512_fmsub_ps(load(i), to_2, shift)));
             const float total = std::log(_mm512_reduce_add_ps(sum)) + high;
             losses[start + r] = total - _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(z[target])));
-            if (!keep) continue;
+            if (!keep) return;
             const float hit = losses[start + r];
             const __m512 lse = _mm512_set1_ps(total * LOG2_E), factor = _mm512_set1_ps(scale);
             for (long i = 0; i < v; i += 16)
                 store_bf16(z + i, _mm512_mul_ps(exp2_512(_mm512_fmsub_ps(load(i), to_2, lse)), factor));
             z[target] = to_bf16((std::exp(-hit) - 1.0f) * scale);
-        }
+        });
+    };
+#pragma omp parallel
+    {
+        Share share(tasks);
+        for (long start = 0; start < m; start += LOSS_ROWS) block(share, start);
     }
 }
 
@@ -60,21 +64,20 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
 // cache. sum: f32 scratch [m, d].
 void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, long d, bf16* dx, float* sum) {
     const long block = 2048, panels = d / NR;
-    const long strips = ceil_div(m, MR), chunks = ceil_div(strips, STRIPS);
     const long group = max_of(1, min_of(panels, L2_BYTES / (block / 2 * NR * (long)sizeof(pair_t))));
-    const long groups = ceil_div(panels, group);
     const long lines = ceil_div(2 * MR, min_of(block, v) / NR);  // of the sums, asked for in 16 pairs
+    Tasks& tasks = Tasks::for_region();
     // A task owns its part of dx and walks the whole vocabulary.
 #pragma omp parallel
     {
         const TileUnit unit;
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < groups * chunks; task++)
+        Share share(tasks);
+        share.each(ceil_div(panels, group), ceil_div(m, MR), STRIPS, [&](long column, long strip, long end) ALWAYS {
+            const long first = column * group, last = min_of(panels, first + group);
             for (long start = 0; start < v; start += block) {
                 const long n_pairs = min_of(block, v - start) / 2;
-                for (long s = task % chunks * STRIPS; s < min_of(strips, (task % chunks + 1) * STRIPS); s++) {
+                for (long s = strip; s < end; s++) {
                     const long row = s * MR, n = min_of(MR, m - row);
-                    const long first = task / chunks * group, last = min_of(panels, first + group);
                     for (long p = first; p < last; p++) {
                         const long from = (p - first) * MR / (last - first), to = (p + 1 - first) * MR / (last - first);
                         tile(n, n_pairs, (const pair_t*)(dlogits + row * v + start), v / 2, B + (p * (v / 2) + start / 2) * NR,
@@ -101,6 +104,7 @@ void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, lon
                     }
                 }
             }
+        });
     }
 }
 

@@ -24,8 +24,7 @@ INLINE void will_read_rows(const bf16* from, long ld, long rows) {
 
 template <bool GELU>
 void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act) {
-#pragma omp parallel
-    gemm_loop(x, k, m, B, k / 2, f / 16, [&](long row, long panel, __m512 g, __m512 u) {
+    gemm(x, k, m, B, k / 2, f / 16, [&](long row, long panel, __m512 g, __m512 u) {
         const long at = row * f + panel * 16;
         if (gate) {
             store_bf16(gate + at, g);
@@ -45,8 +44,7 @@ void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate,
 template <bool GELU>
 void gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, long f, const bf16* gate, const bf16* up,
                       bf16* d_gate_up, bf16* act) {
-#pragma omp parallel
-    gemm_loop(dout, d, m, B, d / 2, f / NR, [&](long row, long panel, __m512 a, __m512 b) {
+    gemm(dout, d, m, B, d / 2, f / NR, [&](long row, long panel, __m512 a, __m512 b) {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const long column = panel * NR + half * 16, at = row * f + column;
@@ -97,8 +95,7 @@ void slm_pack_backward(const float* W, long n, long k, pair_t* out, long first_r
 
 // out [m, n] = x [m, k] B, plus residual [m, n] where given.
 void slm_linear(const bf16* x, long m, long k, const pair_t* B, long n, const bf16* residual, bf16* out) {
-#pragma omp parallel
-    gemm_loop(x, k, m, B, k / 2, n / NR, [&](long row, long panel, __m512 a, __m512 b) {
+    gemm(x, k, m, B, k / 2, n / NR, [&](long row, long panel, __m512 a, __m512 b) {
         const long at = row * n + panel * NR;
         if (residual) {
             a = _mm512_add_ps(a, load_bf16(residual + at));

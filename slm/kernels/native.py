@@ -115,7 +115,7 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
         sources=("linear.cpp", "attention.cpp", "attention_backward.cpp", "norms.cpp", "head.cpp", "sizes.cpp"),
-        headers=("simd.h", "gemm_pack.h", "tile.h", *tile, "gemm.h", "attention.h", "sizes.h", "arena.h"),
+        headers=("simd.h", "gemm_pack.h", "tile.h", *tile, "gemm.h", "attention.h", "sizes.h", "arena.h", "tasks.h"),
         flags=("-march=native", "-std=c++17", *flags),
     )
 

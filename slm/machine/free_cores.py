@@ -38,6 +38,11 @@ class FreeCores:
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
         self._last = self._sample()
 
+    @property
+    def can_count(self) -> bool:
+        """Whether this system has the counters at all."""
+        return self._last is not None
+
     def read(self) -> float | None:
         """Cores, on average since the last call (or since this object was made); None where they cannot be counted."""
         before, self._last = self._last, self._sample()

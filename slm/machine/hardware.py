@@ -7,6 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+SPINS_VARIABLE = "GOMP_SPINCOUNT"
+"""Of the environment: for how many turns a thread of libgomp looks for the others before it sleeps."""
+SHARES_CORES = "SLM_SHARES_CORES"
+"""Of the environment: this toolkit has set SPINS_VARIABLE, and not the user."""
 BF16_WORTH_IT = 1.1
 """Training uses bf16 where the machine multiplies more than this many times as fast in it as in f32."""
 
@@ -53,7 +57,13 @@ def share_cores() -> None:
     that the others spin on, and a step takes up to ten times as long. With this setting they sleep after 1,000 turns.
     Call before torch or llama.cpp is imported; ``GOMP_SPINCOUNT`` in the environment wins.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if SPINS_VARIABLE not in os.environ:
+        os.environ |= {SPINS_VARIABLE: "1000", SHARES_CORES: "1"}
+
+
+def waits_as_told() -> bool:
+    """Whether the user's environment says how threads wait for each other: that wins over what this toolkit chooses."""
+    return "OMP_WAIT_POLICY" in os.environ or (SPINS_VARIABLE in os.environ and SHARES_CORES not in os.environ)
 
 
 def process_seconds() -> float:

@@ -20,6 +20,7 @@ import numpy as np
 
 from data.storage import atomic_write_text, cache_home, fingerprint
 from slm.machine.record import machine_record
+from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
 from train.budget.shapes import SHAPES
 from train.config import OptimConfig, TrainConfig
@@ -185,7 +186,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
     record = machine_record()
     what = (train.threads, train.precision, train.kernels, optim.name, optim.ns_steps, optim.second_moment)
     build = (record["cpu"], record["cores"], record["versions"].get("torch"), _kernel_sources())
-    path = cache_home() / "training_speed" / f"{fingerprint((3, what, build))}.json"
+    path = cache_home() / "training_speed" / f"{fingerprint((4, what, build))}.json"
     try:
         kept = json.loads(path.read_text())
         machine = Machine(**{**kept, "rates": tuple(Rates(**each) for each in kept["rates"])})
@@ -220,6 +221,7 @@ def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) ->
 
 
 def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
+    wait_awake()  # as training does
     from slm.machine.probes import memory_gb_per_s
     from train.environment import prepare
 

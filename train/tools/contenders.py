@@ -14,7 +14,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from slm.machine.hardware import compute_threads, peak_rss_bytes, share_cores
+from slm.machine.hardware import compute_threads, peak_rss_bytes
+from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
 from train.config import LoraConfig, RunConfig
 
@@ -56,7 +57,7 @@ def lora(task: Task, *, rank: int) -> dict[str, Any]:
 
 def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     if compile:
-        share_cores()  # as training does, before torch is imported; the others run with what torch does by itself
+        wait_awake()  # as training does, before torch is imported; the others run with what torch does by itself
     import torch
 
     from train.backend import make_backend

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from slm.machine.hardware import share_cores
+from slm.machine.waiting import wait_awake
 from train import autobatch
 from train.config import RunConfig, TrainConfig
 from train.distributed.launch import parse, start_processes
@@ -31,7 +32,6 @@ def run(argv: list[str], module: str, configure: Configure) -> int:
 
     Several processes (``nproc=2``) are started as ``python -m MODULE``, and come here, too.
     """
-    share_cores()
     launch, words = parse(argv)
     if launch.processes > 1:
         return start_processes(
@@ -41,6 +41,10 @@ def run(argv: list[str], module: str, configure: Configure) -> int:
             lambda words, processes, choose: configure(words, processes=processes, choose=choose, log=_silent),
         )
     processes, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
+    if processes == 1:
+        wait_awake()
+    else:  # ranks may share cores
+        share_cores()
     log = print if rank == 0 else _silent
     config = configure(words, processes=processes, choose=autobatch.choose_micro_batch, log=log)
     # What follows takes seconds to import. Wrong options have been reported by now.
