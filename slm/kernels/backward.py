@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slm.kernels.forward import Forward, attention_arguments
 from slm.kernels.gradients import gradient_of, run_hooks
-from slm.kernels.operations import add_bias_gradient, add_weight_gradient, norm, norm_backward
+from slm.kernels.operations import add_bias_gradient, add_weight_gradient, add_weight_gradients, norm, norm_backward
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
 from slm.model.transformer import Attention
@@ -57,8 +57,7 @@ class Backward:
         add_weight_gradient(work, "down", d_branch_ND, act_NF, layer.mlp.down_proj.weight)
         self._input_gradient(d_gate_up, work.gate_up[index], dh_ND)
         h_ND = norm(work, layer.feedforward_norm, s.mid_ND, None)
-        add_weight_gradient(work, "gate_up", d_gate_up, h_ND, layer.mlp.gate_proj.weight)
-        add_weight_gradient(work, "gate_up", d_gate_up[:, F:], h_ND, layer.mlp.up_proj.weight)
+        add_weight_gradients(work, "gate_up", d_gate_up, h_ND, (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
         run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
         norm_backward(work, layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
 
@@ -90,9 +89,9 @@ class Backward:
 
     def _add_qkv_gradients(self, attention: Attention, d_qkv: Tensor, h_ND: Tensor) -> None:
         """Those of queries, keys and values, whose columns of ``d_qkv`` [N, ...] follow one another."""
-        column = 0
-        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
-            add_weight_gradient(self._work, f"qkv{column}", d_qkv[:, column:], h_ND, linear.weight)
+        column, linears = 0, (attention.q_proj, attention.k_proj, attention.v_proj)
+        add_weight_gradients(self._work, "qkv", d_qkv, h_ND, [each.weight for each in linears])
+        for linear in linears:
             if linear.bias is not None and linear.bias.requires_grad:
                 add_bias_gradient(self._work, d_qkv[:, column:], linear.bias)
             column += len(linear.weight)

@@ -88,7 +88,7 @@ def _f32(
         precision="f32",
         needs=needs,
         sources=tuple(f"f32/{each}.cpp" for each in parts),
-        headers=(*(f"f32/{each}.h" for each in headers), "arena.h"),
+        headers=(*(f"f32/{each}.h" for each in headers), "arena.h", "tasks.h"),
         flags=(
             f"-march={march}",
             "-mtune=native",

@@ -5,10 +5,12 @@ Shape suffixes: N positions, D the norm's width.
 Tested in tests/slm/kernels/test_fused.py.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from slm.kernels.gradients import gradient_of, run_hooks
+from slm.kernels.gradients import gradient_of, joined_gradient, run_hooks
 from slm.kernels.workspace import Workspace
 from slm.model.transformer import RMSNorm
 
@@ -48,10 +50,26 @@ def add_weight_gradient(work: Workspace, name: str, dy: Tensor, x: Tensor, weigh
 
     Weights of one ``name`` and size share their scratch memory.
     """
-    if not weight.requires_grad:
+    if weight.requires_grad:
+        _add_product(work, name, dy, x, *gradient_of(weight))
+
+
+def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weights: Sequence[Tensor]) -> None:
+    """The same for layers with one input, whose outputs are columns of dy one after another.
+
+    One product, which lays ``x`` out once, where none is frozen and their gradients lie together.
+    """
+    if joined := joined_gradient(weights):
+        _add_product(work, name, dy, x, *joined)
         return
-    (n, k), N = weight.shape, len(x)
-    grad, add = gradient_of(weight)
+    column = 0
+    for weight in weights:
+        add_weight_gradient(work, f"{name}{column}", dy[:, column:], x, weight)
+        column += len(weight)
+
+
+def _add_product(work: Workspace, name: str, dy: Tensor, x: Tensor, grad: Tensor, add: int) -> None:
+    (n, k), N = grad.shape, len(x)
     size = work.kernels.slm_weight_gradient_scratch(N, n, k)
     scratch = work.buffer(f"packed_{name}_{size}", size, dtype=torch.int32)
     work.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)

@@ -307,34 +307,34 @@ int slm_attention_forward(const float* qkv, long B, long T, long H, long K, long
     const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
     const long width = s.width(), G = H / K, size = s.padded() * E, block = STRIPS * MR, blocks = ceil_div(T, block);
     int failed = 0;
+    Tasks& tasks = Tasks::for_region();
 #pragma omp parallel reduction(| : failed)
     {
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < B * K; i++) {
+        Share share(tasks);
+        share.each(B * K, [&](long i) {
             const float* k_raw = qkv + i / K * T * width + (H + i % K) * E;
             if (!arena.reset(size * sizeof(float))) {
                 failed = 1;
-                continue;
+                return;
             }
             float* k_rows = arena.take<float>(size);
             rotated_rows(s, k_raw, k_norm, k_rows, nullptr);
             pack_positions(k_rows, E, s, scratch + 2 * i * size);
             pack_values(k_raw + K * E, width, s, scratch + (2 * i + 1) * size);
-        }
-        // The blocks with most keys first, so that the threads end together.
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < B * H * blocks; task++) {
-            const long q0 = (blocks - 1 - task / (B * H)) * block, b = task % (B * H) / H, h = task % H;
+        });
+        // A head's blocks with most keys first, so that the threads end together.
+        share.each(B * H * blocks, [&](long task) {
+            const long q0 = (blocks - 1 - task % blocks) * block, b = task / blocks / H, h = task / blocks % H;
             const float* keys = scratch + 2 * (b * K + h / G) * size;
             if (!arena.reset((MR * s.stride() + MR * E) * sizeof(float) + 128)) {
                 failed = 1;
-                continue;
+                return;
             }
             float *scores = arena.take<float>(MR * s.stride()), *q_rows = arena.take<float>(MR * E);
             for (long q = q0; q < min_of(T, q0 + block); q += MR)
                 attend(s, qkv + b * T * width + h * E, starts ? starts + b * T : nullptr, keys, keys + size, q, min_of(MR, T - q),
                        scores, q_rows, out + b * T * H * E + h * E, lse + (b * H + h) * T);
-        }
+        });
     }
     return failed;
 }
@@ -349,16 +349,17 @@ int slm_attention_backward(const float* qkv, long B, long T, long H, long K, lon
     const long width = s.width(), G = H / K, size = s.padded() * E;
     int failed = 0;
     memset(norms, 0, B * H * 2 * E * sizeof(float));
+    Tasks& tasks = Tasks::for_region();
 #pragma omp parallel reduction(| : failed)
     {
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < B * H; task++) {
+        Share share(tasks);
+        share.each(B * H, [&](long task) {
             const long b = task / H, h = task % H, key_head = h / G;
             const float *base = qkv + b * T * width, *q_raw = base + h * E, *k_raw = base + (H + key_head) * E;
             const int32_t* first = starts ? starts + b * T : nullptr;
             if (!arena.reset(Head::bytes(s))) {
                 failed = 1;
-                continue;
+                return;
             }
             Head head(s);
             head.fill(s, q_raw, k_raw, dout + b * T * H * E + h * E, out + b * T * H * E + h * E, lse + task * T, first);
@@ -366,12 +367,11 @@ int slm_attention_backward(const float* qkv, long B, long T, long H, long K, lon
             for (long t = 0; t < T; t++)
                 norm_and_rope_backward(q_raw + t * width, E, q_norm, head.scales[t], cos + t * E, sin + t * E, head.dq + t * E,
                                          dqkv + (b * T + t) * width + h * E, norms + task * 2 * E);
-        }
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < B * K; i++) {
+        });
+        share.each(B * K, [&](long i) {
             const long b = i / K, head = i % K, first = b * H + head * G, column = b * T * width + (H + head) * E;
             sum_heads(s, qkv + column, heads + first * 2 * size, dqkv + column, dqkv + column + K * E, norms + (first * 2 + 1) * E);
-        }
+        });
     }
     if (q_norm)
         for (long i = 0; i < B * H; i++)

@@ -2,6 +2,7 @@
 // task in one order, so it depends neither on the number of threads nor on which thread takes which task.
 #pragma once
 
+#include "../tasks.h"
 #include "operands.h"
 
 // Sums of a task between blocks of its depth: [row of the task][panel of the group][NR].
@@ -15,21 +16,18 @@ struct Partial {
 // more than DEPTH is taken in blocks, so that a task's part of A and B stays in the core's second cache. Inside a parallel
 // region: a worksharing loop.
 template <class Use, class Touch>
-INLINE void gemm_loop(const float* A, long lda, long rows, const float* B, long depth, long panels, Use&& use, Touch&& touch) {
-    const long strips = ceil_div(rows, MR), chunks = ceil_div(strips, STRIPS);
+INLINE void gemm_loop(Share& share, const float* A, long lda, long rows, const float* B, long depth, long panels, Use&& use, Touch&& touch) {
     const long block = block_of(depth), fitting = L2_BYTES / (block * NR * VALUE_BYTES);
     const long group = max_of(1, min_of(min_of(panels, fitting), block < depth ? MOST_GROUP : fitting));
-    const long groups = ceil_div(panels, group);
     Partial partial;
     Rows own;
-#pragma omp for schedule(dynamic)
-    for (long task = 0; task < groups * chunks; task++) {
-        const long first = task / chunks * group, last = min_of(panels, first + group), strip = task % chunks * STRIPS;
+    share.each(ceil_div(panels, group), ceil_div(rows, MR), STRIPS, [&](long column, long strip, long end) ALWAYS {
+        const long first = column * group, last = min_of(panels, first + group);
         for (long k0 = 0; k0 < depth; k0 += block) {
             const bool ends = k0 + block >= depth;
             const long count = min_of(block, depth - k0), top = strip * MR;
-            own.take(A + top * lda + k0, lda, min_of(STRIPS * MR, rows - top), count);
-            for (long s = strip; s < min_of(strips, strip + STRIPS); s++) {
+            own.take(A + top * lda + k0, lda, min_of((end - strip) * MR, rows - top), count);
+            for (long s = strip; s < end; s++) {
                 const long row = s * MR, n = min_of(MR, rows - row);
                 const float* next = A + (row + MR) * lda + k0;
                 for (long p = first; p < last; p++) {
@@ -54,5 +52,16 @@ INLINE void gemm_loop(const float* A, long lda, long rows, const float* B, long 
                 }
             }
         }
+    });
+}
+
+// The same, with a parallel region of its own.
+template <class Use, class Touch>
+INLINE void gemm(const float* A, long lda, long rows, const float* B, long depth, long panels, Use&& use, Touch&& touch) {
+    Tasks& tasks = Tasks::for_region();
+#pragma omp parallel
+    {
+        Share share(tasks);
+        gemm_loop(share, A, lda, rows, B, depth, panels, use, touch);
     }
 }

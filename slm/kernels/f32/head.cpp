@@ -13,11 +13,11 @@ extern "C" {
 // scored. losses [m]: -log p(target), 0 where not scored.
 void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, const float* offsets, const int64_t* targets,
                        float scale, int keep, float* logits, float* losses) {
-#pragma omp parallel
-    for (long start = 0; start < m; start += LOSS_ROWS) {
+    Tasks& tasks = Tasks::for_region();
+    const auto block = [&](Share& share, long start) {
         const long n = min_of(LOSS_ROWS, m - start);
         float* out = logits + (keep ? start * v : 0);
-        gemm_loop(x + start * d, d, n, B, d, v / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+        gemm_loop(share, x + start * d, d, n, B, d, v / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
             if (offsets) {
                 a += load(offsets + panel * NR);
                 b += load(offsets + panel * NR + W);
@@ -25,14 +25,13 @@ void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, c
             store(out + row * v + panel * NR, a);
             store(out + row * v + panel * NR + W, b);
         }, [&](long row, long panel) ALWAYS { will_write(out + row * v + panel * NR); });
-#pragma omp for schedule(dynamic)
-        for (long r = 0; r < n; r++) {
+        share.each(n, [&](long r) {
             float* z = out + r * v;
             const long target = targets[start + r];
             if (target < 0) {
                 losses[start + r] = 0;
                 if (keep) memset(z, 0, v * sizeof(float));
-                continue;
+                return;
             }
             vec top = all(-std::numeric_limits<float>::infinity());
             for (long i = 0; i < v; i += W) top = max_of(top, load(z + i));
@@ -41,29 +40,33 @@ void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, c
             for (long i = 0; i < v; i += W) sum += exp2_of(load(z + i) * LOG2_E - shift);
             const float total = std::log(sum_of(sum)) + high, nats = total - z[target];
             losses[start + r] = nats;
-            if (!keep) continue;
+            if (!keep) return;
             const float lse = total * LOG2_E;
             for (long i = 0; i < v; i += W) store(z + i, exp2_of(load(z + i) * LOG2_E - lse) * scale);
             z[target] = (std::exp(-nats) - 1.0f) * scale;
-        }
+        });
+    };
+#pragma omp parallel
+    {
+        Share share(tasks);
+        for (long start = 0; start < m; start += LOSS_ROWS) block(share, start);
     }
 }
 
 // dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; blocks of the vocabulary keep W's panels in the cache.
 // sum: scratch [m, d], not used here (the results are the sums).
 void slm_head_backward(const float* dlogits, long m, long v, const float* B, long d, float* dx, float*) {
-    const long panels = d / NR, strips = ceil_div(m, MR), chunks = ceil_div(strips, STRIPS);
-    const long block = PAIRS ? block_of(v) : BLOCK;
+    const long panels = d / NR, block = PAIRS ? block_of(v) : BLOCK;
     const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * VALUE_BYTES)));
-    const long groups = ceil_div(panels, group);
+    Tasks& tasks = Tasks::for_region();
     // A task owns its part of dx and walks the whole vocabulary.
-#pragma omp parallel for schedule(dynamic)
-    for (long task = 0; task < groups * chunks; task++) {
+    const auto task = [&](long column, long strip, long end) ALWAYS {
+        const long first = column * group;
         Rows own;
         for (long start = 0; start < v; start += block) {
-            const long depth = min_of(block, v - start), strip = task % chunks * STRIPS, first = task / chunks * group;
-            own.take(dlogits + strip * MR * v + start, v, min_of(STRIPS * MR, m - strip * MR), depth);
-            for (long s = strip; s < min_of(strips, strip + STRIPS); s++)
+            const long depth = min_of(block, v - start);
+            own.take(dlogits + strip * MR * v + start, v, min_of((end - strip) * MR, m - strip * MR), depth);
+            for (long s = strip; s < end; s++)
                 for (long p = first; p < min_of(panels, first + group); p++) {
                     const long row = s * MR;
                     own.product(row - strip * MR, min_of(MR, m - row), depth, B + (p * v + start) * NR,
@@ -78,6 +81,11 @@ void slm_head_backward(const float* dlogits, long m, long v, const float* B, lon
                          }, Nothing{});
                 }
         }
+    };
+#pragma omp parallel
+    {
+        Share share(tasks);
+        share.each(ceil_div(panels, group), ceil_div(m, MR), STRIPS, task);
     }
 }
 

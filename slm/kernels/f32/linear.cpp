@@ -5,8 +5,7 @@ namespace {
 
 template <bool GELU>
 void gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
-#pragma omp parallel
-    gemm_loop(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
+    gemm(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
         const long at = row * f + panel * W;
         if (gate) {
             store(gate + at, g);
@@ -26,8 +25,7 @@ void gate_up(const float* x, long m, long k, const float* B, long f, float* gate
 template <bool GELU>
 void gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
                       float* d_gate_up, float* act) {
-#pragma omp parallel
-    gemm_loop(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+    gemm(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const long column = panel * NR + half * W, at = row * f + column;
@@ -75,8 +73,7 @@ void slm_pack_backward(const float* weight, long n, long k, float* out, long fir
 
 // out [m, n] = x [m, k] B, plus residual [m, n] where given.
 void slm_linear(const float* x, long m, long k, const float* B, long n, const float* residual, float* out) {
-#pragma omp parallel
-    gemm_loop(x, k, m, B, k, n / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
+    gemm(x, k, m, B, k, n / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
         const long at = row * n + panel * NR;
         if (residual) {
             a += load(residual + at);
