@@ -137,8 +137,8 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
                          int add, pair_t* scratch) {
     const long panels = k / NR;
     const long block = gradient_block(m);  // positions packed at once
-    const long pairs = block / 2;
-    pair_t *packed_x = scratch, *packed_dy = scratch + panels * pairs * NR;
+    const long pairs = block / 2, apart = gradient_apart(m);
+    pair_t *packed_x = scratch, *packed_dy = scratch + panels * apart * NR;
     const long group = max_of(1, min_of(panels, L2_BYTES / (pairs * NR * (long)sizeof(pair_t))));
     const long groups = ceil_div(panels, group);
     const long rows = ceil_div(48, MR) * MR, chunks = ceil_div(n, rows);  // rows of a task
@@ -155,7 +155,7 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
             const long all = min_of(PACKED_ROWS / 2, n_pairs - i / 2);  // pairs, with those that fill up
             for (long c = 0; c < k; c += NR) {
                 const bf16* from = x + (start + i) * ldx + c;
-                pair_t* panel = packed_x + c * pairs + i / 2 * NR;
+                pair_t* panel = packed_x + c * apart + i / 2 * NR;
                 will_read_rows(from + 2 * NR, ldx, here);
                 pack_rows(from, ldx, here, panel);
                 memset(panel + filled * NR, 0, (all - filled) * NR * sizeof(pair_t));
@@ -163,7 +163,7 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
             for (long q = 0; q < n; q += NR) {
                 const bf16* from = dy + (start + i) * ldy + q;
                 will_read_rows(from + 2 * NR, ldy, here);
-                pack_left(from, ldy, here, min_of(NR, n - q), packed_dy + q * pairs, i / 2, pairs);
+                pack_left(from, ldy, here, min_of(NR, n - q), packed_dy + q * apart, i / 2, apart);
             }
         }
 #pragma omp for schedule(dynamic)
@@ -172,11 +172,11 @@ void slm_weight_gradient(const bf16* dy, long ldy, const bf16* x, long ldx, long
             for (long row = top; row < min_of(n, top + rows); row += MR)
                 for (long p = first; p < min_of(panels, first + group); p++) {
                     tile_packed_into(!store, grad + row * k + p * NR, k, min_of(MR, n - row), n_pairs,
-                               packed_dy + row * pairs, packed_x + p * pairs * NR,
+                               packed_dy + row * apart, packed_x + p * apart * NR,
                                [&](long part) ALWAYS {
                                    // The next strip and the gradient come from memory while the product runs.
                                    const long line = (p - first) * (pairs / 16) + part;
-                                   prefetch_far(packed_dy + (row + MR) * pairs + line * 16);
+                                   prefetch_far(packed_dy + (row + MR) * apart + line * 16);
                                    for (long i = part * lines; i < min_of(2 * MR, (part + 1) * lines); i++)
                                        will_write(grad + (row + i / 2) * k + p * NR + i % 2 * 16);
                                });

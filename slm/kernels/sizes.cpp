@@ -22,7 +22,7 @@ long slm_attention_scratch(long B, long T, long K, long E) { return B * K * 2 * 
 long slm_attention_backward_scratch(long B, long T, long H, long E) { return B * H * 2 * padded_length(T) * E; }
 
 // Pairs of scratch for slm_weight_gradient.
-long slm_weight_gradient_scratch(long m, long n, long k) { return gradient_block(m) / 2 * (n + k); }
+long slm_weight_gradient_scratch(long m, long n, long k) { return gradient_apart(m) * (n + k); }
 
 // f32 values of scratch for slm_rmsnorm_backward.
 long slm_rmsnorm_backward_scratch(long d) { return NORM_PARTS * d; }

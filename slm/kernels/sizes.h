@@ -25,3 +25,7 @@ INLINE constexpr long padded_length(long T) { return ceil_div(T, NR) * NR; }
 
 // Positions that a weight gradient packs at once, of m, filled up to whole tiles.
 INLINE constexpr long gradient_block(long m) { return min_of(padded_length(m), GRADIENT_ROWS); }
+
+// Pairs from one packed column to the next: those of a block, and some more, since panels 2^n bytes apart would share few
+// sets of the caches.
+INLINE constexpr long gradient_apart(long m) { return gradient_block(m) / 2 + 16; }

@@ -175,6 +175,30 @@ def test_gradients_add_up_and_scale(kernels):
         assert distance(gradient, 0.75 * once[name]) < 0.004, name
 
 
+@pytest.mark.parametrize("changed", ["nothing", "one gradient", "one is frozen"])
+def test_gradients_that_lie_together_and_apart(changed, kernels):
+    """Layers with one input get their gradients in one product, unless somebody has put one elsewhere or froze it."""
+    ids, targets = batch(2, 70)
+    model = new_model()
+    fused = Fused(model, kernels)
+    fused.loss_and_gradients(ids, targets)
+    attention = model.model.layers[0].self_attn
+    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    grads = [each.weight.grad for each in layers]
+    assert len({each.untyped_storage().data_ptr() for each in grads}) == 1
+    once = [each.clone() for each in grads]
+    expected = [2 * each for each in once]
+    if changed == "one gradient":
+        attention.k_proj.weight.grad = once[1].clone()
+    elif changed == "one is frozen":
+        attention.k_proj.weight.requires_grad_(False)
+        expected[1] = once[1]
+    fused.loss_and_gradients(ids, targets)
+    for layer, gradient in zip(layers, expected, strict=True):
+        assert layer.weight.grad.shape == layer.weight.shape
+        torch.testing.assert_close(layer.weight.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", ["grouped", "biases"])
 def test_threads_do_not_change_a_bit(shape, kernels):
     model = new_model(**SHAPES[shape])
