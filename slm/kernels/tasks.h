@@ -1,11 +1,17 @@
 // Which thread takes which task of a loop. Each thread first takes its own share, the same rows in every loop over them,
 // so that they are still in its core's cache. Then it takes what others have left: their cores may be busy otherwise.
 #pragma once
-#include <omp.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
+
+#ifdef _OPENMP
+#include <omp.h>
+#else  // a compiler without OpenMP has one thread
+inline int omp_get_max_threads() { return 1; }
+inline int omp_get_num_threads() { return 1; }
+inline int omp_get_thread_num() { return 0; }
+#endif
 
 // What the threads of a parallel region share. The thread that begins the region makes it before, by `for_region`.
 class Tasks {
