@@ -24,7 +24,7 @@ from train.budget.machine import SECONDS, Machine, measured
 from train.config import RunConfig
 from train.model_shape import model_shape
 from train.predict import records
-from train.predict.law import LossLaw, fitted
+from train.predict.law import DEEP_LR, LossLaw, fitted
 from train.resolve import Chosen, given_value
 
 SPARE_STEPS = 4
@@ -36,9 +36,6 @@ EMBED_STD_WITH_BAGS = 0.1
 costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is the better one."""
 EMBED_LR_WITH_BIGRAMS = 0.025
 """Muon's rate for an embedding that begins as bigrams: it moves less than a random one (docs/results/recipe.md)."""
-DEEP_FROM, DEEP_LR = 4, 0.02
-"""Muon's rate for matrices of so many layers or more that begin as bigrams, instead of 0.03
-(docs/results/recipe.md)."""
 BETAS_WITH_SAMPLED = "[0.8,0.99]"
 """AdamW's where training computes the logits of drawn words only. A rare word's gradient is then seldom and large: with
 the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
@@ -170,7 +167,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
             options |= decays(chosen.epochs)
         if chosen.init_bigrams:
             options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
-            if chosen.shape.n_layers >= DEEP_FROM:
+            if choice.learns_slower(chosen.shape, chosen.init_bigrams):
                 options["optim.lr"] = DEEP_LR
         elif chosen.superposition > 1:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS

@@ -47,6 +47,11 @@ SAMPLED_VOCABULARY, SAMPLED_GAIN = 8192, 0.22
 this share for each factor of e. From docs/results/recipe.md, where words are drawn by frequency: 1.0 % fewer bits per
 byte after 1.2M tokens and 2.2 % after 4.9M with 48,675 ids. The first 32 records are of runs that drew evenly, and do
 not count so."""
+DEEP_FROM, DEEP_LR = 4, 0.02
+"""Budgets train the matrices of so many layers or more at this rate, instead of 0.03, where embedding and head begin as
+bigrams."""
+DEEP_TEXT = 1.12
+"""What the text of such a run counts: at 0.03 as low a loss took 13 % more of it (docs/results/recipe.md)."""
 COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
@@ -125,17 +130,20 @@ def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple
     return n, worth * gain
 
 
-def text_worth(n_bytes: float, *, bag: int, counted: float, vocab_size: int, sampled: bool) -> float:
+def text_worth(
+    n_bytes: float, *, bag: int, counted: float, vocab_size: int, sampled: bool, slower: bool = False
+) -> float:
     """What the text of a run counts, bytes; ``n_bytes``: what its positions stand for as tokens.
 
     ``bag``: tokens of each of the first positions (``train.superposition``; 1: all hold one). ``counted``: the text
     whose bigrams were counted for the first weights, bytes. ``vocab_size``: rows that these begin.
-    ``sampled``: whether training computes the logits of some words only (``train.sampled_softmax``).
+    ``sampled``: whether training computes the logits of some words only (``train.sampled_softmax``). ``slower``:
+    whether the matrices of a deep model learn at ``DEEP_LR``.
     """
     gain = (vocab_size / BIGRAM_VOCABULARY) ** BIGRAM_GAIN
     begun = gain * min(BIGRAM_TEXT, COUNTED_SHARE * counted) / (n_bytes + BIGRAM_AT)
     drawn = SAMPLED_GAIN * math.log(max(1.0, vocab_size / SAMPLED_VOCABULARY)) if sampled else 0.0
-    return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun + drawn)
+    return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun + drawn) * (DEEP_TEXT if slower else 1.0)
 
 
 def text_read(n_bytes: float, *, bag: int, share: float) -> float:

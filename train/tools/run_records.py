@@ -12,7 +12,7 @@ from slm.machine.record import cpu_name
 from slm.runs import VALIDATION
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
-from train.predict.law import text_read, text_worth
+from train.predict.law import DEEP_FROM, DEEP_LR, text_read, text_worth
 from train.predict.records import Record
 from train.report.run_record import RunRecord, find_run
 
@@ -60,7 +60,15 @@ def record_of(root: Path) -> Record:
     text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
     vocab_size = int(run.setting("tokenizer.vocab_size") or 0)
     sampled = int(run.setting("train.sampled_softmax") or 0) > 0
-    worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled)
+    slow = run.setting("optim.name") == "muon" and run.setting("optim.lr") <= DEEP_LR
+    worth = text_worth(
+        n_bytes,
+        bag=bag,
+        counted=counted,
+        vocab_size=vocab_size,
+        sampled=sampled,
+        slower=slow and counted > 0 and shape["n_layers"] >= DEEP_FROM,
+    )
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),

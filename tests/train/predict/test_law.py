@@ -56,7 +56,7 @@ def test_more_text_and_more_parameters_never_hurt_and_repetition_is_worth_less()
 def test_what_helps_a_run_counts_as_more_text():
     plain = {"bag": 1, "counted": 0.0, "vocab_size": 32768, "sampled": False}
     assert text_worth(2e7, **plain) == 2e7
-    for better in ({"bag": 4}, {"counted": 1e7}, {"sampled": True}):
+    for better in ({"bag": 4}, {"counted": 1e7}, {"sampled": True}, {"slower": True}):
         assert text_worth(2e7, **(plain | better)) > 2e7, better
     small, large = (text_worth(2e7, **(plain | {"sampled": True, "vocab_size": v})) for v in (4096, 49152))
     assert small == 2e7  # as measured with 8,192 ids: nothing
