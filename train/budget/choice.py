@@ -11,9 +11,9 @@ from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
 from train.predict.law import DEEP_FROM, LossLaw, text_factor, text_read, text_worth
 
-BATCH_TOKENS, BATCH_AT, BATCH_POWER = 14_336, 10e6, 0.55
-"""The law of a step's size: 14K tokens for a run of 10 million, growing with the run's length to this power. It is 2.3
-to 2.7 times what Li et al. (2025, arXiv 2503.04715) find best for the loss at equal tokens: of a small model with large
+BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
+"""The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
+to 3.3 times what Li et al. (2025, arXiv 2503.04715) find best for the loss at equal tokens: of a small model with large
 tables the update takes a fifth of a short step, and a larger step costs less than the time is worth
 (docs/results/recipe.md; measured up to 25 million tokens)."""
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
