@@ -4,7 +4,6 @@ import os
 from functools import partial
 
 from slm import cli
-from slm.machine.hardware import share_cores
 from slm.machine.waiting import wait_awake
 from train import autobatch
 from train.resolve import Chosen, resolve
@@ -12,12 +11,9 @@ from train.resolve import Chosen, resolve
 
 def main(argv: list[str]) -> int:
     """Resolve the configuration, join the other processes of the run, train. Returns the exit code."""
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    if alone:
-        wait_awake()
-    else:  # ranks may share cores
-        share_cores()
-    config = resolve(argv, autobatch.choose_micro_batch, _choose if alone else None)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    wait_awake(processes)
+    config = resolve(argv, autobatch.choose_micro_batch, _choose if processes == 1 else None)
     # What follows takes seconds to import. Wrong options have been reported by now.
     from train.distributed.join import join
     from train.distributed.rank_process import run_rank

@@ -103,11 +103,8 @@ int slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long 
     const long Tp = s.padded(), size = keys_pairs(s), blocks = ceil_div(T, QUERY_BLOCK);
     const float scale = 1.0f / std::sqrt((float)E);
     std::atomic<bool> failed{false};
-    Tasks& tasks = Tasks::for_region();
-#pragma omp parallel
-    {
+    in_parallel([&](Share& share) {
         const TileUnit unit;
-        Share share(tasks);
         share.each(B * K, [&](long i) {
             const Head head(s, qkv, i / K, i % K * (H / K));
             if (!arena.reset(Tp * E * sizeof(bf16))) {
@@ -132,7 +129,7 @@ int slm_attention_forward(const bf16* qkv, long B, long T, long H, long K, long 
             for (long q = q0; q < min_of(T, q0 + QUERY_BLOCK); q += MR)
                 attend(s, head, q, min_of(MR, T - q), scale, keys, keys + size, m, out, lse);
         });
-    }
+    });
     return failed;
 }
 

@@ -231,11 +231,8 @@ int slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, long
     const float scale = 1.0f / std::sqrt((float)E);
     std::atomic<bool> failed{false};
     memset(norms, 0, B * H * 2 * E * sizeof(float));
-    Tasks& tasks = Tasks::for_region();
-#pragma omp parallel
-    {
+    in_parallel([&](Share& share) {
         const TileUnit unit;
-        Share share(tasks);
         share.each(B * H, [&](long task) {
             const Head head(s, qkv, task / H, task % H);
             const long first = head.b * T * H * E + head.h * E;
@@ -254,7 +251,7 @@ int slm_attention_backward(const bf16* qkv, long B, long T, long H, long K, long
             const Head head(s, qkv, i / K, i % K * (H / K));
             key_head_backward(s, head, heads, dqkv, norms + ((head.b * H + head.h) * 2 + 1) * E);
         });
-    }
+    });
     if (q_norm)
         for (long i = 0; i < B * H; i++)
             for (long e = 0; e < 2 * E; e++) d_norms[e] += norms[i * 2 * E + e];

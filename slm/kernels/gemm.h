@@ -38,10 +38,7 @@ INLINE void gemm_loop(Share& share, const bf16* A, long lda, long rows, const pa
 // The same, with a parallel region of its own.
 template <class Use, class Touch>
 INLINE void gemm(const bf16* A, long lda, long rows, const pair_t* B, long n_pairs, long panels, Use&& use, Touch&& touch) {
-    Tasks& tasks = Tasks::for_region();
-#pragma omp parallel
-    {
-        Share share(tasks);
+    in_parallel([&](Share& share) {
         gemm_loop(share, A, lda, rows, B, n_pairs, panels, use, touch);
-    }
+    });
 }

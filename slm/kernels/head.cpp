@@ -15,7 +15,6 @@ extern "C" {
 void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, const float* offsets, const int64_t* targets,
                        float scale, int keep, bf16* logits, float* losses) {
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    Tasks& tasks = Tasks::for_region();
     const auto block = [&](Share& share, long start) {
         const long n = min_of(LOSS_ROWS, m - start);
         bf16* out = logits + (keep ? start * v : 0);
@@ -53,11 +52,9 @@ void slm_cross_entropy(const bf16* x, long m, long d, const pair_t* B, long v, c
             z[target] = to_bf16((std::exp(-hit) - 1.0f) * scale);
         });
     };
-#pragma omp parallel
-    {
-        Share share(tasks);
+    in_parallel([&](Share& share) {
         for (long start = 0; start < m; start += LOSS_ROWS) block(share, start);
-    }
+    });
 }
 
 // dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; v is walked in blocks so that W's panels stay in the
@@ -66,12 +63,9 @@ void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, lon
     const long block = 2048, panels = d / NR;
     const long group = max_of(1, min_of(panels, L2_BYTES / (block / 2 * NR * (long)sizeof(pair_t))));
     const long lines = ceil_div(2 * MR, min_of(block, v) / NR);  // of the sums, asked for in 16 pairs
-    Tasks& tasks = Tasks::for_region();
     // A task owns its part of dx and walks the whole vocabulary.
-#pragma omp parallel
-    {
+    in_parallel([&](Share& share) {
         const TileUnit unit;
-        Share share(tasks);
         share.each(ceil_div(panels, group), ceil_div(m, MR), STRIPS, [&](long column, long strip, long end) ALWAYS {
             const long first = column * group, last = min_of(panels, first + group);
             for (long start = 0; start < v; start += block) {
@@ -105,7 +99,7 @@ void slm_head_backward(const bf16* dlogits, long m, long v, const pair_t* B, lon
                 }
             }
         });
-    }
+    });
 }
 
 }  // extern "C"

@@ -84,3 +84,14 @@ public:
         each(1, n, 1, [&](long, long task, long) { work(task); });
     }
 };
+
+// Calls work(share) in each thread of a parallel region.
+template <class Work>
+inline void in_parallel(Work&& work) {
+    Tasks& tasks = Tasks::for_region();
+#pragma omp parallel
+    {
+        Share share(tasks);
+        work(share);
+    }
+}

@@ -11,8 +11,7 @@ import ctypes
 import importlib.util
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -26,15 +25,15 @@ QUIET_LOOKS = 4
 """The threads wait awake again after so many looks at free cores, one after the other."""
 
 
-def wait_awake() -> None:
+def wait_awake(processes: int = 1) -> None:
     """Let this process's threads wait awake where no other program wants the cores. Call before torch is imported.
 
-    They sleep soon (``share_cores``) where the user's environment says how threads wait, where torch comes without
-    libgomp (macOS), and where the system does not count the cores' time. Processes that this one starts do so, too,
-    unless they call this function themselves.
+    They sleep soon (``share_cores``) where several ``processes`` train together, which may share cores, where the
+    user's environment says how threads wait, where torch comes without libgomp (macOS), and where the system does not
+    count the cores' time. Processes that this one starts do so, too, unless they call this function themselves.
     """
     cores = FreeCores()
-    if not waits_as_told() and cores.can_count and (libgomp := _load_libgomp()):
+    if processes == 1 and not waits_as_told() and cores.can_count and (libgomp := _load_libgomp()):
         watcher = Watcher(libgomp, compute_threads())
         Thread(target=_watch, args=(watcher, cores), name="watch of the cores", daemon=True).start()
     share_cores()
@@ -92,23 +91,13 @@ def _load_libgomp() -> ctypes.CDLL | None:
     """The libgomp that torch will use, set to wait awake; None where torch brings none."""
     spec = importlib.util.find_spec("torch")
     folders = [Path(each) / "lib" for each in spec.submodule_search_locations or ()] if spec else []
-    for path in sorted(path for folder in folders for path in folder.glob("libgomp*.so*")):
-        with _environment(SPINS_VARIABLE, str(LONG)), suppress(OSError, AttributeError):
-            libgomp = ctypes.CDLL(str(path))
-            if libgomp.GOMP_parallel and libgomp.omp_get_thread_num and libgomp.omp_get_num_procs:
-                return libgomp
-    return None
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment for this long: libgomp reads its own as it is loaded."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+    os.environ[SPINS_VARIABLE] = str(LONG)  # which libgomp reads as it is loaded
     try:
-        yield
+        for path in sorted(path for folder in folders for path in folder.glob("libgomp*.so*")):
+            with suppress(OSError, AttributeError):
+                libgomp = ctypes.CDLL(str(path))
+                if libgomp.GOMP_parallel and libgomp.omp_get_thread_num and libgomp.omp_get_num_procs:
+                    return libgomp
+        return None
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[SPINS_VARIABLE]  # the user has not set it: ``share_cores`` will

@@ -9,7 +9,7 @@ from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import DEEP_FROM, LossLaw, text_factor, text_read, text_worth
+from train.predict.law import LossLaw, learns_slower, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
@@ -225,7 +225,7 @@ def make(
     n_bytes = tokens * bytes_per_token
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     counted = min(corpus.bytes, bigrams * bytes_per_token)
-    slower = learns_slower(shape, bigrams)
+    slower = learns_slower(shape.n_layers, bigrams)
     worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled > 0, slower=slower)
     read = text_read(n_bytes, bag=bag, share=wanted.superposition_share)
     factor, blur = text_factor(corpus.difficulty)
@@ -289,11 +289,6 @@ def _bigrams(wanted: Wanted, shape: Shape, seconds: float) -> int:
         return wanted.init_bigrams
     in_time = round(max(0.0, BIGRAM_SHARE * seconds - FACTORS_SECONDS) * BIGRAMS_PER_S, -5)
     return 0 if shape.tied else int(min(MOST_BIGRAMS, max(LEAST_BIGRAMS, in_time)))
-
-
-def learns_slower(shape: Shape, bigrams: int) -> bool:
-    """Whether the matrices learn at ``DEEP_LR``, where ``bigrams`` pairs are counted for embedding and head."""
-    return shape.n_layers >= DEEP_FROM and bigrams > 0
 
 
 def step_sequences(tokens: float, seq_len: int) -> int:

@@ -24,7 +24,7 @@ from train.budget.machine import SECONDS, Machine, measured
 from train.config import RunConfig
 from train.model_shape import model_shape
 from train.predict import records
-from train.predict.law import DEEP_LR, LossLaw, fitted
+from train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
 from train.resolve import Chosen, given_value
 
 SPARE_STEPS = 4
@@ -167,7 +167,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
             options |= decays(chosen.epochs)
         if chosen.init_bigrams:
             options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
-            if choice.learns_slower(chosen.shape, chosen.init_bigrams):
+            if learns_slower(chosen.shape.n_layers, chosen.init_bigrams):
                 options["optim.lr"] = DEEP_LR
         elif chosen.superposition > 1:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS

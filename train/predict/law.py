@@ -146,6 +146,11 @@ def text_worth(
     return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun + drawn) * (DEEP_TEXT if slower else 1.0)
 
 
+def learns_slower(n_layers: int, bigrams: float) -> bool:
+    """Whether budgets train the matrices at ``DEEP_LR``; ``bigrams``: what is counted for embedding and head."""
+    return n_layers >= DEEP_FROM and bigrams > 0
+
+
 def text_read(n_bytes: float, *, bag: int, share: float) -> float:
     """What a run reads, bytes, where the first ``share`` of its positions hold ``bag`` tokens each."""
     return n_bytes * (1 + share * (bag - 1))

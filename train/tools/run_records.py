@@ -12,7 +12,7 @@ from slm.machine.record import cpu_name
 from slm.runs import VALIDATION
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
-from train.predict.law import DEEP_FROM, DEEP_LR, text_read, text_worth
+from train.predict.law import DEEP_LR, learns_slower, text_read, text_worth
 from train.predict.records import Record
 from train.report.run_record import RunRecord, find_run
 
@@ -67,7 +67,7 @@ def record_of(root: Path) -> Record:
         counted=counted,
         vocab_size=vocab_size,
         sampled=sampled,
-        slower=slow and counted > 0 and shape["n_layers"] >= DEEP_FROM,
+        slower=slow and learns_slower(shape["n_layers"], counted),
     )
     return Record(
         name=run.name,

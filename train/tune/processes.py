@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from slm.machine.hardware import share_cores
 from slm.machine.waiting import wait_awake
 from train import autobatch
 from train.config import RunConfig, TrainConfig
@@ -41,10 +40,7 @@ def run(argv: list[str], module: str, configure: Configure) -> int:
             lambda words, processes, choose: configure(words, processes=processes, choose=choose, log=_silent),
         )
     processes, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
-    if processes == 1:
-        wait_awake()
-    else:  # ranks may share cores
-        share_cores()
+    wait_awake(processes)
     log = print if rank == 0 else _silent
     config = configure(words, processes=processes, choose=autobatch.choose_micro_batch, log=log)
     # What follows takes seconds to import. Wrong options have been reported by now.

@@ -306,15 +306,12 @@ int slm_attention_forward(const float* qkv, long B, long T, long H, long K, long
                           float* scratch) {
     const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
     const long width = s.width(), G = H / K, size = s.padded() * E, block = STRIPS * MR, blocks = ceil_div(T, block);
-    int failed = 0;
-    Tasks& tasks = Tasks::for_region();
-#pragma omp parallel reduction(| : failed)
-    {
-        Share share(tasks);
+    std::atomic<bool> failed{false};
+    in_parallel([&](Share& share) {
         share.each(B * K, [&](long i) {
             const float* k_raw = qkv + i / K * T * width + (H + i % K) * E;
             if (!arena.reset(size * sizeof(float))) {
-                failed = 1;
+                failed = true;
                 return;
             }
             float* k_rows = arena.take<float>(size);
@@ -327,7 +324,7 @@ int slm_attention_forward(const float* qkv, long B, long T, long H, long K, long
             const long q0 = (blocks - 1 - task % blocks) * block, b = task / blocks / H, h = task / blocks % H;
             const float* keys = scratch + 2 * (b * K + h / G) * size;
             if (!arena.reset((MR * s.stride() + MR * E) * sizeof(float) + 128)) {
-                failed = 1;
+                failed = true;
                 return;
             }
             float *scores = arena.take<float>(MR * s.stride()), *q_rows = arena.take<float>(MR * E);
@@ -335,7 +332,7 @@ int slm_attention_forward(const float* qkv, long B, long T, long H, long K, long
                 attend(s, qkv + b * T * width + h * E, starts ? starts + b * T : nullptr, keys, keys + size, q, min_of(MR, T - q),
                        scores, q_rows, out + b * T * H * E + h * E, lse + (b * H + h) * T);
         });
-    }
+    });
     return failed;
 }
 
@@ -347,18 +344,15 @@ int slm_attention_backward(const float* qkv, long B, long T, long H, long K, lon
                            const float* lse, const float* dout, float* dqkv, float* d_norms, float* heads, float* norms) {
     const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
     const long width = s.width(), G = H / K, size = s.padded() * E;
-    int failed = 0;
+    std::atomic<bool> failed{false};
     memset(norms, 0, B * H * 2 * E * sizeof(float));
-    Tasks& tasks = Tasks::for_region();
-#pragma omp parallel reduction(| : failed)
-    {
-        Share share(tasks);
+    in_parallel([&](Share& share) {
         share.each(B * H, [&](long task) {
             const long b = task / H, h = task % H, key_head = h / G;
             const float *base = qkv + b * T * width, *q_raw = base + h * E, *k_raw = base + (H + key_head) * E;
             const int32_t* first = starts ? starts + b * T : nullptr;
             if (!arena.reset(Head::bytes(s))) {
-                failed = 1;
+                failed = true;
                 return;
             }
             Head head(s);
@@ -372,7 +366,7 @@ int slm_attention_backward(const float* qkv, long B, long T, long H, long K, lon
             const long b = i / K, head = i % K, first = b * H + head * G, column = b * T * width + (H + head) * E;
             sum_heads(s, qkv + column, heads + first * 2 * size, dqkv + column, dqkv + column + K * E, norms + (first * 2 + 1) * E);
         });
-    }
+    });
     if (q_norm)
         for (long i = 0; i < B * H; i++)
             for (long e = 0; e < 2 * E; e++) d_norms[e] += norms[i * 2 * E + e];

@@ -58,10 +58,7 @@ INLINE void gemm_loop(Share& share, const float* A, long lda, long rows, const f
 // The same, with a parallel region of its own.
 template <class Use, class Touch>
 INLINE void gemm(const float* A, long lda, long rows, const float* B, long depth, long panels, Use&& use, Touch&& touch) {
-    Tasks& tasks = Tasks::for_region();
-#pragma omp parallel
-    {
-        Share share(tasks);
+    in_parallel([&](Share& share) {
         gemm_loop(share, A, lda, rows, B, depth, panels, use, touch);
-    }
+    });
 }

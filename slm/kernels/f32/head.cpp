@@ -13,7 +13,6 @@ extern "C" {
 // scored. losses [m]: -log p(target), 0 where not scored.
 void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, const float* offsets, const int64_t* targets,
                        float scale, int keep, float* logits, float* losses) {
-    Tasks& tasks = Tasks::for_region();
     const auto block = [&](Share& share, long start) {
         const long n = min_of(LOSS_ROWS, m - start);
         float* out = logits + (keep ? start * v : 0);
@@ -46,11 +45,9 @@ void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, c
             z[target] = (std::exp(-nats) - 1.0f) * scale;
         });
     };
-#pragma omp parallel
-    {
-        Share share(tasks);
+    in_parallel([&](Share& share) {
         for (long start = 0; start < m; start += LOSS_ROWS) block(share, start);
-    }
+    });
 }
 
 // dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; blocks of the vocabulary keep W's panels in the cache.
@@ -58,7 +55,6 @@ void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, c
 void slm_head_backward(const float* dlogits, long m, long v, const float* B, long d, float* dx, float*) {
     const long panels = d / NR, block = PAIRS ? block_of(v) : BLOCK;
     const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * VALUE_BYTES)));
-    Tasks& tasks = Tasks::for_region();
     // A task owns its part of dx and walks the whole vocabulary.
     const auto task = [&](long column, long strip, long end) ALWAYS {
         const long first = column * group;
@@ -82,11 +78,9 @@ void slm_head_backward(const float* dlogits, long m, long v, const float* B, lon
                 }
         }
     };
-#pragma omp parallel
-    {
-        Share share(tasks);
+    in_parallel([&](Share& share) {
         share.each(ceil_div(panels, group), ceil_div(m, MR), STRIPS, task);
-    }
+    });
 }
 
 }  // extern "C"
