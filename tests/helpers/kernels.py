@@ -2,7 +2,8 @@
 
 Where the processor lacks AVX512-BF16 or AMX, those kernels are compiled against ``avx512_model/``, a plain C++ model of
 their instructions: slow, but with the same results. -O1 builds it in a fifth of the time that -O3 takes, and it is no
-slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2, at -O1, too.
+slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2, at -O1, too. SLM_TEST_MODEL=1 tests
+them so on a processor that has the instructions.
 """
 
 import functools
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slm.kernels.native import COMMON_FLAGS, FOLDER, VARIANTS, Kernels, load
+from slm.kernels.native import COMMON_FLAGS, FOLDER, VARIANTS, Kernels, Variant, load
 from slm.machine import cpp_build
 
 MODEL = Path(__file__).parent / "avx512_model"
@@ -22,9 +23,18 @@ NAMES = [name for name, variant in VARIANTS.items() if variant.machine == platfo
 """Of the kernels, those for this kind of processor. tests/slm/kernels/test_other_compilers.py runs NEON's on x86-64."""
 SANITIZE = "SLM_TEST_SANITIZE"
 """The environment's word for kernels that watch their own memory and arithmetic (test_sanitizers.py)."""
+WITHOUT = "SLM_TEST_MODEL"
+"""The environment's word for kernels as a processor with AVX2 alone tests them."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1")
 ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
 """GCC's: loops stay loops, which compiles four times as fast."""
+
+
+def model_flags(variant: Variant) -> tuple[str, ...]:
+    """Compiler flags that build bf16 kernels with the model of their instructions."""
+    chosen = (each for each in variant.flags if each.startswith("-D"))
+    amx = ("-DSLM_AMX_MODEL",) if variant.name == "amx" else ()
+    return (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}", *chosen, *amx)
 
 
 @functools.cache
@@ -32,23 +42,17 @@ def kernels_for_test(name: str) -> Kernels:
     """The kernels of a variant; skips where neither they nor a model of them can run."""
     variant = VARIANTS[name]
     watched = SANITIZERS if os.environ.get(SANITIZE) else ()
-    if variant.unavailable() is None and not watched:
+    without = os.environ.get(WITHOUT) and "avx512" in " ".join(variant.needs)
+    runs_here = variant.unavailable() is None and not without
+    if runs_here and not watched:
         return load(name)
-    if variant.unavailable() and VARIANTS["avx2"].unavailable():
+    if not runs_here and VARIANTS["avx2"].unavailable():
         pytest.skip(f"kernels for {variant.title}: {variant.unavailable()}")
     sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
-    if variant.unavailable() is None:
+    if runs_here:
         flags = (*COMMON_FLAGS, "-O1", *ROLLED, *variant.flags)
     elif variant.precision == "bf16":
-        flags = (
-            *MODEL_FLAGS,
-            *ROLLED,
-            "-Wno-psabi",
-            f"-I{MODEL}",
-            *(each for each in variant.flags if each.startswith("-D")),
-        )
-        if name == "amx":
-            flags = (*flags, "-DSLM_AMX_MODEL")
+        flags = (*model_flags(variant), *ROLLED)
         headers += sorted(MODEL.glob("*.h"))
     else:
         flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))

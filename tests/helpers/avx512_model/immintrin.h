@@ -127,6 +127,11 @@ MODEL __mmask16 _mm512_cmplt_epi32_mask(__m512i a, __m512i b) { return model_mas
 MODEL __mmask16 _mm512_mask_cmple_epi32_mask(__mmask16 k, __m512i a, __m512i b) {
     return k & model_mask((model::lanes32)a <= (model::lanes32)b);
 }
+#define _CMP_NLT_UQ 0x15
+MODEL __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int kind) {
+    if (kind != _CMP_NLT_UQ) __builtin_trap();  // not less than, or not a number: the only comparison that is modelled
+    return (__mmask16)~model_mask(a < b);
+}
 MODEL __m512i _mm512_maskz_loadu_epi32(__mmask16 k, const void* p) {
     model::lanes32 x = {};
     for (int i = 0; i < 16; i++)
@@ -137,6 +142,9 @@ MODEL __m512 _mm512_maskz_mov_ps(__mmask16 k, __m512 x) {
     for (int i = 0; i < 16; i++)
         if (!(k >> i & 1)) x[i] = 0.0f;
     return x;
+}
+MODEL __m512 _mm512_maskz_scalef_ps(__mmask16 k, __m512 x, __m512 power) {
+    return _mm512_maskz_mov_ps(k, _mm512_scalef_ps(x, power));
 }
 
 // Casts and conversions.

@@ -6,7 +6,7 @@ import pytest
 
 from slm.kernels.native import FOLDER, VARIANTS
 from slm.machine import cpp_build
-from tests.helpers.kernels import MODEL, MODEL_FLAGS
+from tests.helpers.kernels import MODEL, model_flags
 
 SOURCE = """
 #include "tile_amx.h"
@@ -27,8 +27,9 @@ extern "C" int kept(int rows) {
 def test_kernels_give_a_thread_back_the_tiles_it_had(tmp_path):
     source = tmp_path / "tiles.cpp"
     source.write_text(SOURCE)
-    flags = (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}", f"-I{FOLDER}", "-DSLM_AMX", "-DSLM_AMX_MODEL")
-    headers = [FOLDER / "tile_amx.h", FOLDER / "amx.h", *sorted(MODEL.glob("*.h"))]
+    amx = VARIANTS["amx"]
+    flags = (*model_flags(amx), f"-I{FOLDER}")
+    headers = [*(FOLDER / each for each in amx.headers), *sorted(MODEL.glob("*.h"))]
     library = ctypes.CDLL(str(cpp_build.build([source], flags, headers=headers, what="the tiles under test")))
     assert library.kept(0)
     assert library.kept(8)
