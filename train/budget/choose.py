@@ -21,8 +21,9 @@ from train.budget import choice, corpus
 from train.budget.choice import Candidate, Wanted
 from train.budget.corpus import CorpusSize
 from train.budget.machine import SECONDS, Machine, measured
-from train.config import RunConfig
+from train.config import OptimConfig, RunConfig
 from train.model_shape import model_shape
+from train.optim.make import REFERENCE_WIDTH
 from train.predict import records
 from train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
 from train.resolve import Chosen, given_value
@@ -39,9 +40,10 @@ EMBED_LR_WITH_BIGRAMS = 0.025
 BETAS_WITH_SAMPLED = "[0.8,0.99]"
 """AdamW's where training computes the logits of drawn words only. A rare word's gradient is then seldom and large: with
 the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
-EMBED_DECAY, HEAD_DECAY = 0.3, 1.0
-"""AdamW's decay of large tables where the text is read twice or more, against learning it by heart: 1.8 % fewer bits
-per byte after 2.1 epochs (docs/results/recipe.md). Where it is read once, decay gains nothing."""
+TABLES_MEMORY, MATRICES_MEMORY = 0.4, 0.9
+"""Epochs after which decay at the peak learning rate has left 1 / e of what was learnt, where text is read twice or
+more: against learning it by heart. In this unit what is best is alike for texts of 13, 17 and 52 MB and steps of
+12,288 to 24,576 tokens (docs/results/recipe.md). Where text is read once, decay gains nothing."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -85,7 +87,8 @@ def choose(argv: list[str], seconds: float) -> Chosen:
     found = candidates(basis, seconds, spent=process_seconds())
     chosen = choice.best(found)
     show(chosen, choice.menu(found), basis)
-    return Chosen(words(chosen, argv), facts(chosen, words(chosen, argv)))
+    found_words = words(chosen, argv)
+    return Chosen(found_words, facts(chosen, found_words))
 
 
 def compose(argv: list[str]) -> RunConfig:
@@ -164,28 +167,43 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         options["optim.init_bigrams"] = chosen.init_bigrams
         if chosen.sampled_softmax:
             options["optim.betas"] = BETAS_WITH_SAMPLED
-            options |= decays(chosen.epochs)
         if chosen.init_bigrams:
             options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
             if learns_slower(chosen.shape.n_layers, chosen.init_bigrams):
                 options["optim.lr"] = DEEP_LR
         elif chosen.superposition > 1:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
+        if chosen.sampled_softmax:
+            options |= decays(chosen, compose([*_spelled(options, argv), *argv]).optim)
+    return [*([] if given_value(argv, "name") else ["name=auto"]), *_spelled(options, argv)]
+
+
+def _spelled(options: dict[str, Any], argv: list[str]) -> list[str]:
+    """Options as words, without those of a group that ``argv`` names."""
     named = {group for group in ("model", "tokenizer") if given_value(argv, group) is not None}
     plain = {True: "true", False: "false"}
-    found = [
+    return [
         f"{name}={plain[value] if isinstance(value, bool) else value}"
         for name, value in options.items()
         if name.partition(".")[0] not in named
     ]
-    return [*([] if given_value(argv, "name") else ["name=auto"]), *found]
 
 
-def decays(epochs: float) -> dict[str, float]:
-    """Decay of embedding and head for a text that is read so often: none up to once, all from twice on."""
-    share = min(1.0, max(0.0, epochs - 1))
-    found = {"optim.embed_decay": EMBED_DECAY, "optim.head_decay": HEAD_DECAY}
-    return {name: round(share * value, 3) for name, value in found.items()}
+def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
+    """Decay of tables and matrices, per unit of ``optim``'s learning rates: none where the text is read once, in full
+    from twice on."""
+    share = min(1.0, chosen.epochs - 1)
+    if share <= 0:
+        return {}
+    steps = chosen.steps / chosen.epochs
+    narrow = (chosen.model.d_model / REFERENCE_WIDTH) ** -0.5
+    embed_lr = optim.tied_lr if chosen.shape.tied else optim.embed_lr
+    found = {
+        "optim.embed_decay": share / (TABLES_MEMORY * steps * narrow * embed_lr),
+        "optim.head_decay": share / (TABLES_MEMORY * steps * narrow * optim.head_lr),
+        "optim.weight_decay": share / (MATRICES_MEMORY * steps * optim.lr),
+    }
+    return {name: float(f"{value:.3g}") for name, value in found.items()}
 
 
 def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:

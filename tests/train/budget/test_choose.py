@@ -97,14 +97,29 @@ def test_adamw_remembers_for_longer_where_training_computes_few_logits():
     assert word not in choose.words(few, ["optim=classic"])
 
 
-@pytest.mark.parametrize(("epochs", "share"), [(0.0, 0.0), (0.9, 0.0), (1.5, 0.5), (2.1, 1.0), (6.0, 1.0)])
-def test_large_tables_decay_where_text_is_read_again(epochs, share):
+def optim_of(words: list[str]) -> dict[str, float]:
+    found = (word.removeprefix("optim.").split("=") for word in words if word.startswith("optim."))
+    return {name: float(value) for name, value in found if not value.startswith("[")}
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(1.5, 0.5), (2.1, 1.0), (6.0, 1.0)])
+@pytest.mark.parametrize("given", [(), ("optim.lr=0.1", "optim.embed_lr=0.4", "optim.head_lr=0.2")])
+def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, share, given):
     few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=epochs)
-    own = {f"optim.embed_decay={share * choose.EMBED_DECAY:g}", f"optim.head_decay={share * choose.HEAD_DECAY:g}"}
-    words = {word.removesuffix(".0") for word in choose.words(few, [])}
-    assert own <= words
+    optim = optim_of(["optim.lr=0.03", "optim.head_lr=0.007", *choose.words(few, [*given]), *given])
+    an_epoch, tables = few.steps / epochs, (few.model.d_model / 256) ** -0.5
+    assert optim["embed_decay"] * optim["embed_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
+    assert optim["head_decay"] * optim["head_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
+    assert optim["weight_decay"] * optim["lr"] * an_epoch == pytest.approx(share / 0.9, rel=0.01)
+
+
+@pytest.mark.parametrize("epochs", [0.0, 0.9, 6.0])
+def test_weights_stay_where_text_is_read_once_and_where_a_person_or_all_words_say_otherwise(epochs):
+    few, all_words = (
+        replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=each)), epochs=epochs) for each in (1280, 0)
+    )
+    assert any("decay" in word for word in choose.words(few, [])) == (epochs > 1)
     assert not any("decay" in word for word in choose.words(few, ["optim=classic"]))
-    all_words = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=0)), epochs=epochs)
     assert not any("decay" in word for word in choose.words(all_words, []))
 
 
