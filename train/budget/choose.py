@@ -44,6 +44,9 @@ TABLES_MEMORY, MATRICES_MEMORY = 0.4, 0.9
 """Epochs after which decay at the peak learning rate has left 1 / e of what was learnt, where text is read twice or
 more: against learning it by heart. In this unit what is best is alike for texts of 13, 17 and 52 MB and steps of
 12,288 to 24,576 tokens (docs/results/recipe.md). Where text is read once, decay gains nothing."""
+LEAST_EPOCH = 175
+"""The steps of the shortest epoch that was measured. A shorter one counts as so many: weights that forget in a few
+steps would learn nothing."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -195,7 +198,7 @@ def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
     share = min(1.0, chosen.epochs - 1)
     if share <= 0:
         return {}
-    steps = chosen.steps / chosen.epochs
+    steps = max(LEAST_EPOCH, chosen.steps / chosen.epochs)
     narrow = (chosen.model.d_model / REFERENCE_WIDTH) ** -0.5
     embed_lr = optim.tied_lr if chosen.shape.tied else optim.embed_lr
     found = {

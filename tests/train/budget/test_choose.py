@@ -113,6 +113,12 @@ def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, 
     assert optim["weight_decay"] * optim["lr"] * an_epoch == pytest.approx(share / 0.9, rel=0.01)
 
 
+def test_a_text_of_a_few_steps_leaves_weights_time_to_learn():
+    few = chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280))
+    words = [choose.words(replace(few, epochs=few.steps / an_epoch), []) for an_epoch in (0.5, 10, 175)]
+    assert words[0] == words[1] == words[2]
+
+
 @pytest.mark.parametrize("epochs", [0.0, 0.9, 6.0])
 def test_weights_stay_where_text_is_read_once_and_where_a_person_or_all_words_say_otherwise(epochs):
     few, all_words = (
