@@ -105,7 +105,7 @@ def optim_of(words: list[str]) -> dict[str, float]:
 @pytest.mark.parametrize(("epochs", "share"), [(1.5, 0.5), (2.1, 1.0), (6.0, 1.0)])
 @pytest.mark.parametrize("given", [(), ("optim.lr=0.1", "optim.embed_lr=0.4", "optim.head_lr=0.2")])
 def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, share, given):
-    few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=epochs)
+    few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=epochs, steps=6000)
     optim = optim_of(["optim.lr=0.03", "optim.head_lr=0.007", *choose.words(few, [*given]), *given])
     an_epoch, tables = few.steps / epochs, (few.model.d_model / 256) ** -0.5
     assert optim["embed_decay"] * optim["embed_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
