@@ -42,6 +42,10 @@ class ModelSpec:
         return config
 
 
+REFERENCE_WIDTH = 256
+"""The width for which ``optim.embed_lr``, ``optim.head_lr`` and ``optim.tied_lr`` are given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """The optimizer, its learning rates and their schedule. The defaults are the classic recipe's."""
@@ -103,6 +107,11 @@ class OptimConfig:
     init_bigrams: int = 0
     """Pairs of neighbouring tokens of the text that are counted, to begin embedding and head as a model of which token
     follows which; 0: random numbers."""
+
+    def table_rate(self, part: Literal["embedding", "head"], width: int, *, tied: bool) -> float:
+        """Muon: AdamW's peak learning rate of a table; ``tied``: the embedding is the head, too."""
+        rate = self.head_lr if part == "head" else self.tied_lr if tied else self.embed_lr
+        return rate * (width / REFERENCE_WIDTH) ** -0.5
 
     def __post_init__(self) -> None:
         for name in ("lr", "embed_lr", "head_lr", "tied_lr", "gain_lr"):

@@ -23,7 +23,6 @@ from train.budget.corpus import CorpusSize
 from train.budget.machine import SECONDS, Machine, measured
 from train.config import OptimConfig, RunConfig
 from train.model_shape import model_shape
-from train.optim.make import REFERENCE_WIDTH
 from train.predict import records
 from train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
 from train.resolve import Chosen, given_value
@@ -176,7 +175,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
                 options["optim.lr"] = DEEP_LR
         elif chosen.superposition > 1:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
-        if chosen.sampled_softmax:
+        if chosen.sampled_softmax and chosen.epochs > 1:
             options |= decays(chosen, compose([*_spelled(options, argv), *argv]).optim)
     return [*([] if given_value(argv, "name") else ["name=auto"]), *_spelled(options, argv)]
 
@@ -193,17 +192,14 @@ def _spelled(options: dict[str, Any], argv: list[str]) -> list[str]:
 
 
 def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
-    """Decay of tables and matrices, per unit of ``optim``'s learning rates: none where the text is read once, in full
-    from twice on."""
+    """Decay of tables and matrices, per unit of ``optim``'s learning rates, where the text is read more than once: in
+    full from twice on."""
     share = min(1.0, chosen.epochs - 1)
-    if share <= 0:
-        return {}
     steps = max(LEAST_EPOCH, chosen.steps / chosen.epochs)
-    narrow = (chosen.model.d_model / REFERENCE_WIDTH) ** -0.5
-    embed_lr = optim.tied_lr if chosen.shape.tied else optim.embed_lr
+    width, tied = chosen.model.d_model, chosen.shape.tied
     found = {
-        "optim.embed_decay": share / (TABLES_MEMORY * steps * narrow * embed_lr),
-        "optim.head_decay": share / (TABLES_MEMORY * steps * narrow * optim.head_lr),
+        "optim.embed_decay": share / (TABLES_MEMORY * steps * optim.table_rate("embedding", width, tied=tied)),
+        "optim.head_decay": share / (TABLES_MEMORY * steps * optim.table_rate("head", width, tied=tied)),
         "optim.weight_decay": share / (MATRICES_MEMORY * steps * optim.lr),
     }
     return {name: float(f"{value:.3g}") for name, value in found.items()}

@@ -3,7 +3,7 @@
 Tested in tests/train/optim/test_make.py.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,9 +12,6 @@ from train.config import OptimConfig
 from train.optim.interface import Parameters
 from train.optim.muon import Muon
 from train.optim.plain import AdamW
-
-REFERENCE_WIDTH = 256
-"""The width for which ``embed_lr`` and ``head_lr`` are given."""
 
 
 def make_optimizer(
@@ -58,12 +55,12 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) ->
         "ns_steps": config.ns_steps,
         "second_moment": config.second_moment,
     }
-    embed_lr = config.tied_lr if tied else config.embed_lr
-    rates = {"embedding": embed_lr, "head": config.head_lr, "gains": config.gain_lr}
+    tables: tuple[Literal["embedding", "head"], ...] = ("embedding", "head")
+    rates: dict[str, float] = {
+        part: config.table_rate(part, parts[part][0].shape[1], tied=tied) for part in tables if parts[part]
+    }
+    rates["gains"] = config.gain_lr
     decays = {"embedding": config.embed_decay, "head": config.head_decay}
-    for part in ("embedding", "head"):
-        if parts[part]:
-            rates[part] *= (parts[part][0].shape[1] / REFERENCE_WIDTH) ** -0.5
     others: list[dict[str, Any]] = [
         {
             "kind": "adamw",
