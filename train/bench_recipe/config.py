@@ -21,6 +21,10 @@ class RecipeBenchOptions:
     """``hf_trainer``; nanochat is added where ``nanochat`` names its checkout."""
     learning_rates: list[float] = field(default_factory=lambda: [1e-3, 2e-3, 4e-3])
     """AdamW's peak rates for Hugging Face's Trainer, a whole run each; the best is compared."""
+    trainer_vocab: int | None = None
+    """Its vocabulary; None: ours. It multiplies by all of its words in each step, so that it wants fewer."""
+    trainer_tokens: int | None = None
+    """Tokens of its steps; None: as many as ours."""
     window: int = 512
     """Tokens of the windows in which everybody is scored."""
     validation: Path | None = None
@@ -59,6 +63,8 @@ class RecipeBenchOptions:
             raise UserError("bench.nanochat_lr_factors needs at least one positive factor, as [1]")
         if any(tokens < 1 for tokens in self.nanochat_tokens):
             raise UserError("bench.nanochat_tokens: a step has one token or more, as [4096]; [] takes as many as ours")
+        if self.trainer_tokens is not None and self.trainer_tokens < 1:
+            raise UserError("bench.trainer_tokens: a step has one token or more, as 4096; null takes as many as ours")
         if self.window < 8:
             raise UserError(f"bench.window must be at least 8 tokens, not {self.window}")
         if self.validation_bytes < 1000:

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from data.errors import UserError
+from train.config import TrainConfig
 from train.run.run_state import SET_UP_TOOK
 from train.sweep.outcome import last_error
 
@@ -89,6 +90,19 @@ def check_time_left(said: str, minutes: float) -> None:
             f"minutes={minutes:g} is too short: set-up, which everybody does with empty caches here, took {took} "
             "(minutes and seconds); give more minutes"
         )
+
+
+def passes_of_a_step(option: str, tokens: int, train: TrainConfig) -> tuple[int, int]:
+    """Sequences of a pass, and passes, of a step of ``tokens``: a pass has at most ours.
+
+    UserError, naming ``option``, where they are no whole number of sequences.
+    """
+    if tokens % train.seq_len:
+        near = max(1, round(tokens / train.seq_len)) * train.seq_len
+        raise UserError(f"{option}: {tokens} is no multiple of the sequences' {train.seq_len}; {near} would do")
+    sequences = tokens // train.seq_len
+    in_a_pass = max(n for n in range(1, train.micro_batch + 1) if sequences % n == 0)
+    return in_a_pass, sequences // in_a_pass
 
 
 def python_module(module: str, *words: str) -> list[str]:

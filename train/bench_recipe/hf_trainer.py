@@ -19,7 +19,7 @@ from slm.configuration import build, to_dict
 from slm.report import duration
 from train.bench_recipe import hugging_face
 from train.bench_recipe.config import BenchRecipeConfig, run_options
-from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
+from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, timed
 from train.config import RunConfig
 from train.run.run_state import SET_UP_TOOK
 
@@ -34,7 +34,7 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
     out = folder / f"hf_trainer-{lr:g}"
     out.mkdir()
     spec = {
-        "config": to_dict(RunConfig(**run_options(config))),
+        "config": to_dict(its_options(config)),
         "lr": lr,
         "seconds": 60 * config.minutes,
         "out": str(out),
@@ -46,6 +46,17 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
         seconds = timed(command, log, environment=environment, minutes=config.minutes)
     result = json.loads((out / "result.json").read_text())
     return Entry("hf_trainer", out, result["tokens"], seconds, result["training_seconds"], f"AdamW at {lr:g}")
+
+
+def its_options(config: BenchRecipeConfig) -> RunConfig:
+    """Our run's options with the vocabulary and the step that the Trainer is given."""
+    run = RunConfig(**run_options(config))
+    if (vocab := config.bench.trainer_vocab) is not None:
+        run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=vocab))
+    if (tokens := config.bench.trainer_tokens) is not None:
+        in_a_pass, passes = passes_of_a_step("bench.trainer_tokens", tokens, run.train)
+        run = replace(run, train=replace(run.train, micro_batch=in_a_pass, grad_accum=passes))
+    return run
 
 
 def available() -> str | None:

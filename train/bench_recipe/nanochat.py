@@ -20,7 +20,7 @@ from statistics import median
 from data.errors import UserError
 from data.sources.documents import iter_documents
 from train.bench_recipe.config import BenchRecipeConfig
-from train.bench_recipe.contender import Entry, fresh_cache, timed
+from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, timed
 
 REHEARSAL_ITERATIONS = 12
 ROW_GROUP = 256
@@ -63,9 +63,8 @@ def nanochat(
     """
     bench, train = config.bench, config.train
     assert bench.nanochat is not None
-    sequences = sequences_of_a_step(tokens or train.tokens_per_step, train.seq_len)
-    in_a_pass = max(n for n in range(1, train.micro_batch + 1) if sequences % n == 0)
-    step_tokens = sequences * train.seq_len
+    in_a_pass, passes = passes_of_a_step("bench.nanochat_tokens", tokens or train.tokens_per_step, train)
+    step_tokens = passes * in_a_pass * train.seq_len
     name = f"nanochat-{depth}" if factor == 1 else f"nanochat-{depth}-x{factor:g}"
     name += f"-{tokens}" if tokens else ""
     python, base = python_of(config), folder / name
@@ -112,14 +111,6 @@ def nanochat(
 def ways_note(factor: float, tokens: int | None) -> str:
     """What a run's name says of its rates' factor and its step; nothing of 1 and of as many tokens as ours."""
     return ("" if factor == 1 else f", rates x {factor:g}") + (f", {tokens:,} tokens a step" if tokens else "")
-
-
-def sequences_of_a_step(tokens: int, seq_len: int) -> int:
-    """Sequences of ``seq_len`` tokens in a step of ``tokens``. UserError where they are no whole number."""
-    if tokens % seq_len:
-        near = max(1, round(tokens / seq_len)) * seq_len
-        raise UserError(f"bench.nanochat_tokens: {tokens} is no multiple of the sequences' {seq_len}; {near} would do")
-    return tokens // seq_len
 
 
 def scaled_rates(script: str, factor: float) -> list[str]:

@@ -17,8 +17,8 @@ from tests.helpers import tiny_checkpoint
 from tests.helpers.small_run import OPTIONS, write_corpus
 from train.bench_recipe import bench, hf_trainer
 from train.bench_recipe.config import BenchRecipeConfig
-from train.bench_recipe.contender import timed
-from train.bench_recipe.nanochat import scaled_rates, sequences_of_a_step, step_seconds, steps_that_fit
+from train.bench_recipe.contender import passes_of_a_step, timed
+from train.bench_recipe.nanochat import scaled_rates, step_seconds, steps_that_fit
 from train.bench_recipe.ours import chosen
 from train.bench_recipe.score import score
 from train.config import RunConfig, TrainConfig
@@ -153,6 +153,7 @@ def test_how_many_iterations_fit():
         ("bench.nanochat=/nowhere", "no checkout of nanochat"),
         ("bench.nanochat_lr_factors=[0]", "at least one positive factor"),
         ("bench.nanochat_tokens=[0]", "one token or more"),
+        ("bench.trainer_tokens=0", "one token or more"),
         ("bench.learning_rates=[]", "at least one positive rate"),
         ("bench.second_text=/nowhere.txt", "there is no such file"),
     ],
@@ -186,11 +187,26 @@ def test_nanochat_can_have_a_step_of_its_own(tmp_path, monkeypatch):
     assert {"--device-batch-size=4", "--total-batch-size=512"} <= set(asked[-1])
     assert as_ours.tokens % 512 == 0
     assert "tokens a step" not in as_ours.note
-    assert sequences_of_a_step(8192, 512) == 16
+
+
+def test_the_trainer_can_have_a_vocabulary_and_a_step_of_its_own():
+    words = [*OPTIONS, "train.seq_len=32", "train.micro_batch=4", "train.grad_accum=4"]
+    as_ours = hf_trainer.its_options(load(BenchRecipeConfig, "bench_recipe", words))
+    assert (as_ours.train.micro_batch, as_ours.train.grad_accum) == (4, 4)
+    asked = load(BenchRecipeConfig, "bench_recipe", [*words, "bench.trainer_vocab=400", "bench.trainer_tokens=192"])
+    own = hf_trainer.its_options(asked)
+    assert own.tokenizer.vocab_size == 400 != as_ours.tokenizer.vocab_size
+    assert (own.train.micro_batch, own.train.grad_accum, own.train.tokens_per_step) == (3, 2, 192)
+    assert own.model == as_ours.model
+
+
+def test_a_step_has_whole_sequences():
+    train = TrainConfig(max_steps=1, seq_len=512, micro_batch=6)
+    assert passes_of_a_step("bench.nanochat_tokens", 8192, train) == (4, 4)
     with pytest.raises(
         UserError, match=r"bench\.nanochat_tokens: 5000 is no multiple of the sequences' 512; 5120 would"
     ):
-        sequences_of_a_step(5000, 512)
+        passes_of_a_step("bench.nanochat_tokens", 5000, train)
 
 
 def test_nanochats_rates_are_multiplied_by_their_own_defaults():
