@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from slm.cli import EXIT_INTERRUPTED
 from slm.configuration import load
 from slm.machine.record import machine_record
 from slm.report import duration, final_json, table
-from train.bench_recipe.config import BenchRecipeConfig
-from train.bench_recipe.contender import Entry
+from train.bench_recipe.config import FINISHED, BenchRecipeConfig
+from train.bench_recipe.contender import Entry, StoppedContenderError, append_finished, read_finished
 from train.bench_recipe.hf_trainer import available, hf_trainer
 from train.bench_recipe.nanochat import nanochat, python_of, score_nanochat, ways_note
 from train.bench_recipe.ours import NAME as OURS
@@ -33,27 +34,37 @@ NOT_TRAININGS = ("minutes", "budget", "name", "runs_dir", "resume")
 def main(argv: list[str]) -> int:
     """Train everybody, score everybody, print the table and the JSON line. Returns the exit code.
 
-    A contender other than ours that fails is left out and named; the exit code is then 1.
+    A contender other than ours that fails is left out and named; the exit code is then 1. Ctrl-C stops a contender,
+    which saves; ``bench.resume`` goes on there.
     """
     automatic = given_value(argv, "preset") == AUTO
     config = load(BenchRecipeConfig, "bench_recipe", [word for word in argv if word != f"preset={AUTO}"])
     if config.data.has_chat:
         raise UserError("bench-recipe compares models of text: conversations are not for it")
-    folder = Path(config.runs_dir) / "bench-recipe" / time.strftime("%Y%m%d-%H%M%S")
+    folder = config.bench.resume or Path(config.runs_dir) / "bench-recipe" / time.strftime("%Y%m%d-%H%M%S")
     texts = [validation_documents(config)]
     if config.bench.second_text is not None:
         texts.append((config.bench.second_text.name, documents_of(config.bench.second_text)))
-    folder.mkdir(parents=True)
     folder = folder.absolute()
+    if not config.bench.resume:
+        folder.mkdir(parents=True)
+        (folder / FINISHED).touch()
     plan = _plan(config, argv, automatic, folder)
-    total = 60 * config.minutes * len(plan)
-    print(f"{folder}: {len(plan)} runs of {config.minutes:g} minutes, about {duration(1.1 * total)} in all", flush=True)
+    finished = read_finished(folder / FINISHED)
+    waiting = [name for name, _ in plan if name not in finished]
+    total = 60 * config.minutes * len(waiting)
+    print(
+        f"{folder}: {len(waiting)} runs of {config.minutes:g} minutes, about {duration(1.1 * total)} in all", flush=True
+    )
     entries: list[Entry] = []
     failed: dict[str, str] = {}
     for index, (name, train) in enumerate(plan, start=1):
         print(f"[{index}/{len(plan)}] {name} ...", flush=True)
         try:
-            done = train(config)
+            done = finished.get(name) or train(config)
+        except StoppedContenderError:
+            print(f"stopped; the same command with bench.resume={folder} goes on", flush=True)
+            return EXIT_INTERRUPTED
         except UserError as error:
             if name == OURS:
                 raise
@@ -61,6 +72,8 @@ def main(argv: list[str]) -> int:
             print(f"  left out: {error}", flush=True)
             continue
         entries.append(done)
+        if name not in finished:
+            append_finished(folder / FINISHED, name, done)
         if automatic and name == OURS:
             config = chosen(config, folder)
         print(f"  {done.tokens:,} tokens in {duration(done.seconds)} ({done.note})", flush=True)

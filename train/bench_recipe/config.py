@@ -11,12 +11,16 @@ from data.errors import UserError
 from train.config import RunConfig
 
 BASELINES = ("hf_trainer", "nanochat")
+FINISHED = "finished.jsonl"
+"""The file of a comparison's folder that has a line for each of its runs that are done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeBenchOptions:
     """Whom to compare with, and on which text all are scored."""
 
+    resume: Path | None = None
+    """The folder of a comparison that was stopped, which goes on."""
     baselines: list[str] = field(default_factory=lambda: ["hf_trainer"])
     """``hf_trainer``; nanochat is added where ``nanochat`` names its checkout."""
     learning_rates: list[float] = field(default_factory=lambda: [1e-3, 2e-3, 4e-3])
@@ -55,6 +59,8 @@ class RecipeBenchOptions:
             raise UserError(f"bench.baselines: there is no {unknown[0]!r}; choose from: {', '.join(BASELINES)}")
         if "nanochat" in self.baselines and self.nanochat is None:
             raise UserError("bench.baselines names nanochat: say where it is with bench.nanochat=DIR")
+        if self.resume is not None and not (self.resume / FINISHED).is_file():
+            raise UserError(f"bench.resume={self.resume} is no comparison: give the folder that it named at its start")
         if self.nanochat is not None and not (self.nanochat / "scripts/base_train.py").is_file():
             raise UserError(f"bench.nanochat={self.nanochat} is no checkout of nanochat: no scripts/base_train.py")
         if not self.learning_rates or min(self.learning_rates) <= 0:

@@ -1,21 +1,25 @@
-"""What every contender is given and returns, and how its processes are timed.
+"""What every contender is given and returns, and how its processes are timed, stopped and continued.
 
 Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 from data.errors import UserError
 from train.config import TrainConfig
+from train.interrupt import handle_stop_signals
 from train.run.run_state import SET_UP_TOOK
 from train.sweep.outcome import last_error
 
@@ -45,12 +49,28 @@ class Entry:
         }
 
 
+def append_finished(file: Path, name: str, entry: Entry) -> None:
+    """Note in ``file`` that the run ``name`` of a comparison is done."""
+    with file.open("a") as lines:
+        lines.write(json.dumps({"run": name, "entry": asdict(entry) | {"model": str(entry.model)}}) + "\n")
+
+
+def read_finished(file: Path) -> dict[str, Entry]:
+    """What ``append_finished`` noted, by the run's name."""
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return {each["run"]: Entry(**each["entry"] | {"model": Path(each["entry"]["model"])}) for each in found}
+
+
 @contextmanager
 def fresh_cache(folder: Path) -> Iterator[dict[str, str]]:
     """An environment whose caches of kernels, compiled graphs and tokens are empty: set-up counts for everybody."""
     with tempfile.TemporaryDirectory(prefix=".cache-", dir=folder) as cache:
         named = {"XDG_CACHE_HOME": cache, "SLM_CACHE": f"{cache}/slm", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
         yield {**os.environ, **named}
+
+
+class StoppedContenderError(Exception):
+    """A signal stopped a contender, which has saved what it could; the comparison can be continued."""
 
 
 def timed(
@@ -60,26 +80,50 @@ def timed(
     environment: Mapping[str, str],
     minutes: float | None = None,
     cwd: Path | None = None,
+    continues: bool = False,
 ) -> float:
-    """Run ``command`` to its end, its output in ``log``. Seconds; UserError with its last words where it failed.
+    """Run ``command`` to its end, its output in ``log``. Seconds from its start to its end.
 
-    ``minutes``: what it may take, for a message where that is too short.
+    ``minutes``: what it may take, for a message where that is too short. ``continues``: it goes on where it was
+    stopped, if it was, and the seconds of those parts count. A stop signal is passed on as Ctrl-C, and the process may
+    save before it ends. Raises StoppedContenderError then, and UserError with its last words where it failed.
     """
+    spent = log.with_suffix(".seconds")
+    earlier = float(spent.read_text()) if continues and spent.exists() else 0.0
+    stopped = False
     start = perf_counter()
-    with log.open("wb") as output:
-        done = subprocess.run(
+    with log.open("ab" if continues else "wb") as output:
+        # In a session of its own: Ctrl-C in a terminal reaches it once, by the handler.
+        process = subprocess.Popen(
             [str(word) for word in command],
             env=dict(environment),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    if done.returncode:
+
+        def pass_on(_number: int, _frame: FrameType | None) -> None:
+            nonlocal stopped
+            stopped = True
+            process.send_signal(signal.SIGINT)
+
+        before = handle_stop_signals(pass_on)
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    seconds = earlier + perf_counter() - start
+    if stopped:
+        spent.write_text(repr(seconds))
+        raise StoppedContenderError
+    if code:
         if minutes is not None:
             check_time_left(last_error(log), minutes)
         raise UserError(f"{Path(command[0]).name} {command[2]} failed ({last_error(log)}); see {log}")
-    return perf_counter() - start
+    return seconds
 
 
 def check_time_left(said: str, minutes: float) -> None:

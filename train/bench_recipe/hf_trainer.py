@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,24 @@ from train.bench_recipe import hugging_face
 from train.bench_recipe.config import BenchRecipeConfig, run_options
 from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, timed
 from train.config import RunConfig
+from train.interrupt import Interrupt
 from train.run.run_state import SET_UP_TOOK
 
 BETAS, WEIGHT_DECAY, WARMUP, FLOOR = (0.9, 0.95), 0.1, 0.03, 0.1
 """AdamW's; the share of the time in which the rate rises; the last rate as a share of the peak."""
+TRAINER = "trainer"
+"""Its own folder."""
 SAVING_SECONDS = 3.0
 """Kept for the end of the process."""
 
 
 def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
-    """Train at the peak rate ``lr`` in a process of its own that ends after ``config.minutes``."""
+    """Train at the peak rate ``lr`` in a process of its own that ends after ``config.minutes``.
+
+    A run that was stopped in ``folder`` goes on.
+    """
     out = folder / f"hf_trainer-{lr:g}"
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     spec = {
         "config": to_dict(its_options(config)),
         "lr": lr,
@@ -43,7 +49,7 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
     with fresh_cache(folder) as environment:
         command = python_module("train.bench_recipe.hf_trainer", str(out / "spec.json"))
         log = folder / f"hf_trainer-{lr:g}.log"
-        seconds = timed(command, log, environment=environment, minutes=config.minutes)
+        seconds = timed(command, log, environment=environment, minutes=config.minutes, continues=True)
     result = json.loads((out / "result.json").read_text())
     return Entry("hf_trainer", out, result["tokens"], seconds, result["training_seconds"], f"AdamW at {lr:g}")
 
@@ -67,8 +73,34 @@ def available() -> str | None:
     return f"{' and '.join(missing)} not installed; pip install 'slm[dev]'" if missing else None
 
 
-def main(spec: dict[str, Any], started: float) -> None:
-    """Train as ``spec`` says until its seconds are over, counted from ``started`` (``time.time``)."""
+@dataclass
+class Part:
+    """How far a run was when a signal stopped it. Nothing of it is there before that."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    """Of training."""
+    limit: float = 0.0
+    """Seconds of training that the set-up of its first start left it."""
+
+    @classmethod
+    def read(cls, out: Path) -> "Part":
+        file = out / "part.json"
+        return cls(**json.loads(file.read_text())) if file.exists() else cls()
+
+    def write(self, out: Path) -> None:
+        (out / "part.json").write_text(json.dumps(asdict(self)))
+
+    def checkpoint(self, out: Path) -> Path:
+        """The Trainer's, of weights, optimizer and position."""
+        return out / TRAINER / f"checkpoint-{self.steps}"
+
+
+def main(spec: dict[str, Any], started: float) -> int:
+    """Train as ``spec`` says until its seconds are over, counted from ``started`` (``time.time``), or until a signal.
+
+    Returns the exit code. A run that was stopped in ``spec["out"]`` goes on.
+    """
     config, out = build(RunConfig, spec["config"]), Path(spec["out"])
     train = config.train
     import torch
@@ -104,19 +136,32 @@ def main(spec: dict[str, Any], started: float) -> None:
                 for row in torch.from_numpy(block[:, :-1].astype("int64")):
                     yield {"input_ids": row, "labels": row}
 
-    end = started + spec["seconds"] - SAVING_SECONDS
-    begin = time.time()
-    if begin >= end:
-        sys.exit(f"error: {SET_UP_TOOK} {duration(begin - started)}, and saving takes {duration(SAVING_SECONDS)} more")
-    steps = [0]
+    part = Part.read(out)
+    if not part.steps:
+        set_up = time.time() - started
+        part.limit = spec["seconds"] - SAVING_SECONDS - set_up
+        if part.limit <= 0:
+            sys.exit(f"error: {SET_UP_TOOK} {duration(set_up)}, and saving takes {duration(SAVING_SECONDS)} more")
+    began = time.time()
+    steps = part.steps
+
+    def spent() -> float:
+        return part.seconds + time.time() - began
 
     class Clock(transformers.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            nonlocal began
+            if part.steps and steps == part.steps:  # it has read the text up to here again
+                began = time.time()
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            steps[0] += 1
-            control.should_training_stop = time.time() >= end
+            nonlocal steps
+            steps += 1
+            control.should_save = bool(interrupt)
+            control.should_training_stop = bool(interrupt) or spent() >= part.limit
 
     def shape_of_rate(_: int) -> float:
-        progress = min(1.0, max(0.0, (time.time() - begin) / max(1e-9, end - begin)))
+        progress = min(1.0, spent() / part.limit)
         if progress < WARMUP:
             return max(progress / WARMUP, 1e-3)
         return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP) / (1 - WARMUP)))
@@ -129,7 +174,7 @@ def main(spec: dict[str, Any], started: float) -> None:
         model,
         Rows(),
         train,
-        out / "trainer",
+        out / TRAINER,
         callback=Clock(),
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, shape_of_rate)),
         torch_compile=train.compile and torch_compile_lacks() is None,
@@ -137,16 +182,21 @@ def main(spec: dict[str, Any], started: float) -> None:
         max_grad_norm=1.0,
         seed=train.seed,
     )
-    trainer.train()
-    spent = time.time() - begin
+    with Interrupt() as interrupt:
+        trainer.train(resume_from_checkpoint=str(part.checkpoint(out)) if part.steps else None)
+    seconds = spent()
     loader.close()
+    if interrupt:
+        Part(steps=steps, seconds=seconds, limit=part.limit).write(out)
+        return interrupt.exit_code
     model.save_pretrained(out)
     tokenizer.save(out)
-    result = {"tokens": steps[0] * train.tokens_per_step, "training_seconds": spent}
+    result = {"tokens": steps * train.tokens_per_step, "training_seconds": seconds}
     (out / "result.json").write_text(json.dumps(result))
+    return 0
 
 
 if __name__ == "__main__":
     import psutil
 
-    main(json.loads(Path(sys.argv[1]).read_text()), psutil.Process().create_time())
+    sys.exit(main(json.loads(Path(sys.argv[1]).read_text()), psutil.Process().create_time()))

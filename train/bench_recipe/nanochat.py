@@ -13,6 +13,7 @@ Tested in tests/train/bench_recipe/test_bench_recipe.py.
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,9 @@ from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, timed
 
 REHEARSAL_ITERATIONS = 12
+SAVE_SECONDS = 600
+"""Of training between two checkpoints, from the newest of which a run goes on that was stopped."""
+CHECKPOINTS = "base_checkpoints"
 ROW_GROUP = 256
 """Documents of a shard's row group."""
 MOST_TEXT = 400_000_000
@@ -68,8 +72,7 @@ def nanochat(
     name = f"nanochat-{depth}" if factor == 1 else f"nanochat-{depth}-x{factor:g}"
     name += f"-{tokens}" if tokens else ""
     python, base = python_of(config), folder / name
-    base.mkdir()
-    _write_shards(base / "base_data_climbmix", config)
+    rehearsed = base / "rehearsed.json"
     tokenize: list[str | Path] = [python, "-m", "scripts.tok_train", f"--vocab-size={bench.nanochat_vocab}"]
     batch = [f"--device-batch-size={in_a_pass}", f"--total-batch-size={step_tokens}"]
     common: list[str | Path] = [
@@ -87,17 +90,27 @@ def nanochat(
         *bench.nanochat_options,
     ]
 
-    def run(command: Sequence[str | Path], log: str) -> float:
+    def run(command: Sequence[str | Path], log: str, continues: bool = False) -> float:
         own = environment | {"NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
-        return timed(command, folder / f"{name}-{log}.log", environment=own, cwd=bench.nanochat)
+        return timed(command, folder / f"{name}-{log}.log", environment=own, cwd=bench.nanochat, continues=continues)
 
+    if not rehearsed.exists():
+        shutil.rmtree(base, ignore_errors=True)  # of a comparison that was stopped before
+        _write_shards(base / "base_data_climbmix", config)
+        with fresh_cache(folder) as environment:
+            own_tokenizer = run(tokenize, "tokenizer")
+            rehearsal = run([*common, f"--num-iterations={REHEARSAL_ITERATIONS}"], "rehearsal")
+        step = step_seconds((folder / f"{name}-rehearsal.log").read_text(errors="replace"))
+        steps = steps_that_fit(60 * config.minutes, own_tokenizer + rehearsal - REHEARSAL_ITERATIONS * step, step)
+        shutil.rmtree(base / CHECKPOINTS, ignore_errors=True)
+        rehearsed.write_text(json.dumps({"own_tokenizer": own_tokenizer, "step": step, "steps": steps}))
+    plan = json.loads(rehearsed.read_text())
+    own_tokenizer, step, steps = plan["own_tokenizer"], plan["step"], plan["steps"]
+    words = [f"--num-iterations={steps}", f"--save-every={max(1, int(SAVE_SECONDS / step))}"]
+    if saved := newest_step(base / CHECKPOINTS / f"d{depth}"):
+        words.append(f"--resume-from-step={saved}")
     with fresh_cache(folder) as environment:
-        own_tokenizer = run(tokenize, "tokenizer")
-        rehearsal = run([*common, f"--num-iterations={REHEARSAL_ITERATIONS}"], "rehearsal")
-    step = step_seconds((folder / f"{name}-rehearsal.log").read_text(errors="replace"))
-    steps = steps_that_fit(60 * config.minutes, own_tokenizer + rehearsal - REHEARSAL_ITERATIONS * step, step)
-    with fresh_cache(folder) as environment:
-        seconds = run([*common, f"--num-iterations={steps}"], "train")
+        seconds = run([*common, *words], "train", continues=True)
     return Entry(
         name="nanochat",
         model=base,
@@ -106,6 +119,12 @@ def nanochat(
         training_seconds=steps * step,
         note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + ways_note(factor, tokens),
     )
+
+
+def newest_step(checkpoints: Path) -> int | None:
+    """The step of its newest checkpoint; None before the first. It writes a checkpoint's optimizer last."""
+    steps = [int(path.name.split("_")[1]) for path in checkpoints.glob("optim_*_rank0.pt")]
+    return max(steps, default=None)
 
 
 def ways_note(factor: float, tokens: int | None) -> str:
@@ -167,7 +186,7 @@ def _write_shards(folder: Path, config: BenchRecipeConfig) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder.mkdir()
+    folder.mkdir(parents=True)
 
     def limited(documents: Iterable[str]) -> list[str]:
         found: list[str] = []

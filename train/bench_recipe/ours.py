@@ -20,11 +20,16 @@ NAME = "ours"
 
 
 def ours(config: BenchRecipeConfig, words: Sequence[str], folder: Path) -> Entry:
-    """Train in ``folder`` with the overrides ``words`` for ``config.minutes``, set-up and saving included."""
-    limits = [f"budget={60 * config.minutes:.6f}s", assigned("runs_dir", folder), f"name={NAME}", "resume=never"]
+    """Train in ``folder`` with the overrides ``words`` for ``config.minutes``, set-up and saving included.
+
+    A run that was stopped there goes on.
+    """
+    limits = [f"budget={60 * config.minutes:.6f}s", assigned("runs_dir", folder), f"name={NAME}", "resume=auto"]
     with fresh_cache(folder) as environment:
         command = python_module("slm", "train", *QUIET, *words, *limits)
-        seconds = timed(command, folder / f"{NAME}.log", environment=environment, minutes=config.minutes)
+        seconds = timed(
+            command, folder / f"{NAME}.log", environment=environment, minutes=config.minutes, continues=True
+        )
     record = _record(folder)
     return Entry(
         name=NAME,

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -14,14 +17,23 @@ from data.tokenizers.make import load_tokenizer
 from slm.configuration import load, to_dict, to_yaml
 from slm.model.checkpoint import load_model
 from tests.helpers import tiny_checkpoint
+from tests.helpers.programs import Program
 from tests.helpers.small_run import OPTIONS, write_corpus
 from train.bench_recipe import bench, hf_trainer
-from train.bench_recipe.config import BenchRecipeConfig
-from train.bench_recipe.contender import passes_of_a_step, timed
+from train.bench_recipe.config import FINISHED, BenchRecipeConfig
+from train.bench_recipe.contender import (
+    Entry,
+    StoppedContenderError,
+    append_finished,
+    passes_of_a_step,
+    read_finished,
+    timed,
+)
 from train.bench_recipe.nanochat import scaled_rates, step_seconds, steps_that_fit
 from train.bench_recipe.ours import chosen
 from train.bench_recipe.score import score
 from train.config import RunConfig, TrainConfig
+from train.report.run_record import RunRecord
 from train.run.run_state import check_set_up
 
 MINUTES = (0.3, 0.6, 2.0)
@@ -83,6 +95,93 @@ def test_a_contender_that_fails_is_named_and_the_others_are_scored(corpus, tmp_p
     record = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert [run["name"] for run in record["runs"]] == ["ours"]
     assert "no tokenizer today" in record["failed"]["nanochat depth 4"]
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_stopped_goes_on(corpus, tmp_path, capfd):
+    """Ctrl-C ends our run with a checkpoint; with bench.resume it is continued, and nothing of it is lost."""
+    words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", "bench.window=32", "bench.baselines=[]"]
+    words.append("minutes=0.7")
+    comparison = Program("train.bench_recipe.bench", words, tmp_path)
+    end = time.time() + 60
+    while steps_of(tmp_path) <= 20 and comparison.poll() is None and time.time() < end:
+        time.sleep(0.1)
+    comparison.send_signal(signal.SIGINT)
+    out, err = comparison.communicate(60)
+    assert comparison.returncode == 130, out + err
+    [folder] = (tmp_path / "runs/bench-recipe").glob("*")
+    assert f"bench.resume={folder}" in out
+    before = steps_of(tmp_path)
+    assert (folder / FINISHED).read_text() == ""
+    assert bench.main([*words, f"bench.resume={folder}"]) == 0
+    [run] = json.loads(capfd.readouterr().out.splitlines()[-1])["runs"]
+    assert run["tokens"] == steps_of(tmp_path) * 4 * 32 > before * 4 * 32
+    assert 30 < run["seconds"] < 60  # both parts, and not as long as anew
+    assert list(read_finished(folder / FINISHED)) == ["ours"]
+
+
+def steps_of(folder):
+    """Of our run in the only comparison there; 0 before it has begun."""
+    for root in folder.glob("runs/bench-recipe/*/ours"):
+        record = RunRecord(root)
+        record.update()
+        return record.step()
+    return 0
+
+
+@pytest.mark.slow
+def test_the_trainer_goes_on_where_it_was_stopped(corpus, tmp_path, monkeypatch):
+    config = load(RunConfig, "train", [*OPTIONS, f"data.files=[{corpus}]"])
+    spec = {"config": to_dict(config), "lr": 1e-3, "seconds": 15, "out": str(tmp_path)}
+    threading.Timer(9, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    assert hf_trainer.main(spec, started=time.time()) == 130
+    part = hf_trainer.Part.read(tmp_path)
+    assert part.steps > 3
+    assert part.checkpoint(tmp_path).is_dir()
+    assert part.seconds < part.limit < 12
+    seen = []
+    began = hf_trainer.hugging_face.make_trainer
+
+    def watched(model, rows, *arguments, **named):
+        trainer = began(model, rows, *arguments, **named)
+        trainer.callback_handler.callbacks[-1].on_train_begin = lambda _, state, *__, **___: seen.append(state)
+        return trainer
+
+    monkeypatch.setattr(hf_trainer.hugging_face, "make_trainer", watched)
+    assert hf_trainer.main(spec, started=time.time() - 100) == 0  # the set-up of this start does not count
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert part.limit <= result["training_seconds"] < part.limit + 2
+    assert result["tokens"] > part.steps * 4 * 32
+    assert seen[0].global_step * 4 * 32 == result["tokens"]
+
+
+def test_a_process_that_is_stopped_may_save_and_its_seconds_count(tmp_path):
+    program = "import pathlib, sys, time\npathlib.Path('ready').touch()\n"
+    program += "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit('saved')\n"
+    command, log = [sys.executable, "-S", "-c", program], tmp_path / "run.log"
+
+    def stop():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(StoppedContenderError):
+        timed(command, log, environment=dict(os.environ), cwd=tmp_path, continues=True)
+    assert log.read_text() == "saved\n"
+    rest = [sys.executable, "-S", "-c", "print('done')"]
+    assert 0.5 < timed(rest, log, environment={}, continues=True) < 30
+    assert log.read_text() == "saved\ndone\n"
+
+
+def test_finished_runs_are_read_again(tmp_path):
+    entry = Entry("nanochat", tmp_path / "model", 4096, 60.5, 50.25, "depth 3")
+    file = tmp_path / FINISHED
+    file.touch()
+    assert read_finished(file) == {}
+    append_finished(file, "nanochat depth 3", entry)
+    assert read_finished(file) == {"nanochat depth 3": entry}
 
 
 def test_the_others_get_what_was_chosen_for_ours(tmp_path):
@@ -150,6 +249,7 @@ def test_how_many_iterations_fit():
     [
         ("minutes=0", "minutes must be positive"),
         ("bench.baselines=[nanochat]", "bench.nanochat=DIR"),
+        ("bench.resume=/nowhere", "is no comparison"),
         ("bench.nanochat=/nowhere", "no checkout of nanochat"),
         ("bench.nanochat_lr_factors=[0]", "at least one positive factor"),
         ("bench.nanochat_tokens=[0]", "one token or more"),
@@ -177,12 +277,20 @@ def test_nanochat_can_have_a_step_of_its_own(tmp_path, monkeypatch):
         return 5.0
 
     monkeypatch.setattr(module, "timed", its_scripts)
-    monkeypatch.setattr(module, "_write_shards", lambda *_: None)
+    monkeypatch.setattr(module, "_write_shards", lambda folder, _: folder.mkdir(parents=True))
     done = module.nanochat(config, depth=3, folder=tmp_path, tokens=6 * 32)
     assert {"--device-batch-size=3", "--total-batch-size=192"} <= set(asked[-1])
     assert done.tokens % 192 == 0
     assert done.note.endswith(", 192 tokens a step")
     assert (tmp_path / "nanochat-3-192").is_dir()
+    checkpoints = tmp_path / "nanochat-3-192" / module.CHECKPOINTS / "d3"
+    checkpoints.mkdir(parents=True)
+    for step in (600, 1200):
+        (checkpoints / f"optim_{step:06d}_rank0.pt").touch()
+    calls = len(asked)
+    assert module.nanochat(config, depth=3, folder=tmp_path, tokens=6 * 32) == done
+    assert len(asked) == calls + 1  # neither tokenizer nor rehearsal again
+    assert {"--resume-from-step=1200", "--save-every=1200"} <= set(asked[-1])
     as_ours = module.nanochat(config, depth=3, folder=tmp_path)
     assert {"--device-batch-size=4", "--total-batch-size=512"} <= set(asked[-1])
     assert as_ours.tokens % 512 == 0
