@@ -7,10 +7,14 @@ import contextlib
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from slm.machine.crashes import end_with_parent
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to save and end."""
@@ -27,6 +31,21 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dic
             continue
         previous[int(number)] = signal.signal(number, handler)
     return previous
+
+
+def start_apart(command: Sequence[str | Path], log: Path, **options: Any) -> "subprocess.Popen[bytes]":
+    """A process whose output is added to ``log``. A terminal's Ctrl-C does not reach it, so that its parent passes the
+    stop signals on, and it gets SIGTERM where this process is killed. ``options``: more of ``subprocess.Popen``."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+            **options,
+        )
 
 
 def drop_lost_output() -> None:

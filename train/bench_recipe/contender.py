@@ -6,7 +6,6 @@ Tested in tests/train/bench_recipe/test_bench_recipe.py.
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from data.errors import UserError
 from train.config import TrainConfig
-from train.interrupt import handle_stop_signals
+from train.interrupt import handle_stop_signals, start_apart
 from train.run.run_state import SET_UP_TOOK
 from train.sweep.outcome import last_error
 
@@ -92,29 +91,21 @@ def timed(
     earlier = float(spent.read_text()) if continues and spent.exists() else 0.0
     stopped = False
     start = perf_counter()
-    with log.open("ab" if continues else "wb") as output:
-        # In a session of its own: Ctrl-C in a terminal reaches it once, by the handler.
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            env=dict(environment),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    if not continues:
+        log.unlink(missing_ok=True)
+    process = start_apart(command, log, env=dict(environment), cwd=cwd)
 
-        def pass_on(_number: int, _frame: FrameType | None) -> None:
-            nonlocal stopped
-            stopped = True
-            process.send_signal(signal.SIGINT)
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+        process.send_signal(signal.SIGINT)
 
-        before = handle_stop_signals(pass_on)
-        try:
-            code = process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    before = handle_stop_signals(pass_on)
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     seconds = earlier + perf_counter() - start
     if stopped:
         spent.write_text(repr(seconds))

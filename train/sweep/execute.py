@@ -5,7 +5,6 @@ Tested in tests/train/sweep/test_sweep.py.
 
 import math
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +13,8 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from data.progress import Progress
-from slm.machine.crashes import end_with_parent
 from slm.report import duration
-from train.interrupt import handle_stop_signals
+from train.interrupt import handle_stop_signals, start_apart
 from train.report.run_record import RunRecord
 from train.sweep.grid import Values, describe
 from train.sweep.halving import survivors
@@ -38,16 +36,8 @@ Start = Callable[[Sequence[str], Path], Process]
 
 
 def start_training(words: Sequence[str], log: Path) -> Process:
-    """A training process. A terminal's Ctrl-C does not reach it, and it ends where this process is killed."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "slm", "train", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
-        )
+    """A training process, which ends where this process is killed."""
+    return start_apart([sys.executable, "-m", "slm", "train", *words], log)
 
 
 class Interrupted(BaseException):
