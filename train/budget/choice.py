@@ -1,6 +1,7 @@
 """The choice for a budget: of every size that fits, the one with the lowest predicted loss by the deadline."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,8 @@ LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
 the time that this may take."""
 BIGRAMS_PER_S, FACTORS_SECONDS = 1_000_000, 2.5
 """Pairs that are counted in a second, and how long their factors take."""
+MOST_EPOCHS = 8.0
+"""How often a run reads its text at most: it ends before its time where that would allow more."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""
 EQUAL = 0.002
@@ -121,6 +124,8 @@ class Candidate:
     tokens_per_s: float
     seconds: float
     """Of the whole run, set-up included."""
+    ends_early: bool
+    """Whether the text has been read as often as it should before the time is over: steps end the run, not time."""
     memory_bytes: float
     bits_per_byte: float
     low: float
@@ -217,7 +222,8 @@ def make(
             # Of the time, not of the steps: as many steps are done as both parts have time for.
             share = wanted.short_seq_share
             step_seconds = 1 / (share / quick + (1 - share) / step_seconds)
-        steps = max(1, round(training / step_seconds))
+        in_time = max(1, round(training / step_seconds))
+        steps = min(in_time, most_steps(corpus.bytes / bytes_per_token, per_step))
         tokens = steps * per_step
     model = shape.model_config(vocab_size, seq_len)
     most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
@@ -248,7 +254,8 @@ def make(
         bytes=n_bytes,
         epochs=read / corpus.bytes,
         tokens_per_s=per_step / step_seconds,
-        seconds=seconds,
+        seconds=seconds - training * (1 - steps / in_time) / (1 - VALIDATION_SHARE - OVERHEAD),
+        ends_early=steps < in_time,
         memory_bytes=memory_bytes(model, micro_batch, seq_len),
         bits_per_byte=value,
         low=low / (1 + blur),
@@ -295,6 +302,12 @@ def step_sequences(tokens: float, seq_len: int) -> int:
     """Sequences of an optimizer step in a run of ``tokens``."""
     ideal = BATCH_TOKENS * (tokens / BATCH_AT) ** BATCH_POWER / seq_len
     return min(SEQUENCES, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
+
+
+def most_steps(text: float, per_step: int) -> int:
+    """The steps that read ``text`` (tokens) ``MOST_EPOCHS`` times, ``LEAST_STEPS`` at least; no limit where text has no
+    end."""
+    return max(LEAST_STEPS, math.ceil(MOST_EPOCHS * text / per_step)) if text < math.inf else sys.maxsize
 
 
 def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:

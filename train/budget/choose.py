@@ -28,7 +28,7 @@ from train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
 from train.resolve import Chosen, given_value
 
 SPARE_STEPS = 4
-"""``train.max_steps`` in units of the predicted steps: time ends the run, also where the machine proves faster."""
+"""``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""
 MEASURING_SHARE = 0.03
 """Of the budget, for measuring the machine: a short run will not choose a wide model, and needs its time."""
 EMBED_STD_WITH_BAGS = 0.1
@@ -41,11 +41,12 @@ BETAS_WITH_SAMPLED = "[0.8,0.99]"
 the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
 TABLES_MEMORY, MATRICES_MEMORY = 0.4, 0.9
 """Epochs after which decay at the peak learning rate has left 1 / e of what was learnt, where text is read twice or
-more: against learning it by heart. In this unit what is best is alike for texts of 13, 17 and 52 MB and steps of
-12,288 to 24,576 tokens (docs/results/recipe.md). Where text is read once, decay gains nothing."""
-LEAST_EPOCH = 175
-"""The steps of the shortest epoch that was measured. A shorter one counts as so many: weights that forget in a few
-steps would learn nothing."""
+more: against learning it by heart. In this unit what is best is alike for texts of 4 to 52 MB and steps of 8,192 to
+24,576 tokens (docs/results/recipe.md). Where text is read once, decay gains nothing."""
+MILD_EPOCHS = 4.0
+"""Readings from which both become shorter, in proportion to the readings."""
+LEAST_TABLES_STEPS, LEAST_MATRICES_STEPS = 8, 18
+"""The shortest of both that was measured, steps. Weights that forget in fewer would learn nothing."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"
@@ -88,7 +89,7 @@ def choose(argv: list[str], seconds: float) -> Chosen:
     basis = basis_of(base, argv, seconds)
     found = candidates(basis, seconds, spent=process_seconds())
     chosen = choice.best(found)
-    show(chosen, choice.menu(found), basis)
+    show(chosen, choice.menu(found), basis, seconds)
     found_words = words(chosen, argv)
     return Chosen(found_words, facts(chosen, found_words))
 
@@ -153,7 +154,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "tokenizer.vocab_size": chosen.vocab_size,
         "tokenizer.sample_bytes": chosen.sample_bytes,
         "optim.momentum_steps": min(300, max(20, steps // 4)),
-        "train.max_steps": SPARE_STEPS * steps,
+        "train.max_steps": steps if chosen.ends_early else SPARE_STEPS * steps,
         "train.seq_len": chosen.seq_len,
         "train.micro_batch": chosen.micro_batch,
         "train.grad_accum": chosen.sequences // chosen.micro_batch,
@@ -175,7 +176,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
                 options["optim.lr"] = DEEP_LR
         elif chosen.superposition > 1:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
-        if chosen.sampled_softmax and chosen.epochs > 1:
+        if chosen.epochs > 1:
             options |= decays(chosen, compose([*_spelled(options, argv), *argv]).optim)
     return [*([] if given_value(argv, "name") else ["name=auto"]), *_spelled(options, argv)]
 
@@ -193,14 +194,16 @@ def _spelled(options: dict[str, Any], argv: list[str]) -> list[str]:
 
 def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
     """Decay of tables and matrices, per unit of ``optim``'s learning rates, where the text is read more than once: in
-    full from twice on."""
+    full from twice on, and stronger from ``MILD_EPOCHS`` on."""
     share = min(1.0, chosen.epochs - 1)
-    steps = max(LEAST_EPOCH, chosen.steps / chosen.epochs)
+    epoch = chosen.steps / chosen.epochs * min(1.0, MILD_EPOCHS / chosen.epochs)
+    tables = share / max(LEAST_TABLES_STEPS, TABLES_MEMORY * epoch)
+    matrices = share / max(LEAST_MATRICES_STEPS, MATRICES_MEMORY * epoch)
     width, tied = chosen.model.d_model, chosen.shape.tied
     found = {
-        "optim.embed_decay": share / (TABLES_MEMORY * steps * optim.table_rate("embedding", width, tied=tied)),
-        "optim.head_decay": share / (TABLES_MEMORY * steps * optim.table_rate("head", width, tied=tied)),
-        "optim.weight_decay": share / (MATRICES_MEMORY * steps * optim.lr),
+        "optim.embed_decay": tables / optim.table_rate("embedding", width, tied=tied),
+        "optim.head_decay": tables / optim.table_rate("head", width, tied=tied),
+        "optim.weight_decay": matrices / optim.lr,
     }
     return {name: float(f"{value:.3g}") for name, value in found.items()}
 
@@ -235,8 +238,8 @@ def _kept(base: RunConfig) -> Chosen:
         ) from None
 
 
-def show(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> None:
-    """Print the sizes around the choice, and the reason."""
+def show(chosen: Candidate, sizes: list[Candidate], basis: Basis, seconds: float) -> None:
+    """Print the sizes around the choice for a budget of ``seconds``, and the reason."""
     at = next(i for i, each in enumerate(sizes) if each.shape == chosen.shape)
     first = max(0, min(at - SHOWN // 2, len(sizes) - SHOWN))
     rows = [
@@ -247,6 +250,7 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> None:
             f"{each.vocab_size:,}",
             f"{each.sequences * each.seq_len:,}",
             f"{each.tokens_per_s:,.0f}",
+            duration(each.seconds),
             f"{each.tokens / 1e6:,.1f}M",
             f"{each.epochs:.2f}" if each.epochs else "-",
             f"{each.bits_per_byte:.3f}",
@@ -254,8 +258,9 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> None:
         ]
         for each in (chosen if each.shape == chosen.shape else each for each in sizes[first : first + SHOWN])
     ]
-    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", "tokens/s", "tokens", "epochs"]
-    table(f"{duration(chosen.seconds)} on this machine", [*columns, "bits per byte", "two of three"], rows)
+    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", "tokens/s"]
+    columns += ["time", "tokens", "epochs", "bits per byte", "two of three"]
+    table(f"{duration(seconds)} on this machine", columns, rows)
     print("  " + reason(chosen, sizes, basis))
 
 
@@ -266,7 +271,12 @@ def reason(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> str:
     larger = [each for each in sizes if each.model.n_params > chosen.model.n_params]
     if smaller and larger:
         text += "; a smaller model would learn less from its text, a larger one would see too little"
-    if chosen.epochs > 4:
+    if chosen.ends_early:
+        text += (
+            f"; the run ends after {duration(chosen.seconds)}, since reading the text more than {chosen.epochs:.0f} "
+            "times gains next to nothing: more text would help, more time would not"
+        )
+    elif chosen.epochs > 4:
         text += f"; the text is read {chosen.epochs:.0f} times: more text would help more than more time"
     if not math.isclose(basis.corpus.difficulty, 1.0, abs_tol=0.15):
         text += "; this text is unlike the books that the law was fitted to, so the level is uncertain"

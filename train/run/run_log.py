@@ -148,8 +148,8 @@ class ProgressLine:
         """Show a training record and the loss expected at the end; ``seconds_left`` None: not known yet."""
         eta = "-" if seconds_left is None else duration(seconds_left)
         done, steps = record["step"], f"{record['step']:,}/{self.max_steps:,}"
-        if limit := record.get("limit_s"):  # time ends the run, max_steps only bounds it
-            share = min(1.0, record["elapsed_s"] / limit)
+        share = min(1.0, record["elapsed_s"] / limit) if (limit := record.get("limit_s")) else 0.0
+        if share * self.max_steps > done:  # time ends the run, max_steps only bounds it
             done, steps = share * self.max_steps, f"{record['step']:,} ({share:.0%})"
         text = (
             f"step {steps}  loss {record['loss']:.3f}  val {self.validation}  "

@@ -33,6 +33,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
                 f"{each.model.n_params / 1e6:,.1f}M",
                 f"{each.vocab_size:,}",
                 f"{each.tokens_per_s:,.0f}",
+                duration(each.seconds),
                 f"{each.tokens / 1e6:,.1f}M",
                 f"{each.epochs:.2f}" if each.epochs else "-",
                 f"{each.memory_bytes / 2**30:.1f}",
@@ -42,10 +43,10 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
                 f"{basis.machine.decode_tokens_per_s(size, each.shape.n_layers):,.0f}",
             ]
         )
-    columns = ["", "layers x width", "parameters", "vocabulary", "tokens/s", "tokens", "epochs", "GiB"]
-    columns += ["bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
+    columns = ["", "layers x width", "parameters", "vocabulary", "tokens/s", "time", "tokens"]
+    columns += ["epochs", "GiB", "bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
     caption = (
-        "bits per byte: predicted for the validation text at the end of the time. two of three: that share of runs "
+        "bits per byte: predicted for the validation text at the end of the run. two of three: that share of runs "
         "should end there. GiB: memory of the run. written/s: tokens that llama.cpp writes for one reader (Q4_K_M)."
     )
     table(f"{duration(seconds)} on this machine", columns, rows, caption=caption)

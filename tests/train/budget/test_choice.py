@@ -45,6 +45,31 @@ def test_little_text_gives_a_smaller_model_and_vocabulary():
     assert less.epochs > 4
 
 
+def test_a_run_ends_before_its_time_where_its_text_has_been_read_often_enough():
+    small = replace(LARGE, bytes=400_000.0, bytes_per_token={2048: 2.9})
+    hour, day = chosen(3600, small), chosen(86400, small)
+    for run in (hour, day):
+        assert run.ends_early
+        assert run.epochs == pytest.approx(choice.MOST_EPOCHS, rel=0.1)
+        training = run.steps * MACHINE.step_seconds(run.model, run.sequences * run.seq_len, run.seq_len)
+        assert 0.3 * training < run.seconds < training + 0.2 * 3600
+    assert hour.seconds < 3600
+    assert day.seconds < 86400
+    assert day.bits_per_byte <= hour.bits_per_byte
+
+
+@pytest.mark.parametrize("text", [LARGE, replace(LARGE, bytes=math.inf)])
+def test_a_run_takes_its_time_where_there_is_text_enough(text):
+    run = chosen(3600, text)
+    assert not run.ends_early
+    assert run.seconds == 3600
+    assert choice.most_steps(math.inf, 1024) >= run.steps
+
+
+def test_a_run_of_very_little_text_still_has_steps_to_learn_in():
+    assert choice.most_steps(1000, 4096) == choice.LEAST_STEPS
+
+
 def test_a_faster_machine_gives_more():
     fast = replace(
         MACHINE,

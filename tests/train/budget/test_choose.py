@@ -7,7 +7,7 @@ import pytest
 from data.errors import UserError
 from tests.helpers.machines import MACHINE
 from tests.train.budget.test_choice import chosen
-from train.budget import choose
+from train.budget import choice, choose
 from train.budget.choice import Wanted
 from train.resolve import Chosen, resolve
 
@@ -52,7 +52,8 @@ def test_a_choice_is_made_of_this_machine_and_text_and_kept_for_the_next_start(t
     shown = capsys.readouterr().out
     assert "layers x width" in shown
     assert "the lowest predicted bits per byte" in shown
-    assert "more text would help more than more time" in shown  # 400 short documents
+    assert "more text would help, more time would not" in shown  # 400 short documents
+    assert config.train.max_steps == choice.LEAST_STEPS
     assert config.train.log_every == 7
     assert (
         config.facts["predicted"]["low"]
@@ -102,7 +103,7 @@ def optim_of(words: list[str]) -> dict[str, float]:
     return {name: float(value) for name, value in found if not value.startswith("[")}
 
 
-@pytest.mark.parametrize(("epochs", "share"), [(1.5, 0.5), (2.1, 1.0), (6.0, 1.0)])
+@pytest.mark.parametrize(("epochs", "share"), [(1.5, 0.5), (2.1, 1.0), (4.0, 1.0), (8.0, 2.0)])
 @pytest.mark.parametrize("given", [(), ("optim.lr=0.1", "optim.embed_lr=0.4", "optim.head_lr=0.2")])
 def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, share, given):
     few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=epochs, steps=6000)
@@ -115,18 +116,25 @@ def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, 
 
 def test_a_text_of_a_few_steps_leaves_weights_time_to_learn():
     few = chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280))
-    words = [choose.words(replace(few, epochs=few.steps / an_epoch), []) for an_epoch in (0.5, 10, 175)]
-    assert words[0] == words[1] == words[2]
+    found = [choose.words(replace(few, epochs=few.steps / an_epoch), []) for an_epoch in (0.5, 2, 8)]
+    assert found[0] == found[1] == found[2]
+    optim = optim_of(["optim.lr=0.03", *found[0]])
+    assert optim["weight_decay"] * optim["lr"] == pytest.approx(1 / choose.LEAST_MATRICES_STEPS, rel=0.01)
 
 
 @pytest.mark.parametrize("epochs", [0.0, 0.9, 6.0])
-def test_weights_stay_where_text_is_read_once_and_where_a_person_or_all_words_say_otherwise(epochs):
-    few, all_words = (
-        replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=each)), epochs=epochs) for each in (1280, 0)
-    )
-    assert any("decay" in word for word in choose.words(few, [])) == (epochs > 1)
-    assert not any("decay" in word for word in choose.words(few, ["optim=classic"]))
-    assert not any("decay" in word for word in choose.words(all_words, []))
+def test_weights_stay_where_text_is_read_once_and_where_a_person_says_otherwise(epochs):
+    for sampled in (1280, 0):
+        run = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=sampled)), epochs=epochs)
+        assert any("decay" in word for word in choose.words(run, [])) == (epochs > 1)
+        assert not any("decay" in word for word in choose.words(run, ["optim=classic"]))
+
+
+def test_steps_end_a_run_that_has_read_its_text_often_enough():
+    in_time = chosen(3600)
+    early = replace(in_time, ends_early=True)
+    assert f"train.max_steps={in_time.steps}" in choose.words(early, [])
+    assert f"train.max_steps={choose.SPARE_STEPS * in_time.steps}" in choose.words(in_time, [])
 
 
 def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_otherwise(tmp_path):

@@ -39,6 +39,13 @@ def test_a_run_that_time_ends_shows_its_share_and_where_it_will_end(capsys):
     assert out.endswith("ETA 0:30  at the end 1.500 ± 0.100 bits per byte\n")
 
 
+def test_a_run_that_steps_end_before_its_time_shows_them(capsys):
+    progress = ProgressLine(1300, 0)
+    record = {"step": 1200, "loss": 2.0, "tokens_per_s": 5000.0, "rss_gb": 1.0, "elapsed_s": 30.0, "limit_s": 60.0}
+    progress.update(record, 3.0)
+    assert capsys.readouterr().out.startswith("step 1,200/1,300  loss 2.000")
+
+
 def test_the_forecast_is_in_the_metrics_and_goes_on_after_a_resume(tmp_path):
     config = resolve(["preset=tiny", "train.max_steps=100"], autobatch.choose_micro_batch)
     per_step = config.train.tokens_per_step
