@@ -46,7 +46,7 @@ more: against learning it by heart. In this unit what is best is alike for texts
 MILD_EPOCHS = 4.0
 """Readings from which both become shorter, in proportion to the readings."""
 LEAST_TABLES_STEPS, LEAST_MATRICES_STEPS = 8, 18
-"""The shortest of both that was measured, steps. Weights that forget in fewer would learn nothing."""
+"""The least of both, steps: about what the best run on 1 MB had. Weights that forget in a few steps learn nothing."""
 SHOWN = 5
 """Sizes in the table."""
 CHOSEN_WORDS = "chosen"

@@ -22,9 +22,9 @@ import numpy as np
 from train.predict.records import Record
 
 REPEATED_TEXT = 2.0
-"""R* of repeated text: however often a text is repeated, that is worth at most so much new text. Muennighoff et al. find
-15.4 for large models. With it the law put eight readings of 1 MB at 1.86 bits per byte, and 1.95 came; with 2 it is
-nearer to these runs and to all older records (docs/results/plan.md)."""
+"""R* of repeated text: however often a text is repeated, that is worth at most so much new text. Muennighoff et al.
+find 15.4 for large models. With it the law put eight readings of 1 MB at 1.86 bits per byte, and 1.95 came; with 2 it
+is nearer to these runs and to all older records (docs/results/plan.md)."""
 REPEATED_SIZE = 5.3
 """R* of parameters beyond those that the text can fill."""
 BYTES_PER_PARAMETER = 40.0
