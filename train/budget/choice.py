@@ -10,7 +10,7 @@ from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import LossLaw, as_new, learns_slower, text_factor, text_read, text_worth
+from train.predict.law import LossLaw, learns_slower, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
@@ -214,7 +214,7 @@ def make(
     for _ in range(8):  # the step's size depends on the tokens, and the tokens on the step's size
         if wanted.seq_len is None:
             seq_len = 1024 if tokens >= LONG_RUN else 512
-        sequences = wanted.sequences or step_sequences(as_new(tokens, corpus.bytes / bytes_per_token), seq_len)
+        sequences = wanted.sequences or step_sequences(tokens, seq_len)
         per_step = sequences * seq_len
         step_seconds = machine.step_seconds(model, per_step, seq_len, words)
         if short := _short(wanted, seq_len):
@@ -299,7 +299,7 @@ def _bigrams(wanted: Wanted, shape: Shape, seconds: float) -> int:
 
 
 def step_sequences(tokens: float, seq_len: int) -> int:
-    """Sequences of an optimizer step in a run of ``tokens``; repeated ones count as what they are worth."""
+    """Sequences of an optimizer step in a run of ``tokens``."""
     ideal = BATCH_TOKENS * (tokens / BATCH_AT) ** BATCH_POWER / seq_len
     return min(SEQUENCES, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
 

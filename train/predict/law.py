@@ -119,19 +119,13 @@ def _decades(value: float, least: float, most: float) -> float:
     return max(0.0, math.log10(value / most) if most < math.inf else 0.0, math.log10(least / value) if least else 0.0)
 
 
-def as_new(read: float, unique: float) -> float:
-    """The new text that ``read`` is worth of which only ``unique`` is new, in their unit: bytes or tokens."""
-    if read <= unique:
-        return read
-    return unique * (1 + REPEATED_TEXT * (1 - math.exp(-(read / unique - 1) / REPEATED_TEXT)))
-
-
 def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple[float, float]:
     """Parameters and bytes after what repetition takes away and the vocabulary adds."""
     gain = (vocab_size / VOCABULARY) ** VOCABULARY_GAIN
-    worth = as_new(n_bytes, unique)
     if n_bytes <= unique:
-        return n, worth * gain
+        return n, n_bytes * gain
+    repeats = n_bytes / unique - 1
+    worth = unique * (1 + REPEATED_TEXT * (1 - math.exp(-repeats / REPEATED_TEXT)))
     filled = unique / BYTES_PER_PARAMETER
     if n > filled:
         n = filled * (1 + REPEATED_SIZE * (1 - math.exp(-(n / filled - 1) / REPEATED_SIZE)))

@@ -116,14 +116,6 @@ def test_the_law_of_batches(tokens):
     assert abs(math.log(choice.step_sequences(tokens, 512) * 512 / expected)) < 0.35 or expected < 1024
 
 
-def test_steps_are_smaller_where_their_text_is_read_again():
-    """4 MB of text: eight readings are worth as much as three, at most."""
-    short = replace(LARGE, bytes=4e6, bytes_per_token={4096: 3.5})
-    again, new = (chosen(3600, each) for each in (short, replace(short, bytes=1e9)))
-    assert again.sequences * again.seq_len == pytest.approx(8192, rel=0.3)
-    assert again.sequences < new.sequences
-
-
 def test_bags_of_tokens_where_no_text_is_read_twice_for_them():
     plenty = chosen(3600)
     assert plenty.superposition == 4

@@ -2,13 +2,12 @@
 
 import dataclasses
 import itertools
-import math
 
 import numpy as np
 import pytest
 
 from train.predict import records
-from train.predict.law import LossLaw, as_new, fit, fitted, left_out_errors, text_worth
+from train.predict.law import LossLaw, fit, fitted, left_out_errors, text_worth
 from train.predict.records import Record
 
 TRUE = LossLaw(floor=0.9, size=0.5, alpha=0.36, text=1.4, beta=0.5)
@@ -52,16 +51,6 @@ def test_more_text_and_more_parameters_never_hurt_and_repetition_is_worth_less()
     far = law.interval(400e6, 20e9)
     assert low < law.predict(4e6, 20e6) < high
     assert (far[1] - far[0]) / law.predict(400e6, 20e9) > 3 * (high - low) / law.predict(4e6, 20e6)
-
-
-def test_repeated_text_is_worth_less_each_time_and_twice_itself_at_most():
-    worth = [as_new(read, 1e6) for read in (0.5e6, 1e6, 2e6, 4e6, 8e6, 1e9)]
-    assert worth[:2] == [0.5e6, 1e6]
-    assert worth == sorted(worth)
-    assert worth[-1] == pytest.approx(3e6)
-    gains = [after - before for before, after in itertools.pairwise(as_new(n * 1e6, 1e6) for n in range(1, 9))]
-    assert all(before > after > 0 for before, after in itertools.pairwise(gains))
-    assert as_new(5e9, math.inf) == 5e9
 
 
 def test_what_helps_a_run_counts_as_more_text():
