@@ -1,7 +1,6 @@
 """The choice for a budget: of every size that fits, the one with the lowest predicted loss by the deadline."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -224,7 +223,7 @@ def make(
             share = wanted.short_seq_share
             step_seconds = 1 / (share / quick + (1 - share) / step_seconds)
         in_time = max(1, round(training / step_seconds))
-        steps = min(in_time, most_steps(corpus.bytes / bytes_per_token, per_step))
+        steps = math.ceil(min(in_time, most_steps(corpus.bytes / bytes_per_token, per_step)))
         tokens = steps * per_step
     model = shape.model_config(vocab_size, seq_len)
     most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
@@ -305,10 +304,10 @@ def step_sequences(tokens: float, seq_len: int) -> int:
     return min(SEQUENCES, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
 
 
-def most_steps(text: float, per_step: int) -> int:
-    """The steps that read ``text`` (tokens) ``MOST_EPOCHS`` times, ``LEAST_STEPS`` at least; no limit where text has no
-    end."""
-    return max(LEAST_STEPS, math.ceil(MOST_EPOCHS * text / per_step)) if text < math.inf else sys.maxsize
+def most_steps(text: float, per_step: int) -> float:
+    """The steps that read ``text`` (tokens) ``MOST_EPOCHS`` times, ``LEAST_STEPS`` at least; infinite where the text
+    is."""
+    return max(LEAST_STEPS, MOST_EPOCHS * text / per_step)
 
 
 def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:

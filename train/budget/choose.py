@@ -49,6 +49,8 @@ LEAST_TABLES_STEPS, LEAST_MATRICES_STEPS = 8, 18
 """The least of both, steps: about what the best run on 1 MB had. Weights that forget in a few steps learn nothing."""
 SHOWN = 5
 """Sizes in the table."""
+READING = ("tokens/s", "time", "tokens", "epochs")
+"""Columns of a table of sizes: how fast and how long each reads, and how much."""
 CHOSEN_WORDS = "chosen"
 """The key of ``facts`` with the words of the choice."""
 
@@ -249,19 +251,26 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis, seconds: float
             f"{each.model.n_params / 1e6:.1f}M",
             f"{each.vocab_size:,}",
             f"{each.sequences * each.seq_len:,}",
-            f"{each.tokens_per_s:,.0f}",
-            duration(each.seconds),
-            f"{each.tokens / 1e6:,.1f}M",
-            f"{each.epochs:.2f}" if each.epochs else "-",
+            *reading(each),
             f"{each.bits_per_byte:.3f}",
             f"{each.low:.3f} to {each.high:.3f}",
         ]
         for each in (chosen if each.shape == chosen.shape else each for each in sizes[first : first + SHOWN])
     ]
-    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", "tokens/s"]
-    columns += ["time", "tokens", "epochs", "bits per byte", "two of three"]
+    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", *READING]
+    columns += ["bits per byte", "two of three"]
     table(f"{duration(seconds)} on this machine", columns, rows)
     print("  " + reason(chosen, sizes, basis))
+
+
+def reading(each: Candidate) -> list[str]:
+    """The cells of a size under ``READING``."""
+    return [
+        f"{each.tokens_per_s:,.0f}",
+        duration(each.seconds),
+        f"{each.tokens / 1e6:,.1f}M",
+        f"{each.epochs:.2f}" if each.epochs else "-",
+    ]
 
 
 def reason(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> str:

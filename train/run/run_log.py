@@ -148,7 +148,7 @@ class ProgressLine:
         """Show a training record and the loss expected at the end; ``seconds_left`` None: not known yet."""
         eta = "-" if seconds_left is None else duration(seconds_left)
         done, steps = record["step"], f"{record['step']:,}/{self.max_steps:,}"
-        share = min(1.0, record["elapsed_s"] / limit) if (limit := record.get("limit_s")) else 0.0
+        share = min(1.0, record["elapsed_s"] / record.get("limit_s", math.inf))
         if share * self.max_steps > done:  # time ends the run, max_steps only bounds it
             done, steps = share * self.max_steps, f"{record['step']:,} ({share:.0%})"
         text = (

@@ -13,7 +13,7 @@ from slm.cli import spelled
 from slm.report import duration, final_json, table
 from train.budget import choice
 from train.budget.choice import Candidate
-from train.budget.choose import Basis, basis_of, candidates, compose, reason
+from train.budget.choose import READING, Basis, basis_of, candidates, compose, reading, reason
 from train.budget.costs import Costs, costs, q4_k_m_bytes
 from train.tools.plan_config import PlanOptions
 
@@ -32,10 +32,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
                 f"{each.shape.n_layers} x {each.shape.d_model}",
                 f"{each.model.n_params / 1e6:,.1f}M",
                 f"{each.vocab_size:,}",
-                f"{each.tokens_per_s:,.0f}",
-                duration(each.seconds),
-                f"{each.tokens / 1e6:,.1f}M",
-                f"{each.epochs:.2f}" if each.epochs else "-",
+                *reading(each),
                 f"{each.memory_bytes / 2**30:.1f}",
                 f"{each.bits_per_byte:.3f}",
                 f"{each.low:.3f} to {each.high:.3f}",
@@ -43,8 +40,8 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
                 f"{basis.machine.decode_tokens_per_s(size, each.shape.n_layers):,.0f}",
             ]
         )
-    columns = ["", "layers x width", "parameters", "vocabulary", "tokens/s", "time", "tokens"]
-    columns += ["epochs", "GiB", "bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
+    columns = ["", "layers x width", "parameters", "vocabulary", *READING]
+    columns += ["GiB", "bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
     caption = (
         "bits per byte: predicted for the validation text at the end of the run. two of three: that share of runs "
         "should end there. GiB: memory of the run. written/s: tokens that llama.cpp writes for one reader (Q4_K_M)."
