@@ -56,6 +56,13 @@ class Backend(ABC):
     def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """The final normed hidden states [B T, D], without gradients; valid until the next call of this backend."""
 
+    @abstractmethod
+    def softmax_gradient(
+        self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
+    ) -> Tensor:
+        """``scale`` times (softmax - one-hot) of the logits of some of the ``hidden_states``, [R, V], zeros where not
+        scored; valid until the next call. ``words_V`` and ``offsets_V`` are those of ``HeadPass``."""
+
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update."""
 
@@ -110,6 +117,18 @@ class AutogradBackend(Backend):
         with self._environment.autocast():
             return self._model.hidden_states(ids_BT, starts_BT=self._starts(ids_BT, starts_BT)).flatten(0, 1)
 
+    @torch.no_grad()
+    def softmax_gradient(
+        self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
+    ) -> Tensor:
+        weight_VD = self._model.head_weight_VD
+        logits_RV = F.linear(x_RD.float(), (weight_VD if words_V is None else weight_VD[words_V]).float())
+        if offsets_V is not None:
+            logits_RV += offsets_V
+        gradient_RV = logits_RV.softmax(-1)
+        gradient_RV[torch.arange(len(targets_R)), targets_R.clamp(min=0)] -= 1
+        return gradient_RV.mul_(scale * (targets_R != IGNORED)[:, None])
+
 
 class KernelBackend(Backend):
     """The kernels of ``slm/kernels``."""
@@ -135,6 +154,11 @@ class KernelBackend(Backend):
 
     def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         return self.fused.hidden_states(ids_BT, starts_BT=self._starts(ids_BT, starts_BT))
+
+    def softmax_gradient(
+        self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
+    ) -> Tensor:
+        return self.fused.softmax_gradient(x_RD, targets_R, scale, words_V, offsets_V)
 
     def weights_changed(self) -> None:
         self.fused.forget_weights()

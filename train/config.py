@@ -469,10 +469,10 @@ class RunConfig:
                 f"optim.init_bigrams={self.optim.init_bigrams} is for a new model with a head of its own "
                 "(model.tie_embeddings=false) on plain text: leave it 0 with init_from, conversations or a tied head"
             )
-        if self.train.sampled_softmax and (self.preference.on or self.distill.teacher):
+        if self.train.sampled_softmax and (self.preference.on or self.distill.cache):
             raise UserError(
-                f"train.sampled_softmax={self.train.sampled_softmax} estimates the cross-entropy alone: leave it 0 "
-                "with preference.loss or a teacher"
+                f"train.sampled_softmax={self.train.sampled_softmax} computes the logits of words that are drawn anew: "
+                "leave it 0 with preference.loss or distill.cache"
             )
 
     def _check_lora(self) -> None:

@@ -119,6 +119,13 @@ class Fused:
         self._prepare(ids_BT, ids_BT, starts_BT)
         return self._forward.hidden_states(_flat(ids_BT))
 
+    @torch.no_grad()
+    def softmax_gradient(
+        self, x_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
+    ) -> Tensor:
+        """That of ``Head.softmax_gradient``, of some of the ``hidden_states``."""
+        return self._head.softmax_gradient(x_ND, targets_N, scale, words_V, offsets_V)
+
     def observed_hidden_states(self, ids_BT: Tensor, *, observe: Observer) -> Tensor:
         """``hidden_states``, with ``observe(weights, x_NI)`` called for the input of every matrix of the layers:
         ``weights`` are the parameters that read ``x_NI`` [N, inputs], whose memory is soon written over."""

@@ -43,6 +43,16 @@ class Head:
         logits = self._work.buffer("some_logits", self._work.kernels.slm_cross_entropy_rows(), self._packed.rows)
         return self._cross_entropy(h_ND, targets_N, logits, None, self._packed, None)
 
+    def softmax_gradient(
+        self, h_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
+    ) -> Tensor:
+        """``scale`` times (softmax - one-hot) of the logits of normed hidden states, [N, V], zeros where not scored;
+        valid until the next call. ``words_V`` and ``offsets_V`` are those of ``HeadPass``."""
+        packed = self._packed if words_V is None else self._some(words_V)
+        logits = self._work.room("logits", len(h_ND), packed.rows)
+        self._cross_entropy(h_ND, targets_N, logits, scale, packed, offsets_V)
+        return logits[: len(h_ND)]
+
     def gradients(self, x_ND: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[float, Tensor]:
         """The summed cross-entropy, and the gradient of the loss in the last layer's output [N, D]; those of the head's
         weights and the final norm's are added to theirs."""

@@ -141,6 +141,11 @@ class AdapterBackend(Backend):
     def hidden_states(self, ids_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         return self._inner.hidden_states(ids_BT, starts_BT)
 
+    def softmax_gradient(
+        self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
+    ) -> Tensor:
+        return self._inner.softmax_gradient(x_RD, targets_R, scale, words_V, offsets_V)
+
     def weights_changed(self) -> None:
         self._parameters.merge()
         self._inner.weights_changed()

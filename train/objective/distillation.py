@@ -16,6 +16,7 @@ from train.backend import Backend, count_scored
 from train.config import DistillConfig
 from train.objective.batch import Batch
 from train.objective.objective import Objective, Part
+from train.objective.sampled_softmax import Words, draw
 from train.objective.soft_targets import SoftTargets
 
 TEACHER_KL = "teacher_kl"
@@ -24,8 +25,8 @@ TEACHER_KL = "teacher_kl"
 class Teacher(Protocol):
     """What gives soft targets."""
 
-    def targets(self, batch: Batch) -> SoftTargets:
-        """Those of the batch's positions, valid until the next call."""
+    def targets(self, batch: Batch, words: Words | None = None) -> SoftTargets:
+        """Those of the batch's positions, among ``words`` where they are given; valid until the next call."""
         ...
 
 
@@ -34,15 +35,18 @@ class DistillObjective(Objective):
 
     figures = (TEACHER_KL,)
 
-    def __init__(self, config: DistillConfig, teacher: Teacher) -> None:
-        self._config, self._teacher = config, teacher
+    def __init__(self, config: DistillConfig, teacher: Teacher, *, sampled: int = 0, n_ids: int = 0) -> None:
+        """``sampled``: of how many words of the ``n_ids`` both models' logits are computed; 0: of all."""
+        self._config, self._teacher, self._sampled, self._n_ids = config, teacher, sampled, n_ids
 
     def gradients(self, backend: Backend, batch: Batch, scale: float) -> Part:
         count = count_scored(batch.targets)
         if not count:
             return Part(0.0, 0, {TEACHER_KL: 0.0})
-        head = _SoftHead(self._config, self._teacher.targets(batch), batch.targets.flatten(), scale)
-        backend.head_gradients(batch.ids, batch.targets, head, batch.starts)
+        words = draw(batch.targets, self._n_ids, self._sampled)
+        places = batch.targets if words is None else words.places(batch.targets)
+        head = _SoftHead(self._config, self._teacher.targets(batch, words), places.flatten(), scale, words)
+        backend.head_gradients(batch.ids, places, head, batch.starts)
         alpha, temperature = self._config.alpha, self._config.temperature
         loss = (1 - alpha) * head.nats + alpha * temperature**2 * head.kl
         return Part(loss, count, {TEACHER_KL: head.kl})
@@ -51,18 +55,26 @@ class DistillObjective(Objective):
 class _SoftHead:
     """A micro-batch at the head. ``nats`` and ``kl`` are sums over its scored tokens."""
 
-    def __init__(self, config: DistillConfig, soft: SoftTargets, targets_N: Tensor, scale: float) -> None:
+    def __init__(
+        self, config: DistillConfig, soft: SoftTargets, targets_N: Tensor, scale: float, words: Words | None
+    ) -> None:
         self._config, self._soft, self._targets_N, self._scale = config, soft, targets_N, scale
+        self._words = words
         self.nats = self.kl = 0.0
 
     def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
         alpha, temperature = self._config.alpha, self._config.temperature
         if temperature == 1:  # one softmax serves both terms
-            return [HeadPass(self._scale, soften=self._soften(self._scale, self._scale * alpha, both=True))]
+            return [self._pass(self._scale, 1.0, self._soften(self._scale, self._scale * alpha, both=True))]
         weight = self._scale * alpha * temperature**2
-        soft = HeadPass(weight, temperature, self._soften(weight, weight, both=False))
-        hard = HeadPass(self._scale * (1 - alpha), soften=self._note)
+        soft = self._pass(weight, temperature, self._soften(weight, weight, both=False))
+        hard = self._pass(self._scale * (1 - alpha), 1.0, self._note)
         return [soft] if alpha == 1 else [hard, soft]
+
+    def _pass(self, weight: float, temperature: float, soften: Soften) -> HeadPass:
+        if self._words is None:
+            return HeadPass(weight, temperature, soften)
+        return HeadPass(weight, temperature, soften, words=self._words.ids, offsets=self._words.offsets)
 
     def _note(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
         self.nats += losses_R.double().sum().item()

@@ -23,6 +23,7 @@ from data.stream.loader import without_interrupts
 from slm.llama.verdict import crash_advice
 from slm.machine.crashes import CRASHES, ended_by
 from train.objective.batch import Batch
+from train.objective.sampled_softmax import Words
 from train.objective.segments import segments
 from train.objective.soft_targets import DenseTargets
 
@@ -41,8 +42,8 @@ class GGUFTeacher:
         self._child = _Child(path)
         self._child.call("load", path=str(path.resolve()), seq_len=seq_len, n_ids=n_ids, n_threads=n_threads)
 
-    def targets(self, batch: Batch) -> DenseTargets:
-        """Those of the batch's positions. The next call overwrites them."""
+    def targets(self, batch: Batch, words: Words | None = None) -> DenseTargets:
+        """Those of the batch's positions, among ``words`` where they are given. The next call overwrites them."""
         N = batch.ids.numel()
         texts = segments(batch, self._eot_id)
         place_N, n_scored = torch.zeros(N, dtype=torch.int64), 0
@@ -52,7 +53,11 @@ class GGUFTeacher:
         shared = self._child.shared(N * self._n_ids)
         self._child.call("predict", texts=[(text.ids, text.scored) for text in texts])
         logits_SV = torch.from_numpy(shared[: n_scored * self._n_ids].reshape(n_scored, self._n_ids))
-        return DenseTargets(lambda rows: logits_SV[place_N[rows]], self._n_ids, self._temperature)
+        if words is None:
+            return DenseTargets(lambda rows: logits_SV[place_N[rows]], self._n_ids, self._temperature)
+        return DenseTargets(
+            lambda rows: logits_SV[place_N[rows]][:, words.ids], len(words.ids), self._temperature, words.offsets
+        )
 
 
 def vocabulary(path: Path) -> list[bytes]:

@@ -38,7 +38,10 @@ def make_objective(
     ``new``: the run has no checkpoint; what another start left is removed.
     """
     if config.distill.teacher:
-        return DistillObjective(config.distill, _make_teacher(config, model, tokenizer, environment))
+        teacher = _make_teacher(config, model, tokenizer, environment)
+        return DistillObjective(
+            config.distill, teacher, sampled=config.train.sampled_softmax, n_ids=tokenizer.vocab_size
+        )
     preference = config.preference
     if preference.loss is None:
         return plain_text(config.train.sampled_softmax, model.config.vocab_size)

@@ -10,7 +10,7 @@ Tested in tests/train/objective/test_distillation.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -20,6 +20,8 @@ from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
 
 LOWEST = -1e4
 """Log-probabilities below it count as it."""
+SHOWN = 16
+"""Of so many scored positions one has its KL computed, where that is no part of the gradient."""
 SMALLEST = 1e-38
 """Probabilities below it count as it, when they are shown."""
 
@@ -52,10 +54,15 @@ class DenseTargets:
     n_ids: int
     """V: what the tokenizer knows. A model may have more rows, which stand for nothing."""
     temperature: float = 1.0
+    offsets: Tensor | None = None
+    """What every position's logits grow by once they are divided by the temperature, f32 [V]: that of drawn words."""
 
     def probabilities(self, rows: slice) -> Tensor:
         """log q [R, V], f32."""
-        return (self.logits(rows)[:, : self.n_ids].float() / self.temperature).log_softmax(-1)
+        logits_RV = self.logits(rows)[:, : self.n_ids].float() / self.temperature
+        if self.offsets is not None:
+            logits_RV += self.offsets
+        return logits_RV.log_softmax(-1)
 
     def correct(
         self,
@@ -81,6 +88,52 @@ class DenseTargets:
             dlogits_RV[part, : self.n_ids] -= q_RV.mul_(share)
             dlogits_RV[part].scatter_add_(1, index_R1, (share * scored_R1).to(dlogits_RV.dtype))
         return kl
+
+
+@dataclass(frozen=True)
+class ComputedTargets(DenseTargets):
+    """Whole distributions of a model that computes the gradient of their cross-entropy itself.
+
+    That is ``share`` times (q - one-hot): taking it away is all of the correction, without a logarithm of any
+    probability. The KL is computed at some positions only, and stands for all.
+    """
+
+    gradient: Callable[[slice, Tensor, float], Tensor] = field(kw_only=True)
+    """``gradient(rows, targets_R, share)``, [R, V]; valid until the next call."""
+
+    def correct(
+        self,
+        dlogits_RV: Tensor,
+        losses_R: Tensor,
+        targets_R: Tensor,
+        rows: slice,
+        *,
+        weight: float,
+        share: float,
+    ) -> float:
+        scored = (targets_R != IGNORED).nonzero()[:, 0]
+        some = scored[::SHOWN]
+        mine_SV, losses_S, targets_S = dlogits_RV[some].float() / weight, losses_R[some], targets_R[some]
+        gradient_RV = self.gradient(rows, targets_R, share)
+        its_SV = gradient_RV[some].float() / share
+        dlogits_RV -= gradient_RV
+        if not len(some):
+            return 0.0
+        return _divergence(mine_SV, its_SV, losses_S, targets_S) * len(scored) / len(some)
+
+
+def _divergence(mine_SV: Tensor, its_SV: Tensor, losses_S: Tensor, targets_S: Tensor) -> float:
+    """Summed KL(q || p), nats, of q - one-hot in ``its_SV`` and p - one-hot in ``mine_SV``, with the cross-entropies of
+    p.
+
+    Where one was taken away, little is left of a rounded probability. So p's is that of the loss, and q's what the
+    others leave of 1.
+    """
+    index_S1 = targets_S[:, None]
+    others_SV = its_SV.scatter(1, index_S1, 0.0)
+    q_SV = others_SV.scatter(1, index_S1, 1 - others_SV.sum(1, keepdim=True)).clamp_(min=0)
+    log_p_SV = mine_SV.clamp(min=SMALLEST).log_().scatter_(1, index_S1, -losses_S[:, None])
+    return (q_SV * (q_SV.clamp(min=SMALLEST).log() - log_p_SV)).sum().item()
 
 
 @dataclass(frozen=True)

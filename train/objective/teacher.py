@@ -24,7 +24,8 @@ from train.config import TrainConfig
 from train.environment import Environment
 from train.objective.batch import Batch
 from train.objective.gguf_teacher import GGUFTeacher, vocabulary
-from train.objective.soft_targets import DenseTargets
+from train.objective.sampled_softmax import Words
+from train.objective.soft_targets import ComputedTargets, DenseTargets
 
 SAMPLE = 1 << 20
 """Bytes at each end of a file by which a teacher is recognised, with the file's length."""
@@ -36,14 +37,25 @@ class ModelTeacher:
     def __init__(self, model: LanguageModel, backend: Backend, *, n_ids: int, temperature: float) -> None:
         self._backend, self._n_ids, self._temperature = backend, n_ids, temperature
         self._head_VD = model.head_weight_VD.detach()[:n_ids]
+        self._more_rows = len(model.head_weight_VD) > n_ids  # rows that stand for nothing would be part of a softmax
 
-    def targets(self, batch: Batch) -> DenseTargets:
+    def targets(self, batch: Batch, words: Words | None = None) -> DenseTargets:
+        """Those of the batch's positions, among ``words`` where they are given."""
         x_ND = self._backend.hidden_states(batch.ids, batch.starts)
+        head_VD = self._head_VD if words is None else self._head_VD[words.ids]
+        ids, offsets = (None, None) if words is None else (words.ids, words.offsets)
 
         def logits(rows: slice) -> Tensor:
-            return F.linear(x_ND[rows].float(), self._head_VD)
+            return F.linear(x_ND[rows].float(), head_VD)
 
-        return DenseTargets(logits, self._n_ids, self._temperature)
+        def gradient(rows: slice, targets_R: Tensor, share: float) -> Tensor:
+            x_RD = x_ND[rows] if self._temperature == 1 else x_ND[rows] / self._temperature
+            return self._backend.softmax_gradient(x_RD, targets_R, share, ids, offsets)
+
+        targets = (logits, len(head_VD), self._temperature, offsets)
+        if words is None and self._more_rows:
+            return DenseTargets(*targets)
+        return ComputedTargets(*targets, gradient=gradient)
 
 
 Live = ModelTeacher | GGUFTeacher

@@ -26,6 +26,7 @@ import torch
 from data.errors import UserError
 from data.storage import atomic_write_text
 from train.objective.batch import Batch
+from train.objective.sampled_softmax import Words
 from train.objective.segments import Segment, segments
 from train.objective.soft_targets import Sampled, SparseTargets, sample
 from train.objective.teacher import Live
@@ -115,7 +116,8 @@ class CachedTeacher:
             part = _Part(self._folder, index.stem, self._row)
             self._known |= {key: (part, *place) for key, place in part.entries().items()}
 
-    def targets(self, batch: Batch) -> SparseTargets:
+    def targets(self, batch: Batch, words: Words | None = None) -> SparseTargets:
+        assert words is None, "what is kept of a prediction is not about drawn words (RunConfig refuses both)"
         parts = segments(batch, self._eot_id)
         keys = [_key(each) for each in parts]
         missing = [(key, each) for key, each in zip(keys, parts, strict=True) if key not in self._known]

@@ -151,7 +151,7 @@ def test_a_run_is_resumed_exactly_and_validated_with_all_words(tmp_path):
     ("words", "message"),
     [
         (["train.sampled_softmax=-1"], "train.sampled_softmax must not be negative"),
-        (["train.sampled_softmax=64", "distill.teacher=runs/mine"], "estimates the cross-entropy alone"),
+        (["train.sampled_softmax=64", "distill.teacher=runs/mine", "distill.cache=kept"], "words that are drawn anew"),
         (["train.sampled_softmax=64", "data=chat", "data.files=[a.jsonl]", "preference.loss=orpo"], "leave it 0"),
     ],
 )
