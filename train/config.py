@@ -389,6 +389,9 @@ class DistillConfig:
     """A token's loss is (1 - alpha) * cross-entropy + alpha * temperature^2 * KL(teacher || student)."""
     temperature: float = 1.0
     """What both models' logits are divided by in the second term."""
+    born_again: float = 0.0
+    """The share of the run after which its model, as it is then, becomes the teacher of a new one, which takes the rest
+    of the run; 0: never."""
     cache: str | None = None
     """A folder that keeps the teacher's predictions: of every text it is asked once. None: it computes along."""
     cache_top: int = 16
@@ -401,6 +404,12 @@ class DistillConfig:
             raise UserError(f"distill.alpha={self.alpha} must be above 0 and at most 1, for example 0.9")
         if not 0.1 <= self.temperature <= 100:
             raise UserError(f"distill.temperature={self.temperature} must be from 0.1 to 100, for example 1 or 2")
+        if not 0 <= self.born_again < 1:
+            raise UserError(
+                f"distill.born_again={self.born_again} must be a share of the run below 1, for example 0.35, or 0"
+            )
+        if self.born_again and self.teacher:
+            raise UserError("distill.born_again makes a teacher of its own: leave it 0 with distill.teacher")
         for name in ("cache_top", "cache_samples"):
             if not 1 <= getattr(self, name) <= 1024:
                 raise UserError(f"distill.{name}={getattr(self, name)} must be from 1 to 1024, for example 16")
@@ -455,6 +464,8 @@ class RunConfig:
             self._check_lora()
         if self.preference.on:
             self._check_preference()
+        if self.distill.born_again:
+            self._check_born_again()
         if self.train.superposition > 1 and (self.data.has_chat or self.distill.teacher or self.init_from):
             raise UserError(
                 f"train.superposition={self.train.superposition} is for a new model on plain text: leave it 1 with "
@@ -473,6 +484,19 @@ class RunConfig:
             raise UserError(
                 f"train.sampled_softmax={self.train.sampled_softmax} computes the logits of words that are drawn anew: "
                 "leave it 0 with preference.loss or distill.cache"
+            )
+
+    def _check_born_again(self) -> None:
+        share = self.distill.born_again
+        if self.init_from or self.preference.on:
+            raise UserError(
+                f"distill.born_again={share:g} begins twice with new weights: leave it 0 with init_from or "
+                "preference.loss"
+            )
+        if self.train.qat and self.train.qat_share >= 1 - share:
+            raise UserError(
+                f"train.qat_share={self.train.qat_share:g} must be below {1 - share:g}, since the model that is "
+                f"quantized begins after {share:g} of the run (distill.born_again)"
             )
 
     def _check_lora(self) -> None:

@@ -25,6 +25,7 @@ from slm.model.transformer import LanguageModel
 from slm.runs import CONFIG, Run
 from train.backend import attention_bytes, fallback_line, make_backend
 from train.bigrams.start import start_from_bigrams
+from train.born_again import BornAgain
 from train.config import RunConfig, TrainConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
@@ -79,7 +80,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
     ``root``: the run's directory; on ranks other than 0 a temporary folder.
     """
     with RunDirectory(root, keep_after=LostPeerError) as directory, resource_errors(config.train, root):
-        ranks.broadcast_from_main(lambda: config.train.check_processes(ranks.size))
+        ranks.broadcast_from_main(lambda: _check_processes(config, ranks.size))
         resume = ranks.broadcast_from_main(lambda: _open_directory(config, directory))
         environment = _environment(config, ranks)
         if config.train.qat:
@@ -117,6 +118,15 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
                 print(line)
             print(_next_line(root))
         return code
+
+
+def _check_processes(config: RunConfig, size: int) -> None:
+    config.train.check_processes(size)
+    if size > 1 and config.distill.born_again:
+        raise UserError(
+            f"distill.born_again={config.distill.born_again:g} works with one process: leave it 0 with {size}, or "
+            "train a teacher first and name it with distill.teacher"
+        )
 
 
 def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
@@ -244,7 +254,7 @@ def _new_model(
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
-    frozen = config.preference.loss == "dpo" or config.distill.teacher == "self"
+    frozen = config.preference.loss == "dpo" or config.distill.teacher == "self" or config.distill.born_again > 0
     masked = train.mask_documents or config.data.has_chat or any(shape.local_layers)
     attention = attention_bytes(shape, train, environment, masked=masked)
     warning = check_memory(shape, train, adapter=config.lora.rank > 0, frozen=frozen, attention=attention)
@@ -403,7 +413,7 @@ def _make_trainer(
         fake_quant=fake_quant,
         loader=loader,
         backend=backend,
-        objective=objective,
+        born_again=BornAgain(config, tokenizer, environment, root, objective),
         validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch, objective),
         state=state,
         log=log,

@@ -23,6 +23,7 @@ from slm.model.transformer import LanguageModel
 from slm.report import duration
 from slm.runs import CALIBRATION
 from train.backend import Backend
+from train.born_again import BornAgain
 from train.config import RunConfig
 from train.distributed.gradient_sync import GradientSync
 from train.distributed.ranks import Ranks
@@ -37,7 +38,6 @@ from train.environment import Environment
 from train.guards import NonFiniteError
 from train.interrupt import Interrupt, StoppedError
 from train.objective import early_part
-from train.objective.objective import Objective
 from train.optim.average import Average
 from train.optim.interface import Optimizer
 from train.optim.trained import Trained
@@ -73,7 +73,7 @@ class Trainer:
     fake_quant: FakeQuant
     loader: Loader
     backend: Backend
-    objective: Objective
+    born_again: BornAgain
     validator: Validator
     state: RunState
     log: RunLog
@@ -150,15 +150,22 @@ class Trainer:
         began = state.clock()
         if self.fake_quant.due(self._fraction_done()) and not self.fake_quant.waits(self._steps_left()):
             self._begin_quantization()
+        if self.born_again.due(self._fraction_done(), state.began):
+            self._begin_again()
+            if self.interrupt:
+                return
         fraction_done = self._fraction_done()
-        if (bag := train.bag(fraction_done)) != state.bag:
+        part_done, options = self.born_again.part_done(fraction_done, state.began), self.born_again.options(state.began)
+        if (bag := options.bag(part_done)) != state.bag:
             self._change_bag(bag)
-        if (length := train.length(fraction_done)) != self._length:
+        if (length := options.length(part_done)) != self._length:
             self._length = length
-            part = f"for the first {train.short_seq_share:.0%} of the run" if length < train.seq_len else "from here on"
+            whole = "this part" if self.config.distill.born_again else "the run"
+            part = f"for the first {train.short_seq_share:.0%} of {whole}" if length < train.seq_len else "from here on"
             self.log.print(f"step {state.step:,}: sequences of {length:,} tokens {part}")
         vocab_size = self.model.config.vocab_size
-        objective, batches = early_part.of_step(train, vocab_size, fraction_done, self.objective, batches)
+        objective = self.born_again.objective(state.began)
+        objective, batches = early_part.of_step(options, vocab_size, part_done, objective, batches)
         try:
             # The first step waits for the compiler: a signal ends it at once.
             with self.interrupt.at_once() if self._first_step else nullcontext():
@@ -168,7 +175,7 @@ class Trainer:
                     batches,
                     grad_accum=train.grad_accum,
                     grad_clip=self.config.optim.grad_clip,
-                    lr=learning_rate(self.config.optim, state.step, fraction_done),
+                    lr=learning_rate(self.config.optim, state.step - state.began, part_done),
                     backend=self.backend,
                     objective=objective,
                     sync=self.sync,
@@ -233,6 +240,25 @@ class Trainer:
         types = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         facts = {"file_type": self.fake_quant.file_type, "tensors": counts.total(), "types": types}
         self.log.guard_event("quantized", self.state.step, **facts)
+
+    def _begin_again(self) -> None:
+        """The model, or the average of its weights, becomes the teacher of a new one."""
+        state = self.state
+        if state.validation.get("step") != state.step:
+            self._validate()
+        if self.interrupt:
+            return  # the same is done when the run goes on
+        self.checkpointer.before_update()
+        with self.average.in_place() if self.average.on else nullcontext():
+            self.born_again.keep(self.model)
+        self.average.begin_anew()
+        self.born_again.begin(self.model)
+        self.optimizer.state.clear()
+        self.backend.weights_changed()
+        state.began = state.step
+        state.forget_losses()
+        state.window = MetricsWindow()
+        self.log.guard_event("born_again", state.step, share=self.config.distill.born_again)
 
     def _steps_left(self) -> float | None:
         """Optimizer steps to the end of the run; None at the first step of a run that time bounds."""

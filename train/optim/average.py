@@ -41,6 +41,10 @@ class Average:
         weights = [self._parameters[name].detach() for name in self._tensors]
         torch._foreach_lerp_(list(self._tensors.values()), weights, 1 - self._share)
 
+    def begin_anew(self) -> None:
+        """The next step's weights are the first."""
+        self._tensors = {}
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within it the model's parameters are the average. Only their memory is exchanged: nothing is copied."""

@@ -31,6 +31,10 @@ GUARD_EVENTS = {
         "tokens/s counts bags"
     ),
     "single_tokens": "from here on single tokens: losses before this cannot be compared",
+    "born_again": (
+        "the model so far becomes the teacher of a new one, which begins here (distill.born_again={share:g}): its loss "
+        "is high at first, and ends lower"
+    ),
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""

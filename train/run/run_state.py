@@ -24,6 +24,8 @@ class RunState:
         """Optimizer steps done."""
         self.tokens = 0
         """Positions trained on: tokens, or bags of them while ``train.superposition`` holds."""
+        self.began = 0
+        """The step at which the model in training began: not 0 once it has been born again."""
         self.bag = 1
         """Tokens at one position in the last step."""
         self.validation: dict[str, Any] = {}
@@ -86,6 +88,7 @@ class RunState:
             "step": self.step,
             "tokens": self.tokens,
             "bag": self.bag,
+            "began": self.began,
             "elapsed_s": self.elapsed,
             "setup_s": self.setup_seconds,
             "closing_s": self.closing_seconds,
@@ -106,6 +109,7 @@ class RunState:
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to a checkpoint's step. Guards, time and the data's position stay as they are."""
         self.step, self.tokens, self.bag = state["step"], state["tokens"], state.get("bag", 1)
+        self.began = state.get("began", 0)
         self.validation = state["validation"]
         patience = state.get("patience") or {}
         self.best_loss = math.inf if patience.get("best") is None else patience["best"]

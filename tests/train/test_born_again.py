@@ -1,0 +1,117 @@
+"""A run that is born again: two parts, a teacher that is the first one's end, resumed to the bit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data.errors import UserError
+from slm.configuration import build, load_config
+from slm.runs import list_checkpoints
+from tests.helpers.small_run import SmallRun, differences, records, write_corpus
+from train.born_again import TEACHER, BornAgain
+from train.config import RunConfig
+from train.objective.objective import CROSS_ENTROPY
+
+WORDS = (
+    "optim=muon",
+    "optim.init_bigrams=2000",
+    "optim.average=0.5",
+    "model.tie_embeddings=false",
+    "distill.born_again=0.5",
+    "distill.alpha=0.5",
+    "train.short_seq_len=16",
+    "train.superposition=4",
+    "train.superposition_share=0.25",
+    "train.max_steps=8",
+    "train.checkpoint_every=2",
+    "train.keep_last=9",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def words(runs) -> list[str]:
+    return [f"data.files=[{write_corpus(runs / 'documents.jsonl')}]", *WORDS]
+
+
+@pytest.fixture(scope="module")
+def whole(runs, words) -> SmallRun:
+    return SmallRun(runs, "name=whole", *words).finish()
+
+
+def test_the_second_part_is_another_model_that_learns_from_the_first(whole):
+    kept = [each for each in records(whole.root) if "lr" in each]
+    assert "step 4: the model so far becomes the teacher of a new one" in whole.out
+    assert [each["step"] for each in records(whole.root) if each.get("event") == "born_again"] == [4]
+    assert [each["step"] for each in kept if "teacher_kl" in each] == [5, 6, 7, 8]
+    assert [each["step"] for each in kept if "bag" in each] == [1]  # a quarter of the first part, and of no other
+    assert [each["lr"] for each in kept[:4]] == [each["lr"] for each in kept[4:]]  # each part has a whole schedule
+    assert whole.out.count("sequences of 16 tokens for the first 50% of this part") == 2
+    assert [each["step"] for each in records(whole.root) if "val_loss" in each] == [4, 8]
+    # What was validated is the average of the weights, and so is the teacher.
+    taught = load_file(whole.root / TEACHER / "model.safetensors")
+    last = load_file(whole.root / "checkpoints" / "step-00000004" / "model.safetensors")
+    assert taught.keys() == last.keys()
+    assert all(taught[name].equal(last[name]) for name in taught)
+    new = load_file(whole.root / "checkpoints" / "step-00000006" / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.nn.functional.cosine_similarity(new[name].flatten(), last[name].flatten(), dim=0) < 0.2
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_it_goes_on_where_it_was_stopped_to_the_bit(whole, runs, words, step):
+    """Within the first part, where the second begins, and within that."""
+    parts = runs / f"parts{step}"
+    shutil.copytree(whole.root, parts)
+    for later in range(step + 2, 9, 2):
+        shutil.rmtree(parts / "checkpoints" / f"step-{later:08}")
+    if step < 6:
+        shutil.rmtree(parts / TEACHER)
+    resumed = SmallRun(runs, f"name=parts{step}", *words).finish()
+    assert ("becomes the teacher" in resumed.out) == (step <= 4)
+    assert differences(*(each / "checkpoints" / "step-00000008" for each in (whole.root, parts))) == []
+    began = [json.loads((each / "trainer_state.json").read_text())["began"] for each in list_checkpoints(whole.root)]
+    assert began == [0, 0, 4, 4]
+
+
+def test_a_run_without_its_teacher_is_refused_in_one_line(whole, runs, words):
+    parts = runs / "without"
+    shutil.copytree(whole.root, parts)
+    shutil.rmtree(parts / "checkpoints" / "step-00000008")
+    shutil.rmtree(parts / TEACHER)
+    program = SmallRun(runs, "name=without", *words)
+    assert program.wait() == 2
+    assert "teacher cannot be read from" in program.err
+    assert "resume=never" in program.err
+    assert "Traceback" not in program.err
+
+
+def test_the_first_part_is_the_run_where_nothing_is_born_again():
+    plain = build(RunConfig, load_config("train", ["preset=tiny"]))
+    run = BornAgain(plain, None, None, Path("run"), CROSS_ENTROPY)  # type: ignore[arg-type]
+    assert not run.due(1.0, 0)
+    assert run.part_done(0.3, 0) == 0.3
+    assert run.options(0) is plain.train
+    assert run.objective(0) is CROSS_ENTROPY
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["distill.born_again=1"], "must be a share of the run below 1, for example 0.35"),
+        (["distill.born_again=0.4", "distill.teacher=runs/a"], "leave it 0 with distill.teacher"),
+        (["distill.born_again=0.4", "init_from=runs/a"], "begins twice with new weights"),
+        (["distill.born_again=0.4", "train.qat=q4_0", "train.qat_share=0.6"], "train.qat_share=0.6 must be below 0.6"),
+    ],
+)
+def test_what_does_not_fit_is_said(words, message):
+    with pytest.raises(UserError, match=message):
+        build(RunConfig, load_config("train", ["preset=tiny", *words]))

@@ -1,0 +1,97 @@
+"""A run whose model becomes the teacher of a new one: born-again networks (Furlanello et al. 2018, arXiv 1805.04770).
+
+The first part of the run trains a model like any other. It is then kept, frozen, in ``teacher/`` of the run's
+directory, and the rest of the run trains a model that begins anew: it learns from the text and from what the first one
+predicts. Where text is read several times, that holds back learning it by heart, so that the second model ends well
+below the first (docs/results/recipe.md).
+
+Tested in tests/train/test_born_again.py.
+"""
+
+import shutil
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from data.errors import UserError
+from data.tokenizers.tokenizer import Tokenizer
+from slm.cli import spelled
+from slm.model import checkpoint
+from slm.model.transformer import LanguageModel
+from train.bigrams.start import start_from_bigrams
+from train.config import RunConfig, TrainConfig
+from train.environment import Environment
+from train.objective.distillation import DistillObjective
+from train.objective.objective import Objective
+from train.objective.teacher import frozen_teacher
+
+TEACHER = "teacher"
+"""In the run's directory: the first model."""
+
+
+class BornAgain:
+    """The two parts of a run with ``distill.born_again``; any other run is all first part.
+
+    ``began``: the step at which the model in training began, 0 for the first one. ``first``: what that one minimizes.
+    """
+
+    def __init__(
+        self, config: RunConfig, tokenizer: Tokenizer, environment: Environment, root: Path, first: Objective
+    ) -> None:
+        self._config, self._tokenizer, self._environment = config, tokenizer, environment
+        self._share, self._first, self._folder = config.distill.born_again, first, root / TEACHER
+
+    def due(self, fraction_done: float, began: int) -> bool:
+        """Whether the model is to become the teacher now, when so much of the run is done."""
+        return 0 < self._share <= fraction_done and not began
+
+    def part_done(self, fraction_done: float, began: int) -> float:
+        """The share that is done of the part in progress."""
+        if not self._share:
+            return fraction_done
+        return (fraction_done - self._share) / (1 - self._share) if began else fraction_done / self._share
+
+    def options(self, began: int) -> TrainConfig:
+        """Those of the part in progress: a teacher knows no bags of tokens."""
+        return replace(self._config.train, superposition=1) if began else self._config.train
+
+    def objective(self, began: int) -> Objective:
+        """What the part in progress minimizes. UserError where the teacher's files are gone."""
+        return self._taught if began else self._first
+
+    def keep(self, model: LanguageModel) -> None:
+        """``model`` is the teacher."""
+        partial = self._folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        checkpoint.save_model(partial, model)
+        self._tokenizer.save(partial)
+        shutil.rmtree(self._folder, ignore_errors=True)  # a start that ended before its next checkpoint left one
+        partial.rename(self._folder)
+        self.__dict__.pop("_taught", None)
+
+    def begin(self, model: LanguageModel) -> None:
+        """Give ``model`` new first weights, from the seed after the run's own."""
+        config = self._config
+        with torch.random.fork_rng():
+            torch.manual_seed(config.train.seed + 1)
+            new = LanguageModel(model.config, config.optim.init)
+        if config.optim.init_bigrams:
+            start_from_bigrams(config, self._tokenizer, new)
+        model.load_state_dict(new.state_dict())
+
+    @cached_property
+    def _taught(self) -> Objective:
+        config, n_ids = self._config, self._tokenizer.vocab_size
+        try:
+            model = checkpoint.load_model(self._folder).requires_grad_(False).eval()
+        except (OSError, UserError) as error:
+            raise UserError(
+                f"the run's teacher cannot be read from {self._folder} ({error}): begin anew with "
+                f"{spelled('train', resume='never')}"
+            ) from error
+        eot_id = self._tokenizer.eot_id if config.train.mask_documents else None
+        teacher = frozen_teacher(model, self._environment, n_ids, config.distill.temperature, eot_id)
+        return DistillObjective(config.distill, teacher, sampled=config.train.sampled_softmax, n_ids=n_ids)
