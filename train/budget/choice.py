@@ -9,7 +9,15 @@ from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import LossLaw, learns_slower, text_factor, text_read, text_worth
+from train.predict.law import (
+    REPEATED_TEXT,
+    TAUGHT_TEXT,
+    LossLaw,
+    learns_slower,
+    text_factor,
+    text_read,
+    text_worth,
+)
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
@@ -48,6 +56,13 @@ BIGRAMS_PER_S, FACTORS_SECONDS = 1_000_000, 2.5
 MOST_EPOCHS = 8.0
 """How often a run reads its text at most: it ends before its time where that would allow more. Of 1 MB, twice as many
 readings give .06 % fewer bits per byte (docs/results/recipe.md)."""
+BORN_AGAIN = 0.3
+"""The share of a run that trains a teacher for the model of the rest (``distill.born_again``): half as much text as
+that one reads. How good the teacher is hardly counts (docs/results/recipe.md)."""
+TAUGHT_STEP = 1.35
+"""What a step with a teacher takes, in units of one without."""
+BORN_AGAIN_FROM = 3.0
+"""Readings of a run from which it may be born again."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""
 EQUAL = 0.002
@@ -90,6 +105,8 @@ class Wanted:
     """Words whose logits training computes; 0: all."""
     init_bigrams: int | None = None
     """Pairs that are counted for the first weights; 0: none."""
+    born_again: float | None = None
+    """The share of the run that trains a teacher; 0: there is none."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -116,11 +133,15 @@ class Candidate:
     """Words whose logits training computes; 0: all."""
     init_bigrams: int
     """Pairs that are counted for the first weights; 0: none, they are random."""
+    born_again: float
+    """The share of the run that trains a teacher; 0: there is none."""
+    last_share: float
+    """The share of the steps that train the model which the run ends with: 1 without a teacher."""
     steps: int
     tokens: int
     bytes: float
     epochs: float
-    """How often the text is read; 0 for text without an end."""
+    """How often the text is read, by both models together; 0 for text without an end."""
     tokens_per_s: float
     seconds: float
     """Of the whole run, set-up included."""
@@ -133,6 +154,16 @@ class Candidate:
     """Two runs of three should end between ``low`` and ``high``."""
     sample_bytes: int
     """Text that the tokenizer is trained on."""
+
+    @property
+    def last_steps(self) -> int:
+        """Steps of the model which the run ends with."""
+        return round(self.last_share * self.steps)
+
+    @property
+    def last_epochs(self) -> float:
+        """How often that model reads the text."""
+        return self.last_share * self.epochs
 
     @property
     def vocab_size(self) -> int:
@@ -163,7 +194,8 @@ def candidates(
     found = []
     for shape in wanted.shapes():
         for vocab_size, bytes_per_token in _vocabularies(corpus, wanted):
-            candidate = make(machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
+            given = (machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
+            candidate = make(*given)
             free = wanted.vocab_size is None and vocab_size > min(corpus.bytes_per_token)
             share = SAMPLED_TABLE_SHARE if candidate.sampled_softmax else TABLE_SHARE
             seen = max(candidate.bytes, candidate.init_bigrams * bytes_per_token)
@@ -174,8 +206,10 @@ def candidates(
             )
             if free and too_large:
                 continue
-            if candidate.memory_bytes <= MEMORY_SHARE * memory:
-                found.append(candidate)
+            runs = [candidate]
+            if wanted.born_again is None and candidate.epochs >= BORN_AGAIN_FROM:
+                runs.append(make(*given, born_again=BORN_AGAIN))
+            found += [each for each in runs if each.memory_bytes <= MEMORY_SHARE * memory]
     return found
 
 
@@ -199,8 +233,13 @@ def make(
     seconds: float,
     spent: float,
     wanted: Wanted,
+    *,
+    born_again: float = 0.0,
 ) -> Candidate:
-    """The run of one size in this time."""
+    """The run of one size in this time; after the share ``born_again`` of it, or the one that a person has set, its
+    model teaches a new one."""
+    born_again = born_again if wanted.born_again is None else wanted.born_again
+    pace = born_again + (1 - born_again) / TAUGHT_STEP if born_again else 1.0
     sample_bytes = round(min(50e6, max(1e6, 15_000 * seconds, BYTES_PER_MERGE * vocab_size)))
     text = min(sample_bytes, corpus.bytes)
     bigrams = _bigrams(wanted, shape, seconds)
@@ -222,13 +261,16 @@ def make(
             # Of the time, not of the steps: as many steps are done as both parts have time for.
             share = wanted.short_seq_share
             step_seconds = 1 / (share / quick + (1 - share) / step_seconds)
-        in_time = max(1, round(training / step_seconds))
-        steps = math.ceil(min(in_time, most_steps(corpus.bytes / bytes_per_token, per_step)))
-        tokens = steps * per_step
+        in_time = max(1, round(training * pace / step_seconds))
+        most = most_steps(corpus.bytes / bytes_per_token, per_step) / (1 - born_again)
+        steps = math.ceil(min(in_time, most))
+        # The share of the time that the teacher takes, or of the steps where these end the run.
+        last_share = (1 - born_again if steps < in_time else 1 - born_again / pace) if born_again else 1.0
+        tokens = round(last_share * steps) * per_step
     model = shape.model_config(vocab_size, seq_len)
     most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
     micro_batch = max(n for n in range(1, max(1, most) + 1) if sequences % n == 0)
-    n_bytes = tokens * bytes_per_token
+    n_bytes = tokens * bytes_per_token  # of the model which the run ends with, as is all that the law is asked about
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     counted = min(corpus.bytes, bigrams * bytes_per_token)
     slower = learns_slower(shape.n_layers, bigrams)
@@ -237,8 +279,9 @@ def make(
     factor, blur = text_factor(corpus.difficulty)
     # The text counts as worth / read of what is read of it, and so does all that there is.
     run = (shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size)
-    value = factor * law.predict(*run)
-    low, high = (factor * each for each in law.interval(*run))
+    repeated = TAUGHT_TEXT if born_again else REPEATED_TEXT
+    value = factor * law.predict(*run, repeated=repeated)
+    low, high = (factor * each for each in law.interval(*run, repeated=repeated))
     return Candidate(
         shape=shape,
         model=model,
@@ -249,14 +292,16 @@ def make(
         short_seq_len=short,
         sampled_softmax=sampled,
         init_bigrams=bigrams,
+        born_again=born_again,
+        last_share=last_share,
         steps=steps,
-        tokens=tokens,
+        tokens=steps * per_step,
         bytes=n_bytes,
-        epochs=read / corpus.bytes,
-        tokens_per_s=per_step / step_seconds,
+        epochs=read / corpus.bytes / last_share,
+        tokens_per_s=pace * per_step / step_seconds,
         seconds=seconds - training * (1 - steps / in_time) / (1 - VALIDATION_SHARE - OVERHEAD),
         ends_early=steps < in_time,
-        memory_bytes=memory_bytes(model, micro_batch, seq_len),
+        memory_bytes=memory_bytes(model, micro_batch, seq_len) + (4 * model.n_params if born_again else 0),
         bits_per_byte=value,
         low=low / (1 + blur),
         high=high * (1 + blur),

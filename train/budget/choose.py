@@ -45,6 +45,10 @@ more: against learning it by heart. In this unit what is best is alike for texts
 24,576 tokens (docs/results/recipe.md). Where text is read once, decay gains nothing."""
 MILD_EPOCHS = 4.0
 """Readings from which both become shorter, in proportion to the readings."""
+TAUGHT_MEMORY = 2.0
+"""Both in units of that where a model learns from a teacher, too, which holds it back from learning by heart."""
+TEACHER_SHARE = 0.5
+"""``distill.alpha`` of a run that is born again; with .9 it learns too much of what its teacher has by heart."""
 LEAST_TABLES_STEPS, LEAST_MATRICES_STEPS = 8, 18
 """The least of both, steps: about what the best run on 1 MB had. Weights that forget in a few steps learn nothing."""
 SHOWN = 5
@@ -132,6 +136,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
     whole = base.data.has_chat or given_value(argv, "train.short_seq_len") is not None
     all_words = base.preference.on or base.distill.teacher or given_value(argv, "train.sampled_softmax") is not None
     tied = base.model.tie_embeddings and typed("model.tie_embeddings", "model")
+    once = single or base.preference.on or given_value(argv, "distill.born_again") is not None
     own_start = base.data.has_chat or base.init_from or tied or typed("optim.init_bigrams", "optim")
     return Wanted(
         **shape,
@@ -144,6 +149,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         short_seq_share=base.train.short_seq_share,
         sampled_softmax=base.train.sampled_softmax if all_words else None,
         init_bigrams=base.optim.init_bigrams if own_start else None,
+        born_again=base.distill.born_again if once else None,
     )
 
 
@@ -155,7 +161,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
     options |= {
         "tokenizer.vocab_size": chosen.vocab_size,
         "tokenizer.sample_bytes": chosen.sample_bytes,
-        "optim.momentum_steps": min(300, max(20, steps // 4)),
+        "optim.momentum_steps": min(300, max(20, chosen.last_steps // 4)),
         "train.max_steps": steps if chosen.ends_early else SPARE_STEPS * steps,
         "train.seq_len": chosen.seq_len,
         "train.micro_batch": chosen.micro_batch,
@@ -168,6 +174,8 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.checkpoint_every": every,
         "train.log_every": max(1, min(10, steps // 200)),
     }
+    if chosen.born_again:
+        options |= {"distill.born_again": chosen.born_again, "distill.alpha": TEACHER_SHARE}
     if given_value(argv, "optim") is None:
         options["optim.init_bigrams"] = chosen.init_bigrams
         if chosen.sampled_softmax:
@@ -198,7 +206,9 @@ def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
     """Decay of tables and matrices, per unit of ``optim``'s learning rates, where the text is read more than once: in
     full from twice on, and stronger from ``MILD_EPOCHS`` on."""
     share = min(1.0, chosen.epochs - 1)
-    epoch = chosen.steps / chosen.epochs * min(1.0, MILD_EPOCHS / chosen.epochs)
+    epoch = chosen.steps / chosen.epochs * min(1.0, MILD_EPOCHS / chosen.last_epochs)
+    if chosen.born_again:
+        epoch *= TAUGHT_MEMORY
     tables = share / max(LEAST_TABLES_STEPS, TABLES_MEMORY * epoch)
     matrices = share / max(LEAST_MATRICES_STEPS, MATRICES_MEMORY * epoch)
     width, tied = chosen.model.d_model, chosen.shape.tied
@@ -280,12 +290,17 @@ def reason(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> str:
     larger = [each for each in sizes if each.model.n_params > chosen.model.n_params]
     if smaller and larger:
         text += "; a smaller model would learn less from its text, a larger one would see too little"
+    if chosen.born_again:
+        text += (
+            f"; the first {chosen.born_again:.0%} of the run train a teacher for a model that begins anew, and learns "
+            f"more of text that it reads {chosen.last_epochs:.0f} times (distill.born_again)"
+        )
     if chosen.ends_early:
         text += (
-            f"; the run ends after {duration(chosen.seconds)}, since reading the text more than {chosen.epochs:.0f} "
-            "times gains next to nothing: more text would help, more time would not"
+            f"; the run ends after {duration(chosen.seconds)}, since reading the text more than "
+            f"{chosen.last_epochs:.0f} times gains next to nothing: more text would help, more time would not"
         )
-    elif chosen.epochs > 4:
+    elif chosen.epochs > 4 and not chosen.born_again:
         text += f"; the text is read {chosen.epochs:.0f} times: more text would help more than more time"
     if not math.isclose(basis.corpus.difficulty, 1.0, abs_tol=0.15):
         text += "; this text is unlike the books that the law was fitted to, so the level is uncertain"

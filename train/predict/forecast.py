@@ -60,10 +60,15 @@ class Outlook:
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
-def make_forecast(config: RunConfig) -> "Forecast | None":
+def make_forecast(config: RunConfig) -> "Forecast | Planned | None":
     """The forecast of a run; None for a model that was trained before, for conversations, with a teacher, and without a
-    decay."""
+    decay. A run that is born again has its plan's, if there is one."""
     optim, model, predicted = config.optim, config.model, config.facts.get("predicted") or {}
+    if config.distill.born_again:
+        if not predicted:
+            return None
+        value, low, high = (float(predicted[name]) for name in ("bits_per_byte", "low", "high"))
+        return Planned(Outlook(value, low, high, "bits per byte"))
     if config.init_from or config.distill.teacher or optim.min_lr_ratio > 0.15 or config.data.has_chat:
         return None
     heads = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
@@ -71,6 +76,22 @@ def make_forecast(config: RunConfig) -> "Forecast | None":
     epochs, tokens = predicted.get("epochs") or 0.0, predicted.get("tokens") or 0
     unique = BYTES_PER_TOKEN * tokens / epochs if epochs else math.inf
     return Forecast(fit(records.load()), n_matrix, unique, optim.min_lr_ratio)
+
+
+class Planned:
+    """What was predicted before the run, whose curve says nothing of its end: that of another model begins midway."""
+
+    def __init__(self, outlook: Outlook) -> None:
+        self._outlook = outlook
+
+    def training(self, tokens: float, lr_share: float, loss: float) -> None:
+        pass
+
+    def validation(self, tokens: float, nats: float, bits_per_byte: float) -> None:
+        pass
+
+    def at_end(self, tokens: float) -> Outlook:
+        return self._outlook
 
 
 class Forecast:

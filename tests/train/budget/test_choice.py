@@ -50,12 +50,37 @@ def test_a_run_ends_before_its_time_where_its_text_has_been_read_often_enough():
     hour, day = chosen(3600, small), chosen(86400, small)
     for run in (hour, day):
         assert run.ends_early
-        assert run.epochs == pytest.approx(choice.MOST_EPOCHS, rel=0.1)
+        assert run.last_epochs == pytest.approx(choice.MOST_EPOCHS, rel=0.1)
         training = run.steps * MACHINE.step_seconds(run.model, run.sequences * run.seq_len, run.seq_len)
         assert 0.3 * training < run.seconds < training + 0.2 * 3600
     assert hour.seconds < 3600
     assert day.seconds < 86400
     assert day.bits_per_byte <= hour.bits_per_byte
+
+
+def test_a_run_is_born_again_where_its_text_is_read_often():
+    small = replace(LARGE, bytes=4e6, bytes_per_token={2048: 2.9, 4096: 3.3})
+    once, often = chosen(60, small), chosen(8 * 3600, small)
+    assert (once.born_again, once.last_share) == (0, 1)
+    assert once.epochs < choice.BORN_AGAIN_FROM
+    assert often.born_again == choice.BORN_AGAIN
+    assert often.last_share * often.steps == pytest.approx(often.last_steps, abs=0.5)
+    alone = chosen(8 * 3600, small, wanted=Wanted(born_again=0.0))
+    assert alone.born_again == 0
+    assert often.bits_per_byte < alone.bits_per_byte
+    assert chosen(8 * 3600).born_again == 0
+
+
+@pytest.mark.parametrize("time", [300, 36000])
+def test_the_parts_of_a_run_that_is_born_again_take_their_shares_of_it(time):
+    """Where time ends it, of the time; where steps do, of the steps."""
+    small = replace(LARGE, bytes=4e6, bytes_per_token={2048: 2.9})
+    run = chosen(time, small, wanted=Wanted(born_again=0.4))
+    alone = MACHINE.step_seconds(run.model, run.sequences * run.seq_len, run.seq_len)
+    teacher, last = (1 - run.last_share) * run.steps * alone, run.last_steps * alone * choice.TAUGHT_STEP
+    assert run.ends_early == (time == 36000)
+    share = 1 - run.last_share if run.ends_early else teacher / (teacher + last)
+    assert share == pytest.approx(0.4, rel=0.01)
 
 
 @pytest.mark.parametrize("text", [LARGE, replace(LARGE, bytes=math.inf)])

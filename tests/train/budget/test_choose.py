@@ -1,5 +1,6 @@
 """What a budget becomes: ordinary options, chosen once and kept for the next start."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_choice_is_made_of_this_machine_and_text_and_kept_for_the_next_start(t
     assert "layers x width" in shown
     assert "the lowest predicted bits per byte" in shown
     assert "more text would help, more time would not" in shown  # 400 short documents
-    assert config.train.max_steps == choice.LEAST_STEPS
+    assert config.train.max_steps == math.ceil(choice.LEAST_STEPS / (1 - choice.BORN_AGAIN))
     assert config.train.log_every == 7
     assert (
         config.facts["predicted"]["low"]
@@ -112,6 +113,34 @@ def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, 
     assert optim["embed_decay"] * optim["embed_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
     assert optim["head_decay"] * optim["head_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
     assert optim["weight_decay"] * optim["lr"] * an_epoch == pytest.approx(share / 0.9, rel=0.01)
+
+
+def test_a_model_that_is_taught_may_remember_for_longer():
+    few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=8.0, steps=6000)
+    taught = replace(few, born_again=0.25, last_share=0.5, epochs=16.0, steps=12000)
+    words = choose.words(taught, [])
+    assert "distill.born_again=0.25" in words
+    assert f"distill.alpha={choose.TEACHER_SHARE}" in words
+    assert f"optim.momentum_steps={min(300, 6000 // 4)}" in words
+    plain, mild = optim_of(choose.words(few, [])), optim_of(words)
+    assert not any(word.startswith("distill.") for word in choose.words(few, []))
+    for name in ("embed_decay", "head_decay", "weight_decay"):
+        assert mild[name] == pytest.approx(plain[name] / choose.TAUGHT_MEMORY, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ([], None),
+        (["distill.born_again=0"], 0.0),
+        (["distill.born_again=0.4"], 0.4),
+        (["distill.teacher=runs/a"], 0.0),
+        (["data=chat", "data.files=[a.jsonl]"], 0.0),
+    ],
+)
+def test_a_run_is_born_again_unless_a_person_says_otherwise(tmp_path, words, share):
+    argv = ["budget=1h", f"runs_dir={tmp_path}", *words]
+    assert choose.wanted_of(choose.compose(argv), argv).born_again == share
 
 
 def test_a_text_of_a_few_steps_leaves_weights_time_to_learn():

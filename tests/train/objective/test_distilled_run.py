@@ -1,6 +1,7 @@
 """Runs with a teacher: from a cache and alive, resumed exactly, and on quantized weights with ``self`` as teacher."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,19 @@ def test_quantized_weights_learn_from_the_model_that_they_came_from(base, tmp_pa
 
 def test_a_loss_with_a_teacher_is_no_point_of_the_loss_law():
     """It is no cross-entropy, so nothing is predicted from it."""
-    plain, taught = (resolve(["preset=tiny", *more], lambda c: c) for more in ((), ("distill.teacher=a",)))
+    options = ((), ("distill.teacher=a",), ("distill.born_again=0.3",))
+    plain, taught, again = (resolve(["preset=tiny", *more], lambda c: c) for more in options)
     assert make_forecast(plain) is not None
     assert make_forecast(taught) is None
+    assert make_forecast(again) is None
+    predicted = {"bits_per_byte": 1.9, "low": 1.8, "high": 2.0}
+    planned = make_forecast(replace(again, facts={"predicted": predicted}))
+    assert planned is not None
+    planned.training(10, 1.0, 3.0)
+    planned.validation(10, 3.0, 2.0)
+    outlook = planned.at_end(100)  # what the plan said: the curve of the first model says nothing of the second's end
+    assert outlook is not None
+    assert outlook.text() == "1.900 ± 0.100 bits per byte"
 
 
 def test_what_does_not_fit_is_one_line(base):

@@ -109,6 +109,10 @@ def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(t
     OmegaConf.save(config, run.root / "config.yaml")
     record = record_of(run.root)
     assert record.bytes / record.unique_bytes == pytest.approx(1.2)
+    OmegaConf.update(config, "distill.born_again", 0.3)
+    OmegaConf.save(config, run.root / "config.yaml")
+    with pytest.raises(UserError, match="learnt from a teacher: the law is about models that learn from text alone"):
+        record_of(run.root)
 
 
 def test_a_speed_that_is_none_is_refused():
