@@ -9,15 +9,7 @@ from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import (
-    REPEATED_TEXT,
-    TAUGHT_TEXT,
-    LossLaw,
-    learns_slower,
-    text_factor,
-    text_read,
-    text_worth,
-)
+from train.predict.law import TAUGHT, LossLaw, learns_slower, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
@@ -279,9 +271,9 @@ def make(
     factor, blur = text_factor(corpus.difficulty)
     # The text counts as worth / read of what is read of it, and so does all that there is.
     run = (shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size)
-    repeated = TAUGHT_TEXT if born_again else REPEATED_TEXT
-    value = factor * law.predict(*run, repeated=repeated)
-    low, high = (factor * each for each in law.interval(*run, repeated=repeated))
+    factor *= TAUGHT if born_again else 1.0
+    value = factor * law.predict(*run)
+    low, high = (factor * each for each in law.interval(*run))
     return Candidate(
         shape=shape,
         model=model,

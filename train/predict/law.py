@@ -25,9 +25,6 @@ REPEATED_TEXT = 2.0
 """R* of repeated text: however often a text is repeated, that is worth at most so much new text. Muennighoff et al.
 find 15.4 for large models. With it the law put eight readings of 1 MB at 1.86 bits per byte, and 1.95 came; with 2 it
 is nearer to these runs and to all older records (docs/results/plan.md)."""
-TAUGHT_TEXT = 5.0
-"""R* of repeated text for a model that learns from the predictions of a teacher of its own kind, too
-(``distill.born_again``). From docs/results/recipe.md."""
 REPEATED_SIZE = 5.3
 """R* of parameters beyond those that the text can fill."""
 BYTES_PER_PARAMETER = 40.0
@@ -57,6 +54,9 @@ DEEP_FROM, DEEP_LR = 4, 0.02
 bigrams."""
 DEEP_TEXT = 1.12
 """What the text of such a run counts: at 0.03 as low a loss took 13 % more of it (docs/results/recipe.md)."""
+TAUGHT = 0.973
+"""Bits per byte of a model that learns from the predictions of a teacher of its own kind, too (``distill.born_again``),
+in units of those without. From docs/results/recipe.md: .966 to .975 after two to eight readings of 1, 4 and 13 MB."""
 COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
@@ -92,38 +92,24 @@ class LossLaw:
     span: tuple[float, float, float, float] = (0.0, math.inf, 0.0, math.inf)
     """The least and the most parameters, the least and the most bytes of the records."""
 
-    def predict(
-        self,
-        n: float,
-        n_bytes: float,
-        unique: float = math.inf,
-        vocab_size: int = VOCABULARY,
-        *,
-        repeated: float = REPEATED_TEXT,
-    ) -> float:
+    def predict(self, n: float, n_bytes: float, unique: float = math.inf, vocab_size: int = VOCABULARY) -> float:
         """Bits per byte of a model with ``n`` parameters in its layers' matrices that reads ``n_bytes`` of text.
 
-        ``unique``: the bytes that the text has; it is read more than once where that is less. ``repeated``: R* then.
+        ``unique``: the bytes that the text has; it is read more than once where that is less.
         """
-        n, n_bytes = effective(n, n_bytes, unique, vocab_size, repeated)
+        n, n_bytes = effective(n, n_bytes, unique, vocab_size)
         constants = np.array([self.floor, self.size, self.alpha, self.text, self.beta])
         return float(_curve(constants, np.array([n]), np.array([n_bytes]))[0])
 
     def interval(
-        self,
-        n: float,
-        n_bytes: float,
-        unique: float = math.inf,
-        vocab_size: int = VOCABULARY,
-        *,
-        repeated: float = REPEATED_TEXT,
+        self, n: float, n_bytes: float, unique: float = math.inf, vocab_size: int = VOCABULARY
     ) -> tuple[float, float]:
         """Bits per byte between which two runs of three should end.
 
         ``error`` both ways; for each factor of ten beyond the records, in size or text, twice that in addition, and
         half of it for each doubling of epochs from four on.
         """
-        value = self.predict(n, n_bytes, unique, vocab_size, repeated=repeated)
+        value = self.predict(n, n_bytes, unique, vocab_size)
         least_n, most_n, least_d, most_d = self.span
         beyond = _decades(n, least_n, most_n) + _decades(n_bytes, least_d, most_d)
         epochs = max(0.0, math.log2(max(n_bytes / unique, 1e-9) / 4))
@@ -136,15 +122,13 @@ def _decades(value: float, least: float, most: float) -> float:
     return max(0.0, math.log10(value / most) if most < math.inf else 0.0, math.log10(least / value) if least else 0.0)
 
 
-def effective(
-    n: float, n_bytes: float, unique: float, vocab_size: int, repeated: float = REPEATED_TEXT
-) -> tuple[float, float]:
+def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple[float, float]:
     """Parameters and bytes after what repetition takes away and the vocabulary adds."""
     gain = (vocab_size / VOCABULARY) ** VOCABULARY_GAIN
     if n_bytes <= unique:
         return n, n_bytes * gain
     repeats = n_bytes / unique - 1
-    worth = unique * (1 + repeated * (1 - math.exp(-repeats / repeated)))
+    worth = unique * (1 + REPEATED_TEXT * (1 - math.exp(-repeats / REPEATED_TEXT)))
     filled = unique / BYTES_PER_PARAMETER
     if n > filled:
         n = filled * (1 + REPEATED_SIZE * (1 - math.exp(-(n / filled - 1) / REPEATED_SIZE)))
