@@ -50,7 +50,7 @@ MOST_EPOCHS = 8.0
 readings give .06 % fewer bits per byte (docs/results/recipe.md)."""
 BORN_AGAIN = 0.3
 """The share of a run that trains a teacher for the model of the rest (``distill.born_again``): half as much text as
-that one reads. How good the teacher is hardly counts (docs/results/recipe.md)."""
+that one reads. Such a teacher is nearly as good as one that reads as much (docs/results/recipe.md)."""
 TAUGHT_STEP = 1.35
 """What a step with a teacher takes, in units of one without."""
 BORN_AGAIN_FROM = 3.0

@@ -42,18 +42,17 @@ class ModelTeacher:
     def targets(self, batch: Batch, words: Words | None = None) -> DenseTargets:
         """Those of the batch's positions, among ``words`` where they are given."""
         x_ND = self._backend.hidden_states(batch.ids, batch.starts)
-        head_VD = self._head_VD if words is None else self._head_VD[words.ids]
         ids, offsets = (None, None) if words is None else (words.ids, words.offsets)
 
         def logits(rows: slice) -> Tensor:
-            return F.linear(x_ND[rows].float(), head_VD)
+            return F.linear(x_ND[rows].float(), self._head_VD if ids is None else self._head_VD[ids])
 
         def gradient(rows: slice, targets_R: Tensor, share: float) -> Tensor:
             x_RD = x_ND[rows] if self._temperature == 1 else x_ND[rows] / self._temperature
             return self._backend.softmax_gradient(x_RD, targets_R, share, ids, offsets)
 
-        targets = (logits, len(head_VD), self._temperature, offsets)
-        if words is None and self._more_rows:
+        targets = (logits, self._n_ids if ids is None else len(ids), self._temperature, offsets)
+        if ids is None and self._more_rows:
             return DenseTargets(*targets)
         return ComputedTargets(*targets, gradient=gradient)
 

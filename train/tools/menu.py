@@ -112,6 +112,7 @@ def entry(each: Candidate, basis: Basis) -> dict[str, Any]:
         "steps": each.steps,
         "tokens": each.tokens,
         "epochs": each.epochs,
+        "born_again": each.born_again,
         "tokens_per_s": each.tokens_per_s,
         "seconds": each.seconds,
         "memory_bytes": each.memory_bytes,
