@@ -9,7 +9,7 @@ from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import TAUGHT, LossLaw, learns_slower, text_factor, text_read, text_worth
+from train.predict.law import LossLaw, learns_slower, taught, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
@@ -48,9 +48,9 @@ BIGRAMS_PER_S, FACTORS_SECONDS = 1_000_000, 2.5
 MOST_EPOCHS = 8.0
 """How often a run reads its text at most: it ends before its time where that would allow more. Of 1 MB, twice as many
 readings give .06 % fewer bits per byte (docs/results/recipe.md)."""
-BORN_AGAIN = 0.3
-"""The share of a run that trains a teacher for the model of the rest (``distill.born_again``): half as much text as
-that one reads. Such a teacher is nearly as good as one that reads as much (docs/results/recipe.md)."""
+BORN_AGAIN = 0.4
+"""The share of a run that trains a teacher for the model of the rest (``distill.born_again``). Of .3, .4 and .5 the law
+puts it lowest where time ends the run, and within .2 % of the lowest where the text does."""
 TAUGHT_STEP = 1.35
 """What a step with a teacher takes, in units of one without."""
 BORN_AGAIN_FROM = 3.0
@@ -251,8 +251,8 @@ def make(
         if short := _short(wanted, seq_len):
             quick = machine.step_seconds(model, per_step, short, words)
             # Of the time, not of the steps: as many steps are done as both parts have time for.
-            share = wanted.short_seq_share
-            step_seconds = 1 / (share / quick + (1 - share) / step_seconds)
+            for_short = wanted.short_seq_share
+            step_seconds = 1 / (for_short / quick + (1 - for_short) / step_seconds)
         in_time = max(1, round(training * pace / step_seconds))
         most = most_steps(corpus.bytes / bytes_per_token, per_step) / (1 - born_again)
         steps = math.ceil(min(in_time, most))
@@ -262,18 +262,26 @@ def make(
     model = shape.model_config(vocab_size, seq_len)
     most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
     micro_batch = max(n for n in range(1, max(1, most) + 1) if sequences % n == 0)
-    n_bytes = tokens * bytes_per_token  # of the model which the run ends with, as is all that the law is asked about
+    n_bytes = tokens * bytes_per_token  # of the model which the run ends with
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     counted = min(corpus.bytes, bigrams * bytes_per_token)
     slower = learns_slower(shape.n_layers, bigrams)
-    worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled > 0, slower=slower)
-    read = text_read(n_bytes, bag=bag, share=wanted.superposition_share)
+    share = wanted.superposition_share
+
+    def run(n_bytes: float) -> tuple[float, float, float, int]:
+        """What the law is asked about: a model of the shape that reads so much."""
+        worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled > 0, slower=slower)
+        # The text counts as worth / read of what is read of it, and so does all that there is.
+        read = text_read(n_bytes, bag=bag, share=share)
+        return shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size
+
+    last = run(n_bytes)
     factor, blur = text_factor(corpus.difficulty)
-    # The text counts as worth / read of what is read of it, and so does all that there is.
-    run = (shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size)
-    factor *= TAUGHT if born_again else 1.0
-    value = factor * law.predict(*run)
-    low, high = (factor * each for each in law.interval(*run))
+    if born_again:
+        alone, teacher = law.predict(*last), law.predict(*run(n_bytes * (1 / last_share - 1)))
+        factor *= taught(alone, teacher) / alone
+    value = factor * law.predict(*last)
+    low, high = (factor * each for each in law.interval(*last))
     return Candidate(
         shape=shape,
         model=model,
@@ -289,7 +297,7 @@ def make(
         steps=steps,
         tokens=steps * per_step,
         bytes=n_bytes,
-        epochs=read / corpus.bytes / last_share,
+        epochs=text_read(n_bytes, bag=bag, share=share) / corpus.bytes / last_share,
         tokens_per_s=pace * per_step / step_seconds,
         seconds=seconds - training * (1 - steps / in_time) / (1 - VALIDATION_SHARE - OVERHEAD),
         ends_early=steps < in_time,

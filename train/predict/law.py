@@ -54,9 +54,10 @@ DEEP_FROM, DEEP_LR = 4, 0.02
 bigrams."""
 DEEP_TEXT = 1.12
 """What the text of such a run counts: at 0.03 as low a loss took 13 % more of it (docs/results/recipe.md)."""
-TAUGHT = 0.973
+TAUGHT, TEACHER_BEHIND = 0.972, 0.4
 """Bits per byte of a model that learns from the predictions of a teacher of its own kind, too (``distill.born_again``),
-in units of those without. From docs/results/recipe.md: .966 to .975 after two to eight readings of 1, 4 and 13 MB."""
+in units of those without, where the teacher has read as often; and how much of the share by which the teacher is worse
+than that is added. From docs/results/recipe.md."""
 COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
@@ -149,6 +150,11 @@ def text_worth(
     begun = gain * min(BIGRAM_TEXT, COUNTED_SHARE * counted) / (n_bytes + BIGRAM_AT)
     drawn = SAMPLED_GAIN * math.log(max(1.0, vocab_size / SAMPLED_VOCABULARY)) if sampled else 0.0
     return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun + drawn) * (DEEP_TEXT if slower else 1.0)
+
+
+def taught(alone: float, teacher: float) -> float:
+    """Bits per byte of a model whose teacher has ``teacher``, and that would have ``alone`` without one."""
+    return alone * (TAUGHT + TEACHER_BEHIND * max(0.0, teacher / alone - 1))
 
 
 def learns_slower(n_layers: int, bigrams: float) -> bool:

@@ -61,6 +61,8 @@ def _guard_text(event: Event) -> str:
             )
         if event.kind == "quantized":
             return f"from here on the model computes with the weights of a {facts['file_type']} file ({facts['types']})"
+        if event.kind == "born_again":
+            return f"the model so far became the teacher of a new one, after {facts['share']:.0%} of the run"
         if event.kind == "slept":
             return f"the machine slept for {duration(facts['seconds'])}"
     except (KeyError, TypeError, ValueError):

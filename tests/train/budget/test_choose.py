@@ -54,7 +54,7 @@ def test_a_choice_is_made_of_this_machine_and_text_and_kept_for_the_next_start(t
     assert "layers x width" in shown
     assert "the lowest predicted bits per byte" in shown
     assert "more text would help, more time would not" in shown  # 400 short documents
-    assert config.train.max_steps == math.ceil(choice.LEAST_STEPS / (1 - choice.BORN_AGAIN))
+    assert config.train.max_steps == math.ceil(choice.LEAST_STEPS / (1 - config.distill.born_again))
     assert config.train.log_every == 7
     assert (
         config.facts["predicted"]["low"]
