@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from train.predict import records
-from train.predict.law import LossLaw, fit, fitted, left_out_errors, text_worth
+from train.predict.law import TAUGHT, TEACHER_BEHIND, LossLaw, fit, fitted, left_out_errors, taught, text_worth
 from train.predict.records import Record
 
 TRUE = LossLaw(floor=0.9, size=0.5, alpha=0.36, text=1.4, beta=0.5)
@@ -78,3 +78,10 @@ def test_records_are_written_as_they_are_read(tmp_path):
     assert [dataclasses.asdict(r) for r in records.read(tmp_path / "copy.csv")] == [
         dataclasses.asdict(r) for r in shipped
     ]
+
+
+def test_a_teacher_helps_less_the_further_it_is_behind_and_a_better_one_no_more():
+    assert taught(2.0, 2.0) == pytest.approx(2.0 * TAUGHT)
+    assert taught(2.0, 1.8) == taught(2.0, 2.0)
+    assert taught(2.0, 2.1) == pytest.approx(2.0 * (TAUGHT + TEACHER_BEHIND * 0.05))
+    assert taught(2.0, 2.0) < taught(2.0, 2.1) < 2.0
