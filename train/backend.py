@@ -17,7 +17,7 @@ from slm.kernels.fused import Fused, unsupported, unsupported_shape, usable
 from slm.model.attention import BLOCK
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
-from slm.model.head_loss import HeadLoss, head_gradients
+from slm.model.head_loss import HeadLoss, head_gradients, softmax_gradient
 from slm.model.transformer import LanguageModel
 from train.config import TrainConfig
 from train.environment import Environment
@@ -125,9 +125,7 @@ class AutogradBackend(Backend):
         logits_RV = F.linear(x_RD.float(), (weight_VD if words_V is None else weight_VD[words_V]).float())
         if offsets_V is not None:
             logits_RV += offsets_V
-        gradient_RV = logits_RV.softmax(-1)
-        gradient_RV[torch.arange(len(targets_R)), targets_R.clamp(min=0)] -= 1
-        return gradient_RV.mul_(scale * (targets_R != IGNORED)[:, None])
+        return softmax_gradient(logits_RV, targets_R, scale)
 
 
 class KernelBackend(Backend):

@@ -8,7 +8,6 @@ below the first (docs/results/recipe.md).
 Tested in tests/train/test_born_again.py.
 """
 
-import shutil
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +17,14 @@ import torch
 from data.errors import UserError
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
-from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from train.bigrams.start import start_from_bigrams
 from train.config import RunConfig, TrainConfig
 from train.environment import Environment
-from train.objective.distillation import DistillObjective
+from train.objective.make import distillation
 from train.objective.objective import Objective
-from train.objective.teacher import frozen_teacher
+from train.objective.teacher import model_teacher
+from train.run.kept_model import keep_model, remove_model
 
 TEACHER = "teacher"
 """In the run's directory: the first model."""
@@ -42,6 +41,7 @@ class BornAgain:
     ) -> None:
         self._config, self._tokenizer, self._environment = config, tokenizer, environment
         self._share, self._first, self._folder = config.distill.born_again, first, root / TEACHER
+        self._without_bags = replace(config.train, superposition=1)
 
     def due(self, fraction_done: float, began: int) -> bool:
         """Whether the model is to become the teacher now, when so much of the run is done."""
@@ -55,7 +55,7 @@ class BornAgain:
 
     def options(self, began: int) -> TrainConfig:
         """Those of the part in progress: a teacher knows no bags of tokens."""
-        return replace(self._config.train, superposition=1) if began else self._config.train
+        return self._without_bags if began else self._config.train
 
     def objective(self, began: int) -> Objective:
         """What the part in progress minimizes. UserError where the teacher's files are gone."""
@@ -63,13 +63,8 @@ class BornAgain:
 
     def keep(self, model: LanguageModel) -> None:
         """``model`` is the teacher."""
-        partial = self._folder.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        checkpoint.save_model(partial, model)
-        self._tokenizer.save(partial)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a start that ended before its next checkpoint left one
-        partial.rename(self._folder)
+        remove_model(self._folder)
+        keep_model(self._folder, model, self._tokenizer)
         self.__dict__.pop("_taught", None)
 
     def begin(self, model: LanguageModel) -> None:
@@ -84,14 +79,14 @@ class BornAgain:
 
     @cached_property
     def _taught(self) -> Objective:
-        config, n_ids = self._config, self._tokenizer.vocab_size
+        config, tokenizer = self._config, self._tokenizer
+        eot_id = tokenizer.eot_id if config.train.mask_documents else None
+        temperature = config.distill.temperature
         try:
-            model = checkpoint.load_model(self._folder).requires_grad_(False).eval()
+            teacher = model_teacher(self._folder, self._environment, tokenizer.vocab_size, temperature, eot_id)
         except (OSError, UserError) as error:
             raise UserError(
                 f"the run's teacher cannot be read from {self._folder} ({error}): begin anew with "
                 f"{spelled('train', resume='never')}"
             ) from error
-        eot_id = self._tokenizer.eot_id if config.train.mask_documents else None
-        teacher = frozen_teacher(model, self._environment, n_ids, config.distill.temperature, eot_id)
-        return DistillObjective(config.distill, teacher, sampled=config.train.sampled_softmax, n_ids=n_ids)
+        return distillation(config, teacher, tokenizer)

@@ -77,12 +77,8 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
         low_VD = all_VD if each.words is None else all_VD[each.words]
         for part in chunks:
             logits_RV, losses_R = logits_and_losses(h_ND, part, low_VD, each.offsets)
-            targets_R = targets_N[part]
-            scored_R = targets_R != IGNORED
-            weights_R = scored_R * (each.weights[part] if isinstance(each.weights, Tensor) else each.weights)
-            dlogits_RV = logits_RV.softmax(-1)
-            dlogits_RV[torch.arange(len(targets_R)), targets_R.clamp(min=0)] -= 1
-            dlogits_RV *= weights_R[:, None]
+            weights = each.weights[part] if isinstance(each.weights, Tensor) else each.weights
+            dlogits_RV = softmax_gradient(logits_RV, targets_N[part], weights)
             if each.soften:
                 each.soften(dlogits_RV, losses_R, part)
             low_RV = dlogits_RV.to(x_ND.dtype)
@@ -93,3 +89,10 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
             else:
                 dweight_VD.index_add_(0, each.words, gradient_VD.to(dweight_VD.dtype))
     return dx_ND, dweight_VD
+
+
+def softmax_gradient(logits_RV: Tensor, targets_R: Tensor, weights: Tensor | float) -> Tensor:
+    """``weights`` (f32 [R], or one number) times (softmax - one-hot), zeros where not scored."""
+    gradient_RV = logits_RV.softmax(-1)
+    gradient_RV[torch.arange(len(targets_R)), targets_R.clamp(min=0)] -= 1
+    return gradient_RV.mul_(((targets_R != IGNORED) * weights)[:, None])

@@ -6,20 +6,17 @@ directory holds such a base: the run keeps it in its folder ``base``, as a Huggi
 Tested in tests/train/lora/test_lora_run.py.
 """
 
-import os
-import shutil
 from pathlib import Path
 
-from data.storage import fsync
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from train.backend import Backend
 from train.config import LoraConfig, RunConfig
 from train.distributed.ranks import Ranks
 from train.lora.adapter import AdapterBackend, AdapterParameters
 from train.optim.trained import Trained
+from train.run.kept_model import keep_model, remove_model
 
 BASE = "base"
 """The folder of a run that holds the base of its adapter."""
@@ -38,21 +35,12 @@ def new_ids(directory: str, tokenizer: Tokenizer) -> range:
 
 def keep_base(root: Path, model: LanguageModel, tokenizer: Tokenizer) -> None:
     """Write the base of a run's adapter into ``root``: it is there as a whole or not at all."""
-    temporary = root / f".{BASE}.{os.getpid()}.tmp"
-    temporary.mkdir()
-    checkpoint.save_model(temporary, model)
-    tokenizer.save(temporary)
-    for path in (*temporary.iterdir(), temporary):
-        fsync(path)
-    os.replace(temporary, root / BASE)
+    keep_model(root / BASE, model, tokenizer)
 
 
 def remove_base(root: Path) -> None:
     """Remove what a start that ended before its first checkpoint left."""
-    if (root / BASE).is_dir():
-        doomed = root / f".{BASE}.old.{os.getpid()}.tmp"
-        os.rename(root / BASE, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+    remove_model(root / BASE)
 
 
 def make_trained(model: LanguageModel, config: RunConfig, root: Path, ranks: Ranks) -> Trained:

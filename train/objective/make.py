@@ -38,10 +38,7 @@ def make_objective(
     ``new``: the run has no checkpoint; what another start left is removed.
     """
     if config.distill.teacher:
-        teacher = _make_teacher(config, model, tokenizer, environment)
-        return DistillObjective(
-            config.distill, teacher, sampled=config.train.sampled_softmax, n_ids=tokenizer.vocab_size
-        )
+        return distillation(config, _make_teacher(config, model, tokenizer, environment), tokenizer)
     preference = config.preference
     if preference.loss is None:
         return plain_text(config.train.sampled_softmax, model.config.vocab_size)
@@ -55,6 +52,11 @@ def make_objective(
     return PreferenceObjective(
         preference, KeptReference(make_frozen_backend(frozen, environment), digest_of(frozen), path)
     )
+
+
+def distillation(config: RunConfig, teacher: Teacher, tokenizer: Tokenizer) -> DistillObjective:
+    """Learning from ``teacher`` in a run."""
+    return DistillObjective(config.distill, teacher, sampled=config.train.sampled_softmax, n_ids=tokenizer.vocab_size)
 
 
 def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer, environment: Environment) -> Teacher:

@@ -81,9 +81,8 @@ class DenseTargets:
             scored_R1 = targets_R[part, None] != IGNORED
             log_q_RV = self.probabilities(slice(rows.start + part.start, rows.start + part.stop))
             q_RV = log_q_RV.exp() * scored_R1
-            log_p_RV = (dlogits_RV[part, : self.n_ids].float() / weight).clamp(min=SMALLEST).log_()
             index_R1 = targets_R[part, None].clamp(min=0)
-            log_p_RV.scatter_(1, index_R1, -losses_R[part, None])
+            log_p_RV = _log_p(dlogits_RV[part, : self.n_ids].float() / weight, losses_R[part], index_R1)
             kl += (q_RV * (log_q_RV - log_p_RV)).sum().item()
             dlogits_RV[part, : self.n_ids] -= q_RV.mul_(share)
             dlogits_RV[part].scatter_add_(1, index_R1, (share * scored_R1).to(dlogits_RV.dtype))
@@ -132,8 +131,12 @@ def _divergence(mine_SV: Tensor, its_SV: Tensor, losses_S: Tensor, targets_S: Te
     index_S1 = targets_S[:, None]
     others_SV = its_SV.scatter(1, index_S1, 0.0)
     q_SV = others_SV.scatter(1, index_S1, 1 - others_SV.sum(1, keepdim=True)).clamp_(min=0)
-    log_p_SV = mine_SV.clamp(min=SMALLEST).log_().scatter_(1, index_S1, -losses_S[:, None])
-    return (q_SV * (q_SV.clamp(min=SMALLEST).log() - log_p_SV)).sum().item()
+    return (q_SV * (q_SV.clamp(min=SMALLEST).log() - _log_p(mine_SV, losses_S, index_S1))).sum().item()
+
+
+def _log_p(gradient_RV: Tensor, losses_R: Tensor, index_R1: Tensor) -> Tensor:
+    """Log-probabilities of p - one-hot, those of the targets from their cross-entropies."""
+    return gradient_RV.clamp(min=SMALLEST).log_().scatter_(1, index_R1, -losses_R[:, None])
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,15 @@ class Named:
                 n_threads=self._environment.threads,
                 eot_id=self._eot_id,
             )
-        model = checkpoint.load_model(self.path).requires_grad_(False).eval()
-        return frozen_teacher(model, self._environment, self._n_ids, self._temperature, self._eot_id)
+        return model_teacher(self.path, self._environment, self._n_ids, self._temperature, self._eot_id)
+
+
+def model_teacher(
+    directory: Path, environment: Environment, n_ids: int, temperature: float, eot_id: int | None
+) -> ModelTeacher:
+    """The model of a checkpoint or a Hugging Face model directory, as a teacher."""
+    model = checkpoint.load_model(directory).requires_grad_(False).eval()
+    return frozen_teacher(model, environment, n_ids, temperature, eot_id)
 
 
 def frozen_teacher(
