@@ -249,7 +249,7 @@ class Trainer:
         if self.interrupt:
             return  # the same is done when the run goes on
         self.checkpointer.before_update()
-        with self.average.in_place() if self.average.on else nullcontext():
+        with self.average.in_place():
             self.born_again.keep(self.model)
         self.average.begin_anew()
         self.born_again.begin(self.model)

@@ -277,11 +277,11 @@ def make(
         return shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size
 
     last = run(n_bytes)
+    alone = law.predict(*last)
     factor, blur = text_factor(corpus.difficulty)
     if born_again:
-        alone, teacher = law.predict(*last), law.predict(*run(n_bytes * (1 / last_share - 1)))
-        factor *= taught(alone, teacher) / alone
-    value = factor * law.predict(*last)
+        factor *= taught(alone, law.predict(*run(n_bytes * (1 / last_share - 1)))) / alone
+    value = factor * alone
     low, high = (factor * each for each in law.interval(*last))
     return Candidate(
         shape=shape,
