@@ -440,7 +440,8 @@ class RunConfig:
     resume: str = "auto"
     """``auto``, ``never``, or the path of a checkpoint of this run."""
     init_from: str | None = None
-    """A Hugging Face model directory whose shape, tokenizer and weights a new run starts from."""
+    """A run, a Hugging Face model directory or a name on the Hub, whose shape, tokenizer and weights a new run starts
+    from. A resolved configuration has the model's directory here."""
     model: ModelSpec
     tokenizer: TokenizerConfig
     data: DataConfig

@@ -71,9 +71,16 @@ def resolve(word: str | os.PathLike[str]) -> runs.Run:
 
 
 def directory(word: str) -> str:
-    """A model directory that ``word`` names, downloaded where it is a name on the Hub; anything else unchanged."""
-    name = hub_name(word)
-    return word if name is None else str(resolve(word).checkpoint())
+    """A model directory that ``word`` names: that of a run's checkpoint, or downloaded where it is a name on the Hub.
+
+    Anything else is returned unchanged. ``UserError`` for a run without a checkpoint.
+    """
+    if hub_name(word) is None and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):
+        return word
+    run = resolve(word)
+    if line := run.choice_line():
+        print(line, flush=True)
+    return str(run.checkpoint())
 
 
 def made_folder(name: HubName) -> Path:

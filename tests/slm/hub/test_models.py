@@ -116,3 +116,22 @@ def test_a_gguf_file_by_its_type(hub):
         models.gguf(named("org/m:q4_k"))
     hub.repositories["org/bare"] = Repository({"config.json": json.dumps({}).encode()})
     assert models.gguf(named("org/bare")) is None
+
+
+def test_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch, capsys):
+    """``init_from=runs/base``, as ``distill.teacher`` and every ``run=`` take it."""
+    monkeypatch.chdir(tmp_path)
+    folders = [tmp_path / f"runs/base/checkpoints/step-0000000{step}" for step in (1, 2)]
+    for folder, loss in zip(folders, (2.0, 3.0), strict=True):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        validation = {"step": int(folder.name[-1]), "val_loss": loss}
+        (folder / "trainer_state.json").write_text(json.dumps({"validation": validation}))
+    assert models.directory("runs/base") == str(folders[0])
+    assert "its validation loss is lower" in capsys.readouterr().out
+    assert models.directory(str(folders[1])) == str(folders[1])
+    assert models.directory("runs/none") == "runs/none"
+    (tmp_path / "runs/new").mkdir()
+    (tmp_path / "runs/new/config.yaml").write_text("")
+    with pytest.raises(UserError, match="holds no checkpoint yet"):
+        models.directory("runs/new")
