@@ -70,9 +70,6 @@ from train.run.text import prepare_text, remove_text
 from train.trainer import Trainer
 from train.validation import Validator
 
-RISEN = 0.01
-"""From this share above its lowest value on, the last validation loss counts as risen."""
-
 
 def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
     """Train from the beginning or from a checkpoint. Returns the command's exit code.
@@ -114,8 +111,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
         if code == 0:
-            if line := risen_line(config, trainer.state.best_loss, trainer.state.validation.get("val_loss")):
-                print(line)
+            if trainer.state.risen and not config.preference.on:
+                print(risen_line(config, trainer.state))
             print(_next_line(root))
         return code
 
@@ -179,15 +176,13 @@ def _finished_line(config: RunConfig, state: dict[str, Any], root: Path) -> str:
     return f"{root} is finished: {how}. To train it further raise {more}; for a new run give name=... or resume=never"
 
 
-def risen_line(config: RunConfig, best: float, last: float | None) -> str:
-    """What a run says whose validation loss (nats per token) rose from its ``best`` to its ``last``; empty where it did
-    not, and with preference pairs, which have another loss."""
-    if config.preference.on or last is None or last <= best * (1 + RISEN):
-        return ""
+def risen_line(config: RunConfig, state: RunState) -> str:
+    """What a run says at its end whose validation loss has risen."""
     others = "" if config.budget else ", and budget= chooses what fits text and time"
     return (
-        f"the validation loss was down at {best:.4f} nats per token and rose to {last:.4f}: the model learnt its text "
-        f"by heart. More text, fewer steps (train.max_steps=) or more decay (optim.weight_decay=) end lower{others}"
+        f"the validation loss was down at {state.best_loss:.4f} nats per token and rose to "
+        f"{state.validation['val_loss']:.4f}: the model learnt its text by heart. More text, fewer steps "
+        f"(train.max_steps=) or more decay (optim.weight_decay=) end lower{others}"
     )
 
 

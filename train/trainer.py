@@ -356,7 +356,7 @@ class Trainer:
             record |= {"coherence": story_coherence(self.model, self.tokenizer, stories)}
         self.state.validated(record)
         if self.ranks.main:
-            self.log.validation(self.state.validation)
+            self.log.validation(self.state.validation, self.state.best_loss if self.state.risen else None)
             self._write_samples()
             self.log.events.refresh()
 

@@ -72,6 +72,7 @@ def test_a_run_says_that_its_text_was_learnt_by_heart(tmp_path):
     others.write_text("Winter grass, a red door; seven crows sat upon the wall of my father's orchard. " * 12)
     files = (f"data.files=[{page}]", f"data.val_files=[{others}]")
     run = SmallRun(tmp_path, *files, "name=page", "train.max_steps=60", "train.eval_every=5", "optim.lr=0.02").finish()
+    assert ", risen from " in run.out
     assert "the model learnt its text by heart" in run.out
     assert "budget= chooses what fits" in run.out
 
@@ -79,12 +80,14 @@ def test_a_run_says_that_its_text_was_learnt_by_heart(tmp_path):
 def test_a_run_whose_loss_falls_or_hardly_rises_says_nothing_of_it(finished):
     from slm.configuration import build, load_config
     from train.config import RunConfig
-    from train.start import risen_line
+    from train.run.run_state import RunState
 
     assert "by heart" not in finished[1]
-    config = build(RunConfig, load_config("train", ["preset=tiny", "name=any"]))
-    assert risen_line(config, 4.0, 4.0) == risen_line(config, 4.0, 4.03) == risen_line(config, 4.0, None) == ""
-    assert "4.0000" in risen_line(config, 4.0, 4.05)
+    state = RunState(build(RunConfig, load_config("train", ["preset=tiny", "name=any"])).train)
+    assert not state.risen
+    for loss, risen in ((4.0, False), (4.03, False), (4.05, True), (3.9, False)):
+        state.validated({"val_loss": loss})
+        assert state.risen == risen
 
 
 def test_transformers_loads_the_checkpoint_and_its_tokenizer(finished):

@@ -88,8 +88,8 @@ class RunLog:
         elif "lr" in record and "bag" not in record:
             self._forecast.training(record["tokens"], record["lr"] / self._peak, record["loss"] or math.nan)
 
-    def validation(self, record: dict[str, Any]) -> None:
-        """A validation record."""
+    def validation(self, record: dict[str, Any], risen_from: float | None = None) -> None:
+        """A validation record. ``risen_from``: the run's lowest loss, where this one lies clearly above it."""
         self._note(record)
         self._record(record)
         self._progress.validation = f"{record['val_loss']:.3f}"
@@ -102,6 +102,8 @@ class RunLog:
             )
         else:
             text = f"{record['val_loss']:.4f} nats per token, {bits}"
+            if risen_from is not None:
+                text += f", risen from {risen_from:.4f}"
         self.print(
             f"step {record['step']:,}: validation {text}"
             + ("" if coherence is None else f", coherence of stories {coherence:.3f} (0 to 1)")

@@ -11,6 +11,8 @@ from train.run.metrics_window import MetricsWindow
 
 STATE_FORMAT = 1
 """Version of the JSON state in a checkpoint."""
+RISEN = 0.01
+"""From this share above its lowest value on, a validation loss counts as risen."""
 SET_UP_TOOK = "set-up took"
 """How the message of ``check_set_up`` begins."""
 
@@ -56,6 +58,12 @@ class RunState:
         self.validation = record
         improved = record["val_loss"] < self.best_loss
         self.best_loss, self.worse = (record["val_loss"], 0) if improved else (self.best_loss, self.worse + 1)
+
+    @property
+    def risen(self) -> bool:
+        """Whether the last validation loss lies clearly above the lowest one."""
+        last = self.validation.get("val_loss")
+        return last is not None and last > self.best_loss * (1 + RISEN)
 
     def forget_losses(self) -> None:
         """Earlier losses are those of another model: patience and the guards begin anew."""
