@@ -38,6 +38,8 @@ Configure = Callable[[list[str], int, ChooseMicroBatch], RunConfig]
 DEFAULT_PORT = 29400
 SAVING_SECONDS = 60
 """How long processes may take to save after a second signal, before they are killed."""
+JOIN_SECONDS = 900
+"""How long machines wait for each other at a start; torchrun's own default is 600."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ def torchrun_options(launch: LaunchConfig, name: str) -> list[str]:
         *options,
         *("--nnodes", str(launch.nnodes), "--rdzv-backend", "c10d", "--rdzv-id", f"slm-{name}"),
         *("--rdzv-endpoint", f"{host}:{port}", "--local-addr", own_address(host)),
-        *("--rdzv-conf", f"is_host={is_host}"),
+        *("--rdzv-conf", f"is_host={is_host},join_timeout={JOIN_SECONDS}"),
     ]
 
 

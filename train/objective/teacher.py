@@ -14,11 +14,11 @@ from torch import Tensor
 from data.errors import UserError, nearest
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
+from slm.hub.models import resolve
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
-from slm.runs import resolve
 from train.backend import Backend, make_frozen_backend
 from train.config import TrainConfig
 from train.environment import Environment

@@ -23,5 +23,5 @@ def test_several_machines_meet_at_the_named_one():
     options = launch.torchrun_options(config, "mine")
     assert options[options.index("--rdzv-endpoint") + 1] == "127.0.0.1:4321"
     assert options[options.index("--local-addr") + 1] == "127.0.0.1"
-    assert options[options.index("--rdzv-conf") + 1] == "is_host=true"  # it is this machine
+    assert options[options.index("--rdzv-conf") + 1] == "is_host=true,join_timeout=900"  # it is this machine
     assert launch.is_here("127.0.0.1")
