@@ -6,12 +6,12 @@ The sequences of an optimizer step stay what the preset gives; they are only div
 import json
 import os
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
 from data.errors import UserError
 from data.storage import atomic_write_text, cache_home
+from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record
 from slm.machine.waiting import wait_awake
@@ -91,8 +91,10 @@ def _measure(config: RunConfig, sequences: int) -> int:
     for micro_batch in CANDIDATES:
         if sequences % micro_batch:
             continue
-        with get_context("spawn").Pool(1) as pool:
-            rate = pool.apply(_rate, (divided(config, sequences, micro_batch),))
+        try:
+            rate = in_fresh_process(_rate, divided(config, sequences, micro_batch))
+        except DiedError:  # killed by Linux for want of memory
+            rate = None
         if rate is None:
             print(f"  micro-batch {micro_batch}: does not fit into memory", flush=True)
             break

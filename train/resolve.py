@@ -51,8 +51,8 @@ def resolve(
     composed = load_config("train", argv)
     automatic = composed["train"]["micro_batch"] == "auto"
     if automatic:
-        composed = load_config("train", [word for word in argv if not word.startswith("train.micro_batch=")])
-    config = _with_run_directory(build(RunConfig, composed))
+        composed = load_config("train", [word for word in argv if word != "train.micro_batch=auto"])
+    config = with_run_directory(build(RunConfig, composed))
     _check(config)
     if config.init_from:
         config = replace(config, init_from=models.directory(config.init_from))
@@ -93,7 +93,7 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
     return ["preset=tiny", *limits, *chosen.words, *own], chosen.facts
 
 
-def _with_run_directory(config: RunConfig) -> RunConfig:
+def with_run_directory(config: RunConfig) -> RunConfig:
     """``config`` with a name. Without one, the path of a checkpoint to resume from gives the run's directory."""
     if config.name is None and config.resume not in ("auto", "never"):
         checkpoint = Path(config.resume)

@@ -161,6 +161,8 @@ def _stopped_early(config: RunConfig, state: dict[str, Any]) -> bool:
 
 
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
+    if (state.get("validation") or {}).get("step") != state["step"]:
+        return False  # stopped in its last validation, which is still to be done
     if _stopped_early(config, state):
         return True
     limit = limit_seconds(config.train, state.get("setup_s", 0.0), state.get("closing_s", 0.0))
@@ -368,6 +370,8 @@ def _make_trainer(
         state.resume(point.state)
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
+    # Before anything of the run is written; what follows takes little time, and is checked below.
+    check_set_up(train, state.setup_seconds + ranks.broadcast_from_main(process_seconds))
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
     backend = with_adapter(backend, trained)
     text = to_yaml(config)

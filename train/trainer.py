@@ -92,16 +92,12 @@ class Trainer:
 
     def run(self) -> int:
         """Train to the end, or to a signal; the last state is saved either way. Returns the exit code."""
+        saved = False
         with self.interrupt, self.log.events.until_the_end(lambda: self.state.step, lambda: self.interrupt.signal):
             try:
                 self._loop()
-                validated = self.state.validation.get("step") == self.state.step
-                if self._to_be_rounded(ended=not self.interrupt):
-                    self._begin_quantization()
-                    validated = False
-                if not validated and not self.interrupt:
-                    self._validate()
-                self._save()
+                self._end()
+                saved = True
                 with self.interrupt.saving():
                     self.checkpointer.wait()
             except StoppedError:
@@ -111,9 +107,25 @@ class Trainer:
                     self.checkpointer.close()
                     self.log.close()
                     self.loader.close()
-        if self.ranks.main and self.interrupt:
-            print(f"stopped at step {self.state.step:,}; the same command goes on from there")
+        if self.ranks.main and self.interrupt and saved:
+            how = "the same command" if self.config.resume == "auto" else "the same command with resume=auto"
+            print(f"stopped at step {self.state.step:,}; {how} goes on from there")
         return self.interrupt.exit_code
+
+    def _end(self) -> None:
+        """What is due at the end of the run: quantization, a validation, the last checkpoint. At a signal the last."""
+        state, train = self.state, self.config.train
+        validated, impatient = state.validation.get("step") == state.step, state.out_of_patience
+        if self._to_be_rounded(ended=not self.interrupt):
+            self._begin_quantization()
+            validated = False
+        elif train.qat and not self.fake_quant.on and not self.interrupt:
+            self.log.print(f"the run ended before train.qat={train.qat} began: it is not quantized")
+        if not validated and not self.interrupt:
+            self._validate()
+        if impatient:  # also where quantization made the losses begin anew: the run stays at its end
+            state.worse = max(state.worse, train.patience)
+        self._save(replace=not validated and not self.interrupt)
 
     def summary(self) -> str:
         """One line on what came out."""
@@ -147,7 +159,6 @@ class Trainer:
         """One optimizer step and what is due after it, unless a guard decides otherwise."""
         train, state = self.config.train, self.state
         self.checkpointer.check()
-        began = state.clock()
         if self.fake_quant.due(self._fraction_done()) and not self.fake_quant.waits(self._steps_left()):
             self._begin_quantization()
         if self.born_again.due(self._fraction_done(), state.began):
@@ -165,6 +176,7 @@ class Trainer:
             self.log.print(f"step {state.step:,}: sequences of {length:,} tokens {part}")
         vocab_size = self.model.config.vocab_size
         objective = self.born_again.objective(state.began)
+        began = state.clock()
         objective, batches = early_part.of_step(options, vocab_size, part_done, objective, batches)
         try:
             # The first step waits for the compiler: a signal ends it at once.
@@ -216,6 +228,8 @@ class Trainer:
     def _to_be_rounded(self, *, ended: bool = False) -> bool:
         """Whether the run, all of it done or ``ended`` before, lacks the quantized weights that it is to end with."""
         fraction_done = self._fraction_done()
+        if ended and self.fake_quant.waits(0):  # patience or text ended it before the share that trains so
+            fraction_done = 1.0
         return (ended or fraction_done >= 1) and self.fake_quant.due(fraction_done)
 
     def _begin_quantization(self) -> None:
@@ -388,7 +402,7 @@ class Trainer:
         since = self.sync.agreed_elapsed(self.state.elapsed) - self._saved_elapsed
         return self._by_step(self.state.step) or since >= 60 * minutes
 
-    def _save(self) -> None:
+    def _save(self, *, replace: bool = False) -> None:
         state = {
             **self.state.state_dict(),
             **gather_loader_states(self.ranks, self.loader.state_dict()),
@@ -408,7 +422,7 @@ class Trainer:
                     state["qat"] = quantized.record()
                 adapter, base = self.trained.adapter_tensors(), self.trained.base_fingerprint
                 snapshot = checkpoint.take_snapshot(weights, tensors | more, adapter, quantized, base_fingerprint=base)
-                self.checkpointer.save(self.state.step, snapshot, state)
+                self.checkpointer.save(self.state.step, snapshot, state, replace=replace)
         self._saved_elapsed = self.sync.agreed_elapsed(self.state.elapsed)
         if self._by_step(self.state.step):
             self.state.guards.saved()

@@ -110,7 +110,13 @@ def gguf(name: HubName) -> Path | None:
     listing = _listing(name)
     if listing is None:
         folder = _cached(name, ("**/*.gguf",))
-        found = choose([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], name)
+        here = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+        found = choose(here, name, strict=False)
+        if not found and name.quant is not None:
+            raise UserError(
+                f"{host()} could not be asked for {name.words}, and the copy in the cache has no {name.quant}, only "
+                f"{', '.join(here)}: run the command again with a network (and without HF_HUB_OFFLINE)"
+            )
         return folder / found[0] if found else None
     wanted = choose(list(listing.files), name)
     if not wanted:

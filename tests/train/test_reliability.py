@@ -64,6 +64,24 @@ def test_a_signal_during_validation_saves_the_step_and_validates_later(number, c
     assert [record["step"] for record in records(run.root) if "val_loss" in record] == [4, 8]
 
 
+def test_a_run_stopped_in_its_last_validation_is_validated_by_the_next_start(tmp_path):
+    text = write_corpus(tmp_path / "much.jsonl", 3000)
+    common = (f"data.files=[{text}]", "data.val_fraction=0.5", "train.eval_every=100", "train.max_steps=4")
+    run = SmallRun(tmp_path, *common, "train.eval_blocks=100000", "train.micro_batch=1")
+    run.wait_for_step(4)
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.out + run.err
+    assert "stopped at step 4; the same command goes on from there" in run.out
+    short = ("train.eval_blocks=8", "train.micro_batch=1")
+    run = SmallRun(tmp_path, *common, *short).finish()
+    assert [record["step"] for record in records(run.root) if "val_loss" in record] == [4]
+    (saved,) = list_checkpoints(run.root)
+    verify(saved)
+    assert json.loads((saved / "trainer_state.json").read_text())["validation"]["step"] == 4
+    assert "is finished" in SmallRun(tmp_path, *common, *short).finish().out
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, options, tmp_path):
     """To the whole group of processes, as a terminal sends Ctrl-C: the compiler dies of it, too."""

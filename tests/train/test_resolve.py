@@ -55,6 +55,8 @@ def test_auto_is_given_the_presets_own_numbers():
 
     config = resolve(["preset=tiny", "train.micro_batch=auto"], choose)
     assert (seen[0].train.micro_batch, config.train.micro_batch) == (12, 1)
+    resolve(["preset=tiny", "train.micro_batch=6", "train.micro_batch=auto"], choose)  # as after a budget's choice
+    assert seen[1].train.micro_batch == 6
 
 
 def test_mistakes_are_found_before_torch_is_imported():

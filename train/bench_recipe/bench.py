@@ -44,7 +44,9 @@ def main(argv: list[str]) -> int:
     folder = config.bench.resume or Path(config.runs_dir) / "bench-recipe" / time.strftime("%Y%m%d-%H%M%S")
     texts = [validation_documents(config)]
     if config.bench.second_text is not None:
-        texts.append((config.bench.second_text.name, documents_of(config.bench.second_text)))
+        name = config.bench.second_text.name
+        name = str(config.bench.second_text) if name == texts[0][0] else name
+        texts.append((name, documents_of(config.bench.second_text)))
     folder = folder.absolute()
     if not config.bench.resume:
         folder.mkdir(parents=True)
@@ -81,11 +83,21 @@ def main(argv: list[str]) -> int:
     rows = []
     for entry in entries:
         scores = {}
-        for (title, documents), file in zip(texts, files, strict=True):
-            if entry.name == "nanochat":
-                scores[title] = score_nanochat(config, entry.model, file)
-            else:
-                scores[title] = score(entry.model, documents, config.bench.window)
+        try:
+            for (title, documents), file in zip(texts, files, strict=True):
+                if entry.name == "nanochat":
+                    scores[title] = score_nanochat(config, entry.model, file)
+                else:
+                    scores[title] = score(entry.model, documents, config.bench.window)
+        except StoppedContenderError:
+            print(f"stopped; the same command with bench.resume={folder} goes on", flush=True)
+            return EXIT_INTERRUPTED
+        except UserError as error:
+            if entry.name == OURS:
+                raise
+            failed[f"{entry.name}, {entry.note}"] = str(error)
+            print(f"  {entry.name} ({entry.note}) is left out: {error}", flush=True)
+            continue
         rows.append({"name": entry.name, **entry.record(), "bits_per_byte": scores})
     show(config, rows, [title for title, _ in texts])
     final_json(

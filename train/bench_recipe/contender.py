@@ -80,12 +80,14 @@ def timed(
     minutes: float | None = None,
     cwd: Path | None = None,
     continues: bool = False,
+    what: str = "",
 ) -> float:
     """Run ``command`` to its end, its output in ``log``. Seconds from its start to its end.
 
-    ``minutes``: what it may take, for a message where that is too short. ``continues``: it goes on where it was
-    stopped, if it was, and the seconds of those parts count. A stop signal is passed on as Ctrl-C, and the process may
-    save before it ends. Raises StoppedContenderError then, and UserError with its last words where it failed.
+    ``what``: its name in a message, by default the program's and the module's. ``minutes``: what it may take, for a
+    message where that is too short. ``continues``: it goes on where it was stopped, if it was, and the seconds of those
+    parts count. A stop signal is passed on as Ctrl-C, and the process may save before it ends. Raises
+    StoppedContenderError then, and UserError with its last words where it failed.
     """
     spent = log.with_suffix(".seconds")
     earlier = float(spent.read_text()) if continues and spent.exists() else 0.0
@@ -113,7 +115,7 @@ def timed(
     if code:
         if minutes is not None:
             check_time_left(last_error(log), minutes)
-        raise UserError(f"{Path(command[0]).name} {command[2]} failed ({last_error(log)}); see {log}")
+        raise UserError(f"{what or f'{Path(command[0]).name} {command[2]}'} failed ({last_error(log)}); see {log}")
     return seconds
 
 

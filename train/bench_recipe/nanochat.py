@@ -152,7 +152,7 @@ def score_nanochat(config: BenchRecipeConfig, base: Path, documents: Path) -> fl
     out = base / "score.json"
     command: list[str | Path] = [python_of(config), "-c", SCORE, str(documents), str(out), str(config.bench.window)]
     own = {**os.environ, "NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
-    timed(command, base / "score.log", environment=own, cwd=config.bench.nanochat)
+    timed(command, base / "score.log", environment=own, cwd=config.bench.nanochat, what="scoring nanochat")
     return float(json.loads(out.read_text())["bits_per_byte"])
 
 

@@ -86,6 +86,10 @@ class Wanted:
     seq_len: int | None = None
     sequences: int | None = None
     """Sequences of a step."""
+    micro_batch: int | None = None
+    """Sequences of a pass."""
+    grad_accum: int | None = None
+    """Passes of a step."""
     superposition: int | None = None
     """Tokens of a bag in the first part of the run."""
     superposition_share: float = 0.1
@@ -246,7 +250,7 @@ def make(
     for _ in range(8):  # the step's size depends on the tokens, and the tokens on the step's size
         if wanted.seq_len is None:
             seq_len = 1024 if tokens >= LONG_RUN else 512
-        sequences = wanted.sequences or step_sequences(tokens, seq_len)
+        sequences = wanted.sequences or step_sequences(tokens, seq_len, wanted.micro_batch or wanted.grad_accum or 1)
         per_step = sequences * seq_len
         step_seconds = machine.step_seconds(model, per_step, seq_len, words)
         if short := _short(wanted, seq_len):
@@ -261,8 +265,10 @@ def make(
         last_share = (1 - born_again if steps < in_time else 1 - born_again / pace) if born_again else 1.0
         tokens = round(last_share * steps) * per_step
     model = shape.model_config(vocab_size, seq_len)
-    most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
-    micro_batch = max(n for n in range(1, max(1, most) + 1) if sequences % n == 0)
+    micro_batch = wanted.micro_batch or (sequences // wanted.grad_accum if wanted.grad_accum else 0)
+    if not micro_batch:
+        most = (MOST_SAMPLED if sampled else MOST_IN_A_PASS) * 512 // seq_len
+        micro_batch = max(n for n in range(1, max(1, most) + 1) if sequences % n == 0)
     n_bytes = tokens * bytes_per_token  # of the model which the run ends with
     bag = _bag(wanted, seq_len, n_bytes, corpus.bytes)
     counted = min(corpus.bytes, bigrams * bytes_per_token)
@@ -344,10 +350,11 @@ def _bigrams(wanted: Wanted, shape: Shape, seconds: float) -> int:
     return 0 if shape.tied else int(min(MOST_BIGRAMS, max(LEAST_BIGRAMS, in_time)))
 
 
-def step_sequences(tokens: float, seq_len: int) -> int:
-    """Sequences of an optimizer step in a run of ``tokens``."""
+def step_sequences(tokens: float, seq_len: int, unit: int = 1) -> int:
+    """Sequences of an optimizer step in a run of ``tokens``, a multiple of ``unit``."""
     ideal = BATCH_TOKENS * (tokens / BATCH_AT) ** BATCH_POWER / seq_len
-    return min(SEQUENCES, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
+    multiples = [unit * each for each in SEQUENCES if unit * each <= SEQUENCES[-1]] or [unit]
+    return min(multiples, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
 
 
 def most_steps(text: float, per_step: int) -> float:

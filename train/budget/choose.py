@@ -8,6 +8,7 @@ Tested in tests/train/budget/test_choose.py.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
@@ -25,7 +26,7 @@ from train.config import OptimConfig, RunConfig
 from train.model_shape import model_shape
 from train.predict import records
 from train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
-from train.resolve import Chosen, given_value
+from train.resolve import Chosen, given_value, with_run_directory
 
 SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""
@@ -104,8 +105,13 @@ def compose(argv: list[str]) -> RunConfig:
     """The configuration before anything is chosen: the preset ``tiny`` with the person's words."""
     own = [word for word in argv if not word.startswith(("preset=", "budget="))]
     automatic = [word for word in own if word != "train.micro_batch=auto"]
-    name = [] if given_value(argv, "name") else ["name=auto"]
-    return build(RunConfig, load_config("train", ["preset=tiny", *name, *automatic]))
+    return with_run_directory(build(RunConfig, load_config("train", ["preset=tiny", *_own_name(argv), *automatic])))
+
+
+def _own_name(argv: list[str]) -> list[str]:
+    """The run's name where neither the person nor the checkpoint that it goes on from gives it one."""
+    from_checkpoint = Path(given_value(argv, "resume") or "").parent.name == "checkpoints"
+    return [] if given_value(argv, "name") or from_checkpoint else ["name=auto"]
 
 
 def basis_of(base: RunConfig, argv: list[str], seconds: float) -> Basis:
@@ -127,10 +133,8 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
     if typed("tokenizer.vocab_size", "tokenizer") or base.tokenizer.kind != "bpe":
         vocab = model_shape(base).vocab_size
     shape = {k: getattr(base.model, k) for k in ("n_layers", "d_model", "ffn_dim") if typed(f"model.{k}", "model")}
-    sequences = None
-    if given_value(argv, "train.micro_batch") not in (None, "auto"):
-        accum = base.train.grad_accum if given_value(argv, "train.grad_accum") is not None else 1
-        sequences = base.train.micro_batch * accum
+    micro_batch = base.train.micro_batch if given_value(argv, "train.micro_batch") not in (None, "auto") else None
+    grad_accum = base.train.grad_accum if given_value(argv, "train.grad_accum") is not None else None
     seq_len = base.train.seq_len if given_value(argv, "train.seq_len") is not None else None
     single = base.data.has_chat or base.init_from or base.distill.teacher
     whole = base.data.has_chat or given_value(argv, "train.short_seq_len") is not None
@@ -142,7 +146,9 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         **shape,
         vocab_size=vocab,
         seq_len=seq_len,
-        sequences=sequences,
+        sequences=micro_batch * grad_accum if micro_batch and grad_accum else None,
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
         superposition=base.train.superposition if single or given_value(argv, "train.superposition") else None,
         superposition_share=base.train.superposition_share,
         short_seq_len=base.train.short_seq_len if whole else None,
@@ -188,7 +194,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
             options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
         if chosen.epochs > 1:
             options |= decays(chosen, compose([*_spelled(options, argv), *argv]).optim)
-    return [*([] if given_value(argv, "name") else ["name=auto"]), *_spelled(options, argv)]
+    return [*_own_name(argv), *_spelled(options, argv)]
 
 
 def _spelled(options: dict[str, Any], argv: list[str]) -> list[str]:

@@ -11,14 +11,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.errors import UserError
 from data.storage import atomic_write_text, cache_home, fingerprint
+from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.record import machine_record
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
@@ -216,8 +217,13 @@ def _kernel_sources() -> str:
 
 def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -> Machine:
     """Measure in a process of its own, so that its memory and threads are gone afterwards."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measure, (train, optim, seconds))
+    try:
+        return in_fresh_process(_measure, train, optim, seconds)
+    except DiedError:
+        raise UserError(
+            "the process that measures this machine was killed or crashed: is there memory enough? Name a preset "
+            "instead (preset=10m), which needs no measurement"
+        ) from None
 
 
 def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:

@@ -69,13 +69,14 @@ def make_forecast(config: RunConfig) -> "Forecast | Planned | None":
             return None
         value, low, high = (float(predicted[name]) for name in ("bits_per_byte", "low", "high"))
         return Planned(Outlook(value, low, high, "bits per byte"))
-    if config.init_from or config.distill.teacher or optim.min_lr_ratio > 0.15 or config.data.has_chat:
+    no_decay = optim.min_lr_ratio > 0.15 or optim.schedule == "range_test"
+    if config.init_from or config.distill.teacher or no_decay or config.data.has_chat:
         return None
     heads = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     n_matrix = model.n_layers * model.d_model * (heads + 3 * model.ffn_dim)
     epochs, tokens = predicted.get("epochs") or 0.0, predicted.get("tokens") or 0
-    unique = BYTES_PER_TOKEN * tokens / epochs if epochs else math.inf
-    return Forecast(fit(records.load()), n_matrix, unique, optim.min_lr_ratio)
+    unique_tokens = tokens / epochs if epochs else math.inf
+    return Forecast(fit(records.load()), n_matrix, unique_tokens, optim.min_lr_ratio)
 
 
 class Planned:
@@ -95,10 +96,11 @@ class Planned:
 
 
 class Forecast:
-    """The curve of a run, and the law for its size. ``n_matrix``: parameters of the layers' matrices."""
+    """The curve of a run, and the law for its size. ``n_matrix``: parameters of the layers' matrices.
+    ``unique_tokens``: of its text, however often it is read."""
 
-    def __init__(self, law: LossLaw, n_matrix: float, unique_bytes: float = math.inf, end_share: float = 0.0) -> None:
-        self._law, self._n, self._unique = law, n_matrix, unique_bytes
+    def __init__(self, law: LossLaw, n_matrix: float, unique_tokens: float = math.inf, end_share: float = 0.0) -> None:
+        self._law, self._n, self._unique = law, n_matrix, unique_tokens
         self._end_share = end_share
         self._training: list[tuple[float, float, float]] = []  # tokens, share of the peak learning rate, loss
         self._validations: list[tuple[float, float, float]] = []
@@ -144,7 +146,8 @@ class Forecast:
 
     def _expected(self, tokens: np.ndarray, lr_share: np.ndarray) -> np.ndarray:
         """The law's bits per byte after ``tokens`` at these learning rates."""
-        law = [self._law.predict(self._n, each * self._bytes_per_token, self._unique) for each in tokens]
+        text = self._unique * self._bytes_per_token
+        law = [self._law.predict(self._n, each * self._bytes_per_token, text) for each in tokens]
         return np.array(law) * (1 + UNDECAYED * lr_share)
 
     def _groups(self, tokens: float) -> np.ndarray:

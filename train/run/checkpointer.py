@@ -49,18 +49,22 @@ class Checkpointer:
         self._snapshot: Snapshot | None = None
         self._error: BaseException | None = None
         self._messages: list[str] = []
+        self._linkless = False
         self.stalled_s = 0.0
         """Seconds for which training waited for the last save."""
         self.write_s = 0.0
         """Seconds from the beginning to the end of the last save that was completed."""
 
-    def save(self, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
-        """Begin to write the checkpoint of ``step``; the one before is waited for."""
+    def save(self, step: int, snapshot: Snapshot, state: dict[str, Any], *, replace: bool = False) -> None:
+        """Begin to write the checkpoint of ``step``; the one before is waited for.
+
+        ``replace``: also where it is there already, since the run has been validated or quantized at this step since.
+        """
         if self.busy:
             self._log(f"step {step:,}: waiting for the checkpoint before, which is still being written")
         self.wait()
         path = self._root / "checkpoints" / f"step-{step:08d}"
-        if path.exists():
+        if path.exists() and not replace:
             return  # saved by this process, or resumed from, hence verified: the state of a step does not change
         began = perf_counter()
         self._snapshot = snapshot
@@ -116,7 +120,7 @@ class Checkpointer:
         """Wait until nothing is being written; an error is logged, not raised."""
         try:
             self.wait()
-        except UserError as error:
+        except Exception as error:
             self._log(f"warning: {error}")
 
     def _write(self, path: Path, step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
@@ -127,7 +131,7 @@ class Checkpointer:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
         try:
             checkpoint.write_checkpoint(path, self._config, snapshot, self._save_tokenizer, state=state)
-            point_latest(self._root)
+            self._point(point_latest, self._root)
             self._retain()
             self.write_s = perf_counter() - began
             self._messages.append(f"step {step:,}: saved {path} ({self.write_s:.1f} s)")
@@ -136,12 +140,21 @@ class Checkpointer:
         finally:
             snapshot.release()
 
+    def _point(self, link: Callable[..., None], *arguments: Path) -> None:
+        """Set one of the links that only spare typing; where the folder or its disk does not allow it, say so once."""
+        try:
+            link(*arguments)
+        except OSError as error:
+            if not self._linkless:
+                self._messages.append(f"warning: runs/latest or best was not set: {error}")
+            self._linkless = True
+
     def _retain(self) -> None:
         """Remove all but the newest ``keep_last`` checkpoints, the best one, and the one that a rollback goes to."""
         try:
             best = best_checkpoint(self._root)
             if best is not None:
-                point_best(self._root, best)
+                self._point(point_best, self._root, best)
             paths, counts = list_checkpoints(self._root), self._rollback_step
             rollback = [path for path in paths if counts is not None and counts(checkpoint_step(path))][-1:]
             for old in paths[: -self._keep_last]:

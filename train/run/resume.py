@@ -39,7 +39,7 @@ def find_resume_point(resume: str, root: Path, log: Callable[[str], None]) -> Re
     if resume == "never":
         return ResumePoint(None, {}, {})
     if resume != "auto":
-        return _load(_named(resume, root))
+        return _load(named_checkpoint(resume, root))
     return newest_intact(root, log)
 
 
@@ -61,11 +61,13 @@ def newest_intact(
     return ResumePoint(None, {}, {})
 
 
-def _named(resume: str, root: Path) -> Path:
+def named_checkpoint(resume: str, root: Path) -> Path:
+    """The checkpoint's directory; one of this run as the run itself names it, however a link or a path spells it."""
     path = Path(resume)
     for candidate in (path, root / "checkpoints" / resume):
         if (candidate / "config.json").is_file():
-            return candidate
+            own = root / "checkpoints" / candidate.resolve().name
+            return own if own.exists() and own.samefile(candidate) else candidate
     have = ", ".join(p.name for p in list_checkpoints(root)) or "none"
     raise UserError(
         f"resume={resume} is neither auto, never nor a checkpoint directory (checkpoints of {root}: {have})"

@@ -14,7 +14,7 @@ from train.config import RunConfig
 from train.predict.forecast import Outlook, make_forecast
 from train.run.event_log import EventLog
 from train.run.metrics_file import MetricsFile, read
-from train.run.wandb_logger import WandbLogger
+from train.run.wandb_logger import WANDB_ID, WandbLogger
 
 GUARD_EVENTS = {
     "skipped": "{error}: the update is skipped with its data ({skipped} so far)",
@@ -38,8 +38,8 @@ GUARD_EVENTS = {
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""
-LOGS = ("metrics.jsonl", "journal.jsonl", "samples.md")
-"""What a run appends to."""
+LOGS = ("metrics.jsonl", "journal.jsonl", "samples.md", WANDB_ID)
+"""What a run appends to, and the name of its curves at Weights & Biases."""
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line of progress at most this often."""
 

@@ -11,6 +11,9 @@ from data.errors import UserError, one_line
 from slm.configuration import to_dict
 from train.config import RunConfig
 
+WANDB_ID = "wandb-id"
+"""The file of a run with its name at Weights & Biases."""
+
 
 class WandbLogger:
     """Sends each record to wandb. Online, offline or disabled as ``WANDB_MODE`` says; offline without an account."""
@@ -67,7 +70,7 @@ def _has_account(wandb: Any) -> bool:
 
 def _run_id(root: Path) -> str:
     """The same id for every start of one run, so that a resumed run continues its curves."""
-    path = root / "wandb-id"
+    path = root / WANDB_ID
     if not path.exists():
         path.write_text(os.urandom(6).hex())
     return path.read_text().strip()

@@ -6,16 +6,14 @@ bf16 matrix product measured in the same run (f32 where training would choose f3
 attention, without recomputation. The roofline stands next to it: what registers and memory give at most.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any
 
 from data.errors import UserError
 from slm import cli
 from slm.configuration import load
 from slm.kernels import roofline
+from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.record import machine_record
 from slm.report import final_json, table
 from train.config import RunConfig
@@ -61,7 +59,10 @@ def main(argv: list[str]) -> int:
     results: dict[str, dict[str, Any]] = {}
     for name in ["ours", *(each for each in bench.baselines if each != "ours")]:
         print(f"measuring {name} ...", flush=True)
-        results[name] = in_process(CONTENDERS[name], task)
+        try:
+            results[name] = in_fresh_process(CONTENDERS[name], task)
+        except DiedError as error:
+            raise UserError(f"{name}: {error}; is there memory enough for it?") from None
         if "skipped" in results[name]:
             print(f"  left out: {results[name]['skipped']}", flush=True)
     ours = results["ours"]
@@ -95,12 +96,6 @@ def main(argv: list[str]) -> int:
     }
     final_json(record)
     return 0
-
-
-def in_process(function: Callable[[Task], dict[str, Any]], task: Task) -> dict[str, Any]:
-    """Run ``function(task)`` in a fresh process, which has its own allocator, caches and peak memory."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, task).result()
 
 
 def ratio(results: dict[str, Any], other: str) -> float | None:

@@ -117,6 +117,12 @@ def test_what_a_person_sets_is_kept():
     run = chosen(3600, wanted=Wanted(n_layers=5, d_model=512, vocab_size=10_000, seq_len=256, sequences=20))
     assert (run.shape.n_layers, run.shape.d_model, run.vocab_size) == (5, 512, 10_048)  # padded to rows of 64
     assert (run.seq_len, run.sequences) == (256, 20)
+    shape = {"n_layers": 4, "d_model": 256, "vocab_size": 8192}
+    passes = chosen(3600, wanted=Wanted(**shape, micro_batch=5))
+    assert (passes.micro_batch, passes.sequences % 5) == (5, 0)
+    assert passes.sequences > 5
+    whole = chosen(3600, wanted=Wanted(**shape, grad_accum=1))
+    assert whole.micro_batch == whole.sequences
 
 
 def test_memory_bounds_the_size():

@@ -83,6 +83,21 @@ def test_groups_that_a_person_names_are_kept(tmp_path):
     assert (wanted.vocab_size, wanted.sequences, wanted.seq_len) == (512, 12, None)
 
 
+@pytest.mark.parametrize("given", ["train.micro_batch=8", "train.grad_accum=1"])
+def test_one_of_the_two_numbers_of_a_step_alone_leaves_the_step_as_planned(given):
+    wanted = choose.wanted_of(choose.compose([given]), [given])
+    planned = chosen(3600, wanted=replace(wanted, vocab_size=8192, n_layers=2, d_model=256))
+    train = choose.compose([*choose.words(planned, [given]), given]).train
+    assert train.micro_batch * train.grad_accum == planned.sequences
+
+
+def test_a_budgets_run_goes_on_from_a_checkpoint_without_its_name(tmp_path):
+    argv = ["budget=1h", f"resume={tmp_path / 'mine' / 'checkpoints' / 'step-00000500'}"]
+    assert choose.compose(argv).root == tmp_path / "mine"
+    assert not any(word.startswith("name=") for word in choose.words(chosen(3600), argv))
+    assert choose.compose(["budget=1h"]).root.name == "auto"
+
+
 def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
     bags, single = (chosen(3600, wanted=Wanted(superposition=each, init_bigrams=0)) for each in (4, 1))
     word = "optim.init_embed_std=0.1"

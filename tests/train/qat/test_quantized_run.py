@@ -79,6 +79,22 @@ def test_with_few_steps_left_the_weights_are_rounded_once_at_the_end(common, tmp
     assert own[1] != others[1]
 
 
+def test_a_run_that_patience_ends_at_a_saved_step_is_rounded_there(common, tmp_path):
+    """The checkpoint of that step is there already, unquantized: it is written again."""
+    early = ("train.eval_every=4", "train.checkpoint_every=4", "train.patience=1", "optim.lr=1.0", "optim.schedule=wsd")
+    run = SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "train.qat_share=0.1", *early).finish()
+    assert "stopped early" in run.out
+    (began,) = (each for each in records(run.root) if each.get("event") == "quantized")
+    assert began["step"] == newest_step(run.root) < STEPS
+    (*_, last) = list_checkpoints(run.root)
+    assert (last / "qat.json").is_file()
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert state["validation"]["step"] == state["step"] == began["step"]
+    assert (
+        "is finished" in SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "train.qat_share=0.1", *early).finish().out
+    )
+
+
 def test_what_is_exported_is_what_it_was_trained_with(common, tmp_path):
     """Bit for bit; and what is validated is what the file computes."""
     from export.config import ExportConfig

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,10 +56,10 @@ class Training:
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
-    def save(self, step: int, val_loss: float | None = None) -> None:
+    def save(self, step: int, val_loss: float | None = None, **options) -> None:
         snapshot = checkpoint.take_snapshot(self.model.state_dict(), state_tensors(self.model, self.optimizer))
         validation = {"step": step, "val_loss": val_loss} if val_loss is not None else {}
-        self.checkpointer.save(step, snapshot, {"step": step, "validation": validation})
+        self.checkpointer.save(step, snapshot, {"step": step, "validation": validation}, **options)
 
 
 def names(root) -> list[str]:
@@ -153,6 +154,22 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     training.checkpointer.wait()
     assert (list_checkpoints(tmp_path)[0] / "manifest.json").stat().st_mtime_ns == stamp
     assert json.loads((list_checkpoints(tmp_path)[0] / "trainer_state.json").read_text())["step"] == 1
+    training.save(1, replace=True)  # validated or quantized since
+    training.checkpointer.wait()
+    assert (list_checkpoints(tmp_path)[0] / "manifest.json").stat().st_mtime_ns > stamp
+
+
+def test_where_links_are_refused_the_checkpoint_is_there_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_, **__) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    training = Training(tmp_path)
+    for step in (1, 2):
+        training.save(step)
+        training.checkpointer.wait()
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    assert sum("was not set" in line for line in training.lines) == 1
 
 
 def test_the_checkpoint_is_written_where_the_writers_priority_cannot_be_set(tmp_path, monkeypatch):

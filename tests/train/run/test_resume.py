@@ -4,6 +4,7 @@ Damaged checkpoints: tests/slm/model/test_checkpoint.py. Whole runs: tests/train
 """
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from train.run.resume import (
     back_up_later_checkpoints,
     check_unchanged,
     keep_cutting,
+    named_checkpoint,
     remove_rolled_back,
     set_aside_rolled_back,
 )
@@ -45,6 +47,20 @@ def test_only_checkpoints_after_the_start_are_renamed(tmp_path):
     assert back_up_later_checkpoints(tmp_path, folders[1]) == ["step-00000003"]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000002", "step-00000003.1"]
+
+
+@pytest.mark.parametrize("spelling", ["step-00000001", "runs/mine/best", "{absolute}"])
+def test_a_checkpoint_is_the_same_however_it_is_spelled(spelling, tmp_path, monkeypatch):
+    """Else the later ones would not be set aside, and the run's new checkpoints not be saved over them."""
+    monkeypatch.chdir(tmp_path)
+    root = Path("runs/mine")
+    folders = [root / "checkpoints" / f"step-{step:08d}" for step in (1, 2)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    (root / "best").symlink_to("checkpoints/step-00000001")
+    start = named_checkpoint(spelling.format(absolute=folders[0].absolute()), root)
+    assert back_up_later_checkpoints(root, start) == ["step-00000002"]
 
 
 def test_what_a_rollback_renamed_goes_when_the_run_has_passed_it(tmp_path):

@@ -1,0 +1,33 @@
+"""A function in a process of its own: its answer, its exception, and its death, which must not hang."""
+
+import os
+import signal
+
+import pytest
+
+from slm.machine.fresh_process import DiedError, in_fresh_process
+
+
+def pid_and(value: int) -> tuple[int, int]:
+    return os.getpid(), value
+
+
+def fail() -> None:
+    raise ValueError("as it was raised")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_answer_comes_from_another_process():
+    pid, value = in_fresh_process(pid_and, 3)
+    assert (pid != os.getpid(), value) == (True, 3)
+    with pytest.raises(ValueError, match="as it was raised"):
+        in_fresh_process(fail)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_is_killed_is_an_error_and_no_wait_without_end():
+    with pytest.raises(DiedError, match="die was killed or crashed"):
+        in_fresh_process(die)
