@@ -131,7 +131,7 @@ class Proof:
         self.strings = [unicodedata.normalize("NFC", each) for each in strings] if nfc else strings
         self.ids = [encode(each) for each in self.strings]
         ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])
-        n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + 1) // 2, 4))
+        n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + (checkpoint.bos is not None)) // 2, 4))
         self.stream, self.windows = chunked_plan(checkpoint, ids, n_ctx, chunks)
         self.n_ctx = n_ctx
         whole = self.windows[: max(1, kl_tokens // n_ctx)]

@@ -183,7 +183,8 @@ def measure_importance(
 def calibration_windows(source: Source, text: Text, options: CalibrationConfig) -> tuple[list[Window], np.ndarray]:
     """At most ``options.chunks`` windows of the text, and the stream of ids that they are parts of."""
     ids = source.scorer.tokenize(text.content[: options.chunks * options.n_ctx * 16])
-    n_ctx = min(options.n_ctx, source.model.config.seq_len, max((len(ids) + 1) // 2, 4))
+    whole = len(ids) + (source.scorer.bos is not None)
+    n_ctx = min(options.n_ctx, source.model.config.seq_len, max(whole // 2, 4))
     stream, windows = chunked_plan(source.scorer, ids, n_ctx, options.chunks)
     return windows, stream
 

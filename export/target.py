@@ -15,6 +15,7 @@
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from data.errors import UserError
@@ -61,7 +62,7 @@ def parse_target(word: str) -> Target:
     value = float(number)
     if value <= 0:
         raise UserError(f"quant {word!r} must be more than 0; give {_EXAMPLES}")
-    short = f"{value:g}"
+    short = format(Decimal(number).normalize(), "f")  # what is shown is read again, so no exponent
     if unit in ("", "bpw", "bits"):
         if not 1 <= value <= 16:
             raise UserError(f"quant {word!r} names {short} bits per weight; files have 2.7 to 8.5 (60MB is a size)")

@@ -11,6 +11,8 @@ from export.config import VerifyConfig
 from slm import cli, runs
 from slm.configuration import load
 from slm.exported import RECORD_FILE, damage, recorded_sums, renewal, shown
+from slm.hub import models
+from slm.hub.name import hub_name
 
 EXIT_DAMAGED = 1
 
@@ -22,7 +24,10 @@ def main(argv: list[str]) -> int:
 
 def export_folder(path: Path) -> Path:
     """The folder of an export: the one named, or that of the run named. UserError where there is no such thing."""
-    return path if (path / RECORD_FILE).is_file() else runs.resolve(path).gguf_dir
+    if (path / RECORD_FILE).is_file():
+        return path
+    name = None if path.exists() else hub_name(path)
+    return models.made_folder(name) / "gguf" if name else runs.resolve(path).gguf_dir
 
 
 def verify(folder: Path) -> int:

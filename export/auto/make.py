@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data.errors import UserError
 from export.auto.fast import fast_enough
-from export.auto.planner import Choice, Planner
+from export.auto.planner import Choice, GoalError, Planner
 from export.proof import Comparison
 from export.quantize import quantize_file
 from export.target import Target
@@ -41,7 +41,7 @@ def make_chosen(
     for _ in range(_TRIES):
         try:
             choice = make_file(planner, base, path, target, log, metadata, stricter=stricter)
-        except UserError:
+        except GoalError:
             if compared is None:
                 raise
             break  # nothing is stricter than the last one

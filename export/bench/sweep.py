@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from data.errors import UserError
 from export.auto.make import make_file, quantize_choice
 from export.auto.planner import GoalError, Planner
 from export.bench.config import SweepConfig, Variant, variants
@@ -25,6 +26,7 @@ from export.staging import Staging, check_room
 from export.target import is_target, parse_target
 from export.texts import Text, calibration_text
 from slm.evaluate.text import read_text
+from slm.exported import sha256
 from slm.hub import models
 from slm.kernels import roofline
 from slm.llama.gguf_check import read_header
@@ -51,10 +53,12 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     began = perf_counter()
     needs_text = any(each.imatrix or each.rounding != "nearest" or is_target(each.kind) for each in wanted)
     calibration = calibration_text(config.calibration.text, run, log) if needs_text else None
+    more = (*config.calibration.files, *config.calibration.more_texts)
     question = {
         "checkpoint": [str(source.checkpoint), fingerprint(source.checkpoint)],
         "text": [text.name, text.content],
         "calibration": [calibration.content if calibration else None, asdict(config.calibration)],
+        "calibration files": [_digest(path) for path in more] if needs_text else [],
         "eval": asdict(config.eval),
         "speed": asdict(config.speed),
         "base": config.base,
@@ -227,6 +231,14 @@ def _compare_all(
         log(f"[{done} of {len(todo)}] {wanted[i].label}: {summary}; {time_left(remaining_s)}")
         if i and not remake:
             paths[i].unlink()
+
+
+def _digest(path: Path) -> str:
+    """What a file of calibration holds. UserError where it cannot be read."""
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _possible(wanted: list[Variant], kept: KeptRows, log: Log) -> list[Variant]:

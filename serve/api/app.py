@@ -24,7 +24,7 @@ from serve.api.routes.table import api_routes
 from serve.api.static_pages import is_page, page_routes
 from serve.config import ServerOptions
 from serve.pool.model_pool import ModelNotLoadedError, Pool
-from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError
+from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
 
 
 def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
@@ -100,6 +100,7 @@ _ERRORS: Mapping[Any, ExceptionHandler] = {
     ApiError: _handler(lambda error: error),
     RequestFailedError: _handler(request_failed),
     QueueFullError: _handler(lambda error: queue_full(str(error))),
+    TooManySequencesError: _handler(lambda error: ApiError(400, str(error), param="n", code="invalid_value")),
     EngineDownError: _handler(lambda error: engine_down(str(error))),
     ModelNotLoadedError: _handler(lambda error: not_loaded(str(error))),
     ClientDisconnect: _disconnected,

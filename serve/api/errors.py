@@ -42,12 +42,18 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        message, param = sendable(message), None if param is None else sendable(param)
         self.status, self.headers = status, headers
         self.body = Error(error=ErrorDetail(message=message, type=type, param=param, code=code))
 
     def response(self) -> JSONResponse:
         """The HTTP response."""
         return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+def sendable(text: str) -> str:
+    """``text`` with a question mark for each half of a surrogate pair, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def no_such_model(model: str, models: list[str]) -> ApiError:

@@ -132,9 +132,11 @@ class Embedder:
         events: list[Event] = []
         start = 0
         for each, n in chunks:
-            each.total += rows[start : start + n].sum(axis=0, dtype=np.float64)
+            first, start = start, start + n
+            if each not in self._queue:
+                continue  # another input of its request has failed in this batch
+            each.total += rows[first:start].sum(axis=0, dtype=np.float64)
             each.n_computed += n
-            start += n
             if each.n_computed == len(each.tokens):
                 self._queue.popleft()
                 self._context.seq_rm(each.slot)

@@ -35,7 +35,13 @@ from serve.engine.messages import (
 )
 from serve.pool.counters import Counters, SequenceTimes
 from serve.pool.engine_process import EngineProcess
-from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, RequestStream
+from serve.pool.request_stream import (
+    EngineDownError,
+    QueueFullError,
+    RequestFailedError,
+    RequestStream,
+    TooManySequencesError,
+)
 
 _MAX_BACKOFF_S = 5.0
 _EXIT_S = 1.0
@@ -228,9 +234,17 @@ class EngineClient:
         return f"s{next(self._ids)}"
 
     def submit(self, requests: Sequence[Generate]) -> RequestStream:
-        """Hands the sequences to the engine, all or none. Raises ``QueueFullError`` or ``EngineDownError``."""
+        """Hands the sequences to the engine, all or none.
+
+        Raises ``QueueFullError`` or ``EngineDownError``, and ``TooManySequencesError`` where waiting would not help.
+        """
         if not self.ready or self._process is None:
             raise EngineDownError("The engine is starting; try again in a few seconds.")
+        if len(requests) > self._max_in_flight:
+            raise TooManySequencesError(
+                f"n times the number of prompts is {len(requests)}; this server takes at most {self._max_in_flight} at "
+                "a time (serve.slots + serve.queue)."
+            )
         if len(self._streams) + len(requests) > self._max_in_flight:
             raise QueueFullError(f"{len(self._streams)} requests are running or waiting; try again later.")
         stream = RequestStream([request.id for request in requests], self.cancel)

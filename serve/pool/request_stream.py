@@ -15,6 +15,10 @@ class QueueFullError(Exception):
     """The queue is full."""
 
 
+class TooManySequencesError(Exception):
+    """A request has more sequences than may ever be in flight together."""
+
+
 class EngineDownError(Exception):
     """There is no engine at the moment; one is being started."""
 
@@ -35,6 +39,7 @@ class RequestStream:
         self._index = {sequence_id: i for i, sequence_id in enumerate(sequence_ids)}
         self._unfinished = set(sequence_ids)
         self._events: asyncio.Queue[PrefillDone | Delta | Failure] = asyncio.Queue()
+        self._failure: Failure | None = None
 
     def put(self, event: PrefillDone | Delta | Failure) -> None:
         """Called by the engine client."""
@@ -55,13 +60,18 @@ class RequestStream:
 
         Raises ``RequestFailedError`` when a sequence has failed; the request then has no result.
         """
+        if self._failure is not None:
+            raise RequestFailedError(self._failure)
         events = [await self._events.get()]
         while not self._events.empty():
             events.append(self._events.get_nowait())
-        out = []
+        out: list[tuple[int, PrefillDone | Delta]] = []
         for event in events:
             if isinstance(event, Failure):
-                raise RequestFailedError(event)
+                if not out:
+                    raise RequestFailedError(event)
+                self._failure = event  # what was generated before it comes first
+                return out
             if isinstance(event, Delta) and event.finish:
                 self._unfinished.discard(event.id)
             out.append((self._index[event.id], event))

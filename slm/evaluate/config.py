@@ -52,6 +52,8 @@ class EvalConfig(TextOptions):
             raise UserError(f"eval.coherence_stories must not be negative, not {self.coherence_stories}")
         if self.n_ctx < 8:
             raise UserError(f"eval.n_ctx={self.n_ctx} must be at least 8 tokens")
+        if self.threads is not None and self.threads < 1:
+            raise UserError(f"eval.threads={self.threads} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,8 +131,11 @@ def files_to_score(run: runs.Run, config: EvalConfig) -> list[Path]:
 
 def check_is_model(path: Path) -> None:
     """UserError unless the file is a GGUF language model (an importance matrix is a GGUF too)."""
-    if "general.architecture" not in read_header(path).metadata:
-        raise UserError(f"{path} is a GGUF file but not a model (an importance matrix?); leave it out of eval.files")
+    metadata = read_header(path).metadata
+    if "general.architecture" not in metadata or metadata.get("general.type") in ("adapter", "imatrix"):
+        raise UserError(
+            f"{path} is a GGUF file but not a model (an importance matrix, or an adapter?); leave it out of files="
+        )
 
 
 def longest_window(config: EvalConfig, path: Path) -> int:
@@ -159,7 +162,10 @@ def score(scorer: Scorer, text: Text, config: EvalConfig) -> list[dict[str, Any]
     doing(f"scoring {scorer.name}")
     plans = [chunked, sliding]
     if config.contiguous:
-        documents, ids_of_each = first_documents(scorer, text, config.max_tokens)
+        # Text that is no documents is one, shortened already.
+        documents, ids_of_each = (
+            first_documents(scorer, text, config.max_tokens) if text.documents else ([content], [ids])
+        )
         plans.append(contiguous_plan(scorer, ids_of_each, config.contiguous))
     total = sum(window.stop - window.start for _, windows in plans for window in windows)
     with progress_bar(scorer.name, total) as progress:

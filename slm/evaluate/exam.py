@@ -41,6 +41,8 @@ class ExamConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise UserError(f"threads={self.threads} must be at least 1")
         if self.questions < 1 or self.max_tokens < 1 or self.show < 0:
             raise UserError("questions and max_tokens must be at least 1, and show not negative")
 
@@ -65,6 +67,8 @@ def main(argv: list[str]) -> int:
     files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
     if not files and not config.checkpoint:
         raise UserError(f"{run.root} holds no GGUF file; export one first: `{cli.spelled('export', run=run.root)}`")
+    for path in files:
+        check_is_model(path)
     questions = exam(config.questions)
     threads = config.threads or compute_threads()
     if files:
@@ -78,7 +82,6 @@ def main(argv: list[str]) -> int:
             ask(path.name, "torch", checkpoint_answers(path, config.max_tokens, threads), questions, config.show)
         )
     for path in files:
-        check_is_model(path)
         doing(f"loading {path.name}")
         with GGUFAnswers(path, config.max_tokens, threads) as answers:
             doing(f"asking {path.name}")
@@ -152,9 +155,13 @@ class GGUFAnswers:
     def __init__(self, path: Path, max_tokens: int, threads: int) -> None:
         from data.chat.template import ChatTemplate
         from slm.llama.context import Batch, Context
+        from slm.llama.errors import LlamaError
         from slm.llama.model import Model
 
-        self._llama = Model(path)
+        try:
+            self._llama = Model(path)
+        except LlamaError as error:
+            raise UserError(str(error)) from error
         self._max_tokens = max_tokens
         n_ctx = min(self._llama.n_ctx_train, 2048)
         self._n_ctx = n_ctx

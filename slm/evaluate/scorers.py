@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.errors import UserError
 from slm.evaluate.perplexity import Progress, Window, nll_of
 from slm.machine.crash_guard import doing
 from slm.machine.hardware import compute_threads
@@ -145,11 +146,15 @@ class GGUFScorer:
         flash attention out, for the closest comparison; the default is what llama.cpp's own tools and servers do.
         ``adapter``: a LoRA adapter's file, with which the model is scored."""
         from slm.llama.adapter import Adapter
+        from slm.llama.errors import LlamaError
         from slm.llama.model import Model
 
         self.path, self.name, self.exact, self.n_threads = path, path.name, exact, n_threads
         doing(f"loading {path.name}")
-        self.llama = Model(path)
+        try:
+            self.llama = Model(path)
+        except LlamaError as error:
+            raise UserError(str(error)) from error
         self._adapter = Adapter(self.llama, adapter) if adapter is not None else None
         self.max_context = min(context, self.llama.n_ctx_train)
         self.bos = self.llama.bos if self.llama.add_bos and self.llama.bos >= 0 else None

@@ -61,3 +61,9 @@ def test_goals_stand_among_types_each_once():
     assert resolve_types(config.quant, quant_types()) == ["q4_k_m", "auto:4.5", "auto", "auto:1%", "auto:400tok/s"]
     assert quant_of(Path("a-1M-v1.0-Q4_K_M.gguf")) == "q4_k_m"
     assert quant_of(Path("automatic.gguf")) is None
+
+
+@pytest.mark.parametrize("word", ["auto:0.00005nats", "auto:2000000kB", "auto:1234.5678MB", "auto:400tok/s"])
+def test_what_is_shown_is_the_same_goal_again(word):
+    target = parse_target(word)
+    assert parse_target(target.spelled) == target

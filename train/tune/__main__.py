@@ -52,7 +52,9 @@ def tuning(
             f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
         )
     run, directory = recipe.base_of(own.base)
-    options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss)
+    options = recipe.recipe(
+        run, directory, own.tune, given=given, preference=own.preference.loss, optim=words.get("optim")
+    )
     replay = recipe.replay_share(run, own.tune, pairs=own.preference.on)
     options |= several.shared_step(options, own.train, processes, given=given)
     options = {name: value for name, value in options.items() if not given(name)}
@@ -67,7 +69,10 @@ def tuning(
         pairs=config.preference.on,
     )
     if not given("train.max_steps"):
-        options["train.max_steps"] = round(steps / (1 - replay))
+        options["train.max_steps"] = max(1, round(steps / (1 - replay)))
+    steps = options.get("train.max_steps", config.train.max_steps)
+    if not given("optim.warmup_steps"):
+        options["optim.warmup_steps"] = min(recipe.WARMUP_STEPS, steps // 5)
     every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
     options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
     config = resolve([*recipe.words(options), *typed], choose)

@@ -20,7 +20,7 @@ from slm.model.checkpoint import TRAINER_STATE
 from slm.runs import Run, saved_config
 from train import autobatch
 from train.config import RunConfig
-from train.resolve import ChooseMicroBatch, resolve
+from train.resolve import ChooseMicroBatch, given_value, resolve
 from train.tune import processes as several
 from train.tune import recipe
 from train.tune.config import QatConfig
@@ -61,7 +61,8 @@ def continuing(
     run, directory = recipe.base_of(own.base)
     kind = own.train.qat or DEFAULT_TYPE
     saved = saved_config(run.root)
-    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given)
+    optim = given_value(argv, "optim")
+    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given, optim=optim)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
     options["train.qat_least_steps"] = 0
@@ -76,8 +77,12 @@ def continuing(
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "qat."))]
     config = resolve([*recipe.words(options), *typed], choose)
-    if not any(name == "data" or name.startswith("data.") for name in names):
-        config = replace(config, data=_own_text(run, saved))
+    if not given("data"):
+        typed_data = {
+            name: getattr(config.data, name)
+            for name in (each.removeprefix("data.") for each in names if each.startswith("data."))
+        }
+        config = replace(config, data=replace(_own_text(run, saved), **typed_data))
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in SHOWN}
     if line := run.choice_line():
         log(line)

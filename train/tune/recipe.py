@@ -5,6 +5,7 @@ Everything is an ordinary option of training, so a person can set each one, and 
 Tested in tests/train/tune/test_tune.py.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,10 +23,13 @@ from slm.configuration import build
 from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
-from slm.runs import Run, saved_config
+from slm.runs import LATEST, Run, resolve, saved_config
+from train.run.event_log import EVENTS
 from train.tune.config import TuneOptions
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
+OPTIMIZERS = {"classic": "adamw"}
+"""What ``optim=`` calls an optimizer where that is not its name."""
 OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
 """Muon's learning rates next to ``lr``."""
 REPLAY = 0.15
@@ -35,7 +39,8 @@ SEQ_LEN, TOKENS_PER_STEP = 1024, 4096
 """Several conversations share a sequence, so it may be longer than the base's context."""
 ENDLESS_STEPS = 1000
 """Optimizer steps on conversations whose number is not known: the embedded ones, and those of the Hub."""
-FEWEST_STEPS = 20
+WARMUP_STEPS = 20
+"""At most; a fifth of a shorter run."""
 LORA_LR_RATIO = 5.0
 """The learning rate of an adapter over that of all weights."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
@@ -46,27 +51,55 @@ MEASURED = 1000
 
 
 def base_of(path: str) -> tuple[Run, Path]:
-    """The base and its checkpoint."""
+    """The base and its checkpoint.
+
+    ``runs/latest`` may be what this command has made of a base, and not finished: then that base is meant again.
+    """
     run = models.resolve(path)
+    if Path(path).name == LATEST and (begun := _begun_from(run)):
+        print(f"{path} is {run.name}, which was begun from {begun.name} and is not finished: it goes on", flush=True)
+        run = begun
     return run, run.checkpoint()
 
 
+def _begun_from(run: Run) -> Run | None:
+    """The base of a run that was tuned or quantized and stopped before its end; None for any other run."""
+    folder = Path(saved_config(run.root).get("init_from") or "")
+    if folder.parent.name != "checkpoints" or not folder.is_dir():
+        return None
+    base = resolve(folder)
+    try:
+        last = json.loads((run.root / EVENTS).read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    unfinished = last.get("event") != "end" or last.get("status") != "finished"
+    return base if unfinished and run.name.startswith(f"{base.name}-") else None
+
+
 def recipe(
-    run: Run, directory: Path, tune: TuneOptions, *, given: Callable[[str], bool], preference: str | None = None
+    run: Run,
+    directory: Path,
+    tune: TuneOptions,
+    *,
+    given: Callable[[str], bool],
+    preference: str | None = None,
+    optim: str | None = None,
 ) -> dict[str, Any]:
     """Options for the base in ``directory``, by name, as far as they do not depend on the conversations.
 
     ``given`` says whether a person has set an option. ``preference``: the loss of pairs, if both answers are learned.
+    ``optim``: the optimizer that a person has named.
     """
-    options = start_from(run, directory, lr_scale=tune.lr_scale, other_lr_scale=tune.other_lr_scale, given=given)
-    options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
+    scales = {"lr_scale": tune.lr_scale, "other_lr_scale": tune.other_lr_scale}
+    options = start_from(run, directory, **scales, given=given, optim=optim)
+    options |= {"optim.warmup_steps": WARMUP_STEPS, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
     options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
     options |= {"train.keep_last": 1, "train.eval_blocks": 32, "train.sample_prompts": "['Hello!','Tell me a story.']"}
     if tune.lora:
         options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}
         alpha = "null" if tune.lora_alpha is None else tune.lora_alpha
         options |= {"lora.rank": tune.lora, "lora.alpha": alpha, "lora.targets": f"[{','.join(tune.lora_targets)}]"}
-        options |= {"optim.warmup_steps": 20, "optim.min_lr_ratio": 0.0, "optim.weight_decay": 0.0}
+        options |= {"optim.warmup_steps": WARMUP_STEPS, "optim.min_lr_ratio": 0.0, "optim.weight_decay": 0.0}
         options |= {} if given("optim") else {"optim": "adamw"}
         options["optim.lr"] = float(f"{lora_lr(checkpoint.load_config(directory)):.3g}")
     if preference:
@@ -78,21 +111,28 @@ def recipe(
 
 
 def start_from(
-    run: Run, directory: Path, *, lr_scale: float, other_lr_scale: float | None = None, given: Callable[[str], bool]
+    run: Run,
+    directory: Path,
+    *,
+    lr_scale: float,
+    other_lr_scale: float | None = None,
+    given: Callable[[str], bool],
+    optim: str | None = None,
 ) -> dict[str, Any]:
     """The options by which a run starts from the weights in ``directory``: shape, optimizer and learning rates.
 
-    The rates are shares of the base's own: ``other_lr_scale`` (None: ``lr_scale``, too) for ``OTHER_RATES``.
+    The rates are shares of the base's own, unless a person names another optimizer (``optim``): ``other_lr_scale``
+    (None: ``lr_scale``, too) for ``OTHER_RATES``.
     """
     other = lr_scale if other_lr_scale is None else other_lr_scale
     shape = checkpoint.load_config(directory)
     options: dict[str, Any] = {f"model.{name}": getattr(shape, name) for name in SHAPE}
     options |= {"model.tie_embeddings": str(shape.tie_embeddings).lower(), "init_from": str(directory)}
-    if (optim := _own_optimizer(run)) and not given("optim"):
-        options["optim"] = optim["name"]
-        lr = float(optim["lr"]) * lr_scale
-        kept = {k: v for k, v in optim.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
-        kept |= {name: float(f"{optim[name] * other:.3g}") for name in OTHER_RATES if name in optim}
+    if (own := _own_optimizer(run)) and (not given("optim") or OPTIMIZERS.get(optim or "", optim) == own["name"]):
+        options["optim"] = own["name"]
+        lr = float(own["lr"]) * lr_scale
+        kept = {k: v for k, v in own.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
+        kept |= {name: float(f"{own[name] * other:.3g}") for name in OTHER_RATES if name in own}
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:
         lr = size_lr(shape)
@@ -161,6 +201,8 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
         for each in group
     ]
     kept = {name: getattr(chat, name) for name in ("val_fraction", "shuffle_buffer", "cache", "cache_dir")}
+    owner = base if chat.dedup == "none" else chat
+    kept |= {name: getattr(owner, name) for name in ("dedup", "dedup_threshold", "dedup_max_docs")}
     return DataConfig(kind="mixture", name=f"{chat.label} and {base.label}", sources=sources, **kept)
 
 
@@ -173,7 +215,8 @@ def length(
     all conversations, and where none has an answer in its first ``seq_len`` tokens.
     """
     sources = data.all_sources()
-    if any(source.kind != "chat" or source.path for source in sources) or data.max_epochs is None:
+    own_files = len(sources) == 1 and sources[0].kind == "chat" and not sources[0].path
+    if not own_files or data.max_epochs is None:
         return ENDLESS_STEPS, ""
     paths = tuple(files.expand(sources[0].files))
     findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop")
@@ -183,6 +226,8 @@ def length(
     (plan,) = make_plans(data, "train")
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
     lengths: list[int] = []
+    used: list[int] = []
+    """Tokens of each that training reads: a long one's end is cut off, and one without an answer before is left out."""
     count = fitting = refused = 0
     why = ""
     while True:
@@ -199,7 +244,9 @@ def length(
             if parts is None:
                 continue
             lengths.append(sum(len(ids) for ids, _ in parts))
-            fitting += any(scored[1 : seq_len + 1].any() for _, scored in parts)
+            fits = any(scored[1 : seq_len + 1].any() for _, scored in parts)
+            used.append(sum(min(len(ids), seq_len + 1) for ids, _ in parts) if fits else 0)
+            fitting += fits
         count += 1
     if refused and not lengths:
         raise UserError(
@@ -211,8 +258,8 @@ def length(
             f"no conversation has an answer in its first train.seq_len={seq_len} tokens (they have "
             f"{min(lengths):,} to {max(lengths):,}): raise train.seq_len, or shorten what comes before the answers"
         )
-    tokens = sum(lengths) / max(1, len(lengths)) * count
-    steps = max(FEWEST_STEPS, math.ceil(data.max_epochs * tokens / tokens_per_step))
+    tokens = sum(used) / max(1, len(used)) * count
+    steps = max(1, math.ceil(data.max_epochs * tokens / tokens_per_step))
     found = findings.line(pairs=pairs)
     if refused:
         looked_at = refused + len(lengths)

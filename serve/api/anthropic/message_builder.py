@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from serve.api.anthropic.response_shapes import (
@@ -21,6 +22,7 @@ from serve.api.anthropic.response_shapes import (
 )
 from serve.api.errors import Error
 from serve.api.openai.blocks import Block, BlockBuilder
+from serve.api.openai.chat import ReplyForm
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -48,6 +50,10 @@ class MessageBuilder(BlockBuilder):
 
     id_prefix = "msg"
 
+    def __init__(self, *, model: str, form: ReplyForm, stops: Sequence[str] = ()) -> None:
+        super().__init__(model=model, form=form)
+        self._stops = stops
+
     def body(self) -> AnthropicMessage:
         """The body of the response as it is now."""
         return AnthropicMessage(
@@ -57,7 +63,7 @@ class MessageBuilder(BlockBuilder):
             model=self.model,
             content=[_content(each) for each in self._blocks],
             stop_reason=self._stop_reason(),
-            stop_sequence=self._choices[0].stop_string,
+            stop_sequence=self._stop_sequence(),
             usage=self._usage(),
         )
 
@@ -67,9 +73,14 @@ class MessageBuilder(BlockBuilder):
             return None
         if choice.finish == "length":
             return "max_tokens"
-        if choice.stop_string is not None:
+        if self._stop_sequence() is not None:
             return "stop_sequence"
         return "tool_use" if self._blocks and self._blocks[-1].kind == "call" else "end_turn"
+
+    def _stop_sequence(self) -> str | None:
+        """The one of the request that ended the reply. What ends every turn of a model without a template is none."""
+        found = self._choices[0].stop_string
+        return found if found in self._stops else None
 
     def _usage(self) -> AnthropicUsage:
         usage = self.usage()
@@ -95,7 +106,7 @@ class MessageBuilder(BlockBuilder):
         return [{"type": "content_block_stop", "index": index}]
 
     def _ended(self) -> list[dict[str, Any]]:
-        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._choices[0].stop_string}
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
         return [{"type": "message_delta", "delta": delta, "usage": self._usage()}, {"type": "message_stop"}]
 
     def error_chunk(self, error: Error) -> dict[str, Any]:

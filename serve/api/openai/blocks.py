@@ -74,19 +74,19 @@ class BlockBuilder(ResponseBuilder):
         if event.finish is not None:
             if not self._blocks:
                 events += self._open("content")
-            events += self._close() + self._ended()
+            events += self._close(len(self._blocks) - 1) + self._ended()
         return events
 
     def _open(self, kind: BlockKind, name: str = "") -> list[dict[str, Any]]:
-        closing = self._close()
         self._blocks.append(Block(kind=kind, name=name))
+        closing = self._close(len(self._blocks) - 2)  # now that it is no longer the last one
         return closing + self._opened(len(self._blocks) - 1, self._blocks[-1])
 
-    def _close(self) -> list[dict[str, Any]]:
-        if not self._blocks or self._blocks[-1].done:
+    def _close(self, index: int) -> list[dict[str, Any]]:
+        if index < 0 or self._blocks[index].done:
             return []
-        self._blocks[-1].done = True
-        return self._closed(len(self._blocks) - 1, self._blocks[-1])
+        self._blocks[index].done = True
+        return self._closed(index, self._blocks[index])
 
     @abstractmethod
     def _begun(self) -> list[dict[str, Any]]:

@@ -120,7 +120,7 @@ class GenerationRoutes(ModelRoutes):
         body = await self._read(request, MessagesRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
             asked = await self._chat(context, chat_request(body), self._options.truncation == "auto")
-            builder = MessageBuilder(model=context.lease.name, form=asked.form)
+            builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
             builder.dropped_messages = asked.n_dropped
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 

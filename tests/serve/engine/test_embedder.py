@@ -47,6 +47,26 @@ def vectors(reply):
     return [np.frombuffer(each, "<f4") for each in reply.value.vectors]
 
 
+def test_an_embedding_that_is_no_number_ends_its_own_request_only(engine, monkeypatch):
+    """Its other inputs are in the same batch; they must not take those of others from the queue."""
+    compute = Context.embeddings_all
+
+    def broken(self, n):
+        rows = compute(self, n)
+        rows[0] = np.nan
+        return rows
+
+    monkeypatch.setattr(Context, "embeddings_all", broken)
+    events = [*engine.handle(Embed(id="a", inputs=("x", "y", "z"))), *engine.handle(Embed(id="b", inputs=("the fox",)))]
+    while engine.busy:
+        events += engine.step()
+        monkeypatch.setattr(Context, "embeddings_all", compute)
+    (failed,) = (each for each in events if isinstance(each, Failure))
+    assert (failed.id, failed.code) == ("a", "engine_error")
+    (reply,) = (each for each in events if isinstance(each, Reply))
+    assert reply.id == "b"
+
+
 def test_the_mean_of_the_last_layer_of_length_one(engine, reference):
     (reply,) = run(engine, Embed(id="a", inputs=TEXTS))
     n_tokens = 0

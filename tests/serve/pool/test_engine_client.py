@@ -8,10 +8,16 @@ import pytest
 
 from data.errors import UserError
 from serve.engine.config import EngineConfig
-from serve.engine.messages import Delta, Generate, ModelInfo, PrefillDone, Ready, StartFailed
+from serve.engine.messages import Delta, Failure, Generate, ModelInfo, PrefillDone, Ready, StartFailed
 from serve.pool import engine_client
 from serve.pool.engine_client import EngineClient
-from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError
+from serve.pool.request_stream import (
+    EngineDownError,
+    QueueFullError,
+    RequestFailedError,
+    RequestStream,
+    TooManySequencesError,
+)
 
 INFO = ModelInfo(
     path="m.gguf",
@@ -205,6 +211,8 @@ def test_more_requests_than_may_wait_are_refused_and_cancelling_makes_room(proce
         streams = [client.submit([request(client)]) for _ in range(2)]
         with pytest.raises(QueueFullError, match="2 requests are running or waiting"):
             client.submit([request(client)])
+        with pytest.raises(TooManySequencesError, match="is 3; this server takes at most 2 at a time"):
+            client.submit([request(client) for _ in range(3)])
         streams[0].cancel()
         streams[0].cancel()
         client.submit([request(client)])
@@ -213,3 +221,16 @@ def test_more_requests_than_may_wait_are_refused_and_cancelling_makes_room(proce
         return client.counters.finished
 
     assert asyncio.run(scenario()) == {"canceled": 1, "engine_died": 2}
+
+
+def test_text_that_came_before_a_failure_is_read_before_it():
+    async def scenario():
+        stream = RequestStream(["a"], lambda _: None)
+        stream.put(Delta(id="a", text="once", completion_tokens=1))
+        stream.put(Failure(id="a", code="engine_error", message="broken"))
+        ((index, event),) = await stream.next_events()
+        assert (index, event.text, stream.done) == (0, "once", False)
+        with pytest.raises(RequestFailedError, match="broken"):
+            await stream.next_events()
+
+    asyncio.run(scenario())

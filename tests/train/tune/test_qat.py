@@ -31,6 +31,8 @@ def test_its_options_follow_from_the_base(base):
     own = continuing([f"base={base}", "train.qat=tq2_0", "train.max_steps=7", "optim.lr=0.5", "train.seq_len=16"])
     assert (own.name, own.train.max_steps, own.optim.lr, own.train.seq_len) == ("base-tq2_0", 7, 0.5, 16)
     assert continuing([f"base={base}", "qat.steps_share=0.5", "qat.lr_scale=1"]).train.max_steps == 30
+    other = continuing([f"base={base}", "data.max_epochs=2"]).data
+    assert (other.files, other.max_epochs) == (config.data.files, 2)  # its own text all the same
 
 
 def test_what_cannot_be_continued_is_one_line(base, tmp_path):

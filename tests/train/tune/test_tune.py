@@ -150,6 +150,40 @@ def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
     assert config.train.eval_every == max(10, config.train.max_steps // 10)
     one = tuning([*words, "train.max_steps=7", "optim.lr=0.5", "train.patience=0"])
     assert (one.train.max_steps, one.optim.lr, one.train.patience) == (7, 0.5, 0)
+    assert (config.optim.warmup_steps, one.optim.warmup_steps) == (min(20, config.train.max_steps // 5), 1)
+
+
+def test_steps_are_of_what_training_reads_of_long_conversations(base, tmp_path):
+    """Their ends are cut off: counted as wholes, they would end long before the learning rate has fallen."""
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(json.dumps({"instruction": f"{n}", "output": "cat " * 900}) for n in range(60)))
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{path}]", "tune.replay=0"]
+    train = tuning([*words, "train.seq_len=64", "train.micro_batch=1"]).train
+    assert train.max_steps * train.tokens_per_step <= 3 * 60 * 65 + train.tokens_per_step
+
+
+def test_the_latest_run_goes_on_where_it_is_a_tuned_one_that_was_stopped(base, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(base, runs / "base")
+    shutil.copytree(base, runs / "base-chat")
+    init = runs / "base" / "checkpoints" / "step-00000004"
+    (runs / "base-chat" / "config.yaml").write_text(f"init_from: {init}\n")
+    (runs / "latest").symlink_to("base-chat")
+    for status, name in (("stopped", "base"), ("finished", "base-chat")):
+        (runs / "base-chat" / "journal.jsonl").write_text(json.dumps({"event": "end", "status": status}) + "\n")
+        assert recipe.base_of(str(runs / "latest"))[0].name == name
+        assert recipe.base_of(str(runs / "base-chat"))[0].name == "base-chat"
+
+
+def test_the_bases_own_optimizer_typed_keeps_the_bases_rates(base, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs"]
+    assert tuning([*words, "optim=adamw"]).optim.lr == tuning(words).optim.lr == pytest.approx(2e-3 * 0.8)
+    assert tuning([*words, "optim=classic"]).optim.lr == pytest.approx(2e-3 * 0.8)
+
+
+def test_duplicates_are_left_out_with_the_bases_text_mixed_in_too(base, chats, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "data.dedup=exact"]
+    assert tuning([*words, "tune.replay=0.25"]).data.dedup == "exact"
 
 
 def test_the_bases_text_can_be_mixed_in(base, chats, tmp_path):
