@@ -36,11 +36,15 @@ class PoolCollector(Collector):
         yield from self._of_tokens()
         yield self._endings()
         yield self._histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first text.", lambda m: m.counters.ttft
+            "time_to_first_token_seconds",
+            "From the handing of a sequence to the engine to its first text.",
+            lambda m: m.counters.ttft,
         )
         yield self._histogram("inter_token_latency_seconds", "Between tokens of a sequence.", lambda m: m.counters.itl)
         yield self._histogram(
-            "request_seconds", "From arrival to end, of sequences that finished.", lambda m: m.counters.e2e
+            "request_seconds",
+            "From the handing of a sequence to the engine to its end, of those that finished.",
+            lambda m: m.counters.e2e,
         )
 
     def _of_several(self) -> Iterator[Metric]:
