@@ -146,7 +146,7 @@ def test_an_engine_that_dies_again_while_it_starts(tmp_path, slow_path, start_se
 def test_told_to_end_it_drains_and_refuses_new(slow_server, number):
     """List, 23: what runs and what waits is finished, new connections are refused meanwhile, status 0."""
     server = slow_server
-    body = {"prompt": "once upon a time", "max_tokens": 250, "ignore_eos": True, "stream": True}
+    body = {"prompt": "once upon a time", "max_tokens": 800, "ignore_eos": True, "stream": True}
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(ask, server, **body) for _ in range(3)]  # one slot: two of them wait
         server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 3)
