@@ -65,8 +65,7 @@ def main(argv: list[str]) -> int:
         try:
             done = finished.get(name) or train(config)
         except StoppedContenderError:
-            print(f"stopped; the same command with bench.resume={folder} goes on", flush=True)
-            return EXIT_INTERRUPTED
+            return _stopped(folder)
         except UserError as error:
             if name == OURS:
                 raise
@@ -90,8 +89,7 @@ def main(argv: list[str]) -> int:
                 else:
                     scores[title] = score(entry.model, documents, config.bench.window)
         except StoppedContenderError:
-            print(f"stopped; the same command with bench.resume={folder} goes on", flush=True)
-            return EXIT_INTERRUPTED
+            return _stopped(folder)
         except UserError as error:
             if entry.name == OURS:
                 raise
@@ -114,6 +112,12 @@ def main(argv: list[str]) -> int:
         }
     )
     return 1 if failed else 0
+
+
+def _stopped(folder: Path) -> int:
+    """Say how a comparison that a signal stopped goes on. Returns the exit code."""
+    print(f"stopped; the same command with bench.resume={folder} goes on", flush=True)
+    return EXIT_INTERRUPTED
 
 
 def _plan(

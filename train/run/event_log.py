@@ -15,9 +15,6 @@ from slm.report import finite
 from train.environment import Environment
 from train.report.run_record import RunRecord
 
-EVENTS = "journal.jsonl"
-"""The file of a run with its starts, resumes and ends."""
-
 
 class EventLog:
     """Appends to a run's ``journal.jsonl`` and redraws ``report.html`` and ``loss.png``.
@@ -95,12 +92,12 @@ class EventLog:
         record = finite({"event": event, "step": step, "time": time.time(), **facts})
 
         def write() -> None:
-            path = self.root / EVENTS
+            path = self.root / "journal.jsonl"
             cut_off = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
             with path.open("a", encoding="utf-8") as file:
                 file.write(("\n" if cut_off else "") + json.dumps(record, ensure_ascii=False) + "\n")
 
-        self._guarded(EVENTS, write)
+        self._guarded("journal.jsonl", write)
 
     def _guarded(self, name: str, write: Callable[[], Any]) -> None:
         if not self.active:

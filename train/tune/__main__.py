@@ -52,9 +52,7 @@ def tuning(
             f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
         )
     run, directory = recipe.base_of(own.base)
-    options = recipe.recipe(
-        run, directory, own.tune, given=given, preference=own.preference.loss, optim=words.get("optim")
-    )
+    options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss, optim=own.optim.name)
     replay = recipe.replay_share(run, own.tune, pairs=own.preference.on)
     options |= several.shared_step(options, own.train, processes, given=given)
     options = {name: value for name, value in options.items() if not given(name)}

@@ -20,7 +20,7 @@ from slm.model.checkpoint import TRAINER_STATE
 from slm.runs import Run, saved_config
 from train import autobatch
 from train.config import RunConfig
-from train.resolve import ChooseMicroBatch, given_value, resolve
+from train.resolve import ChooseMicroBatch, resolve
 from train.tune import processes as several
 from train.tune import recipe
 from train.tune.config import QatConfig
@@ -61,8 +61,7 @@ def continuing(
     run, directory = recipe.base_of(own.base)
     kind = own.train.qat or DEFAULT_TYPE
     saved = saved_config(run.root)
-    optim = given_value(argv, "optim")
-    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given, optim=optim)
+    options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given, optim=own.optim.name)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
     options["train.qat_least_steps"] = 0

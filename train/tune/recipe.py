@@ -5,7 +5,6 @@ Everything is an ordinary option of training, so a person can set each one, and 
 Tested in tests/train/tune/test_tune.py.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +23,10 @@ from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
-from train.run.event_log import EVENTS
+from train.report.run_record import RunRecord
 from train.tune.config import TuneOptions
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
-OPTIMIZERS = {"classic": "adamw"}
-"""What ``optim=`` calls an optimizer where that is not its name."""
 OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
 """Muon's learning rates next to ``lr``."""
 REPLAY = 0.15
@@ -68,12 +65,9 @@ def _begun_from(run: Run) -> Run | None:
     if folder.parent.name != "checkpoints" or not folder.is_dir():
         return None
     base = resolve(folder)
-    try:
-        last = json.loads((run.root / EVENTS).read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, ValueError, IndexError):
-        return None
-    unfinished = last.get("event") != "end" or last.get("status") != "finished"
-    return base if unfinished and run.name.startswith(f"{base.name}-") else None
+    record = RunRecord(run.root)
+    record.update()
+    return base if record.status() != "finished" and run.name.startswith(f"{base.name}-") else None
 
 
 def recipe(
@@ -88,7 +82,7 @@ def recipe(
     """Options for the base in ``directory``, by name, as far as they do not depend on the conversations.
 
     ``given`` says whether a person has set an option. ``preference``: the loss of pairs, if both answers are learned.
-    ``optim``: the optimizer that a person has named.
+    ``optim``: the name of the optimizer that a person has chosen.
     """
     scales = {"lr_scale": tune.lr_scale, "other_lr_scale": tune.other_lr_scale}
     options = start_from(run, directory, **scales, given=given, optim=optim)
@@ -128,7 +122,7 @@ def start_from(
     shape = checkpoint.load_config(directory)
     options: dict[str, Any] = {f"model.{name}": getattr(shape, name) for name in SHAPE}
     options |= {"model.tie_embeddings": str(shape.tie_embeddings).lower(), "init_from": str(directory)}
-    if (own := _own_optimizer(run)) and (not given("optim") or OPTIMIZERS.get(optim or "", optim) == own["name"]):
+    if (own := _own_optimizer(run)) and (not given("optim") or optim == own["name"]):
         options["optim"] = own["name"]
         lr = float(own["lr"]) * lr_scale
         kept = {k: v for k, v in own.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}

@@ -170,7 +170,8 @@ def test_the_latest_run_goes_on_where_it_is_a_tuned_one_that_was_stopped(base, t
     (runs / "base-chat" / "config.yaml").write_text(f"init_from: {init}\n")
     (runs / "latest").symlink_to("base-chat")
     for status, name in (("stopped", "base"), ("finished", "base-chat")):
-        (runs / "base-chat" / "journal.jsonl").write_text(json.dumps({"event": "end", "status": status}) + "\n")
+        end = {"event": "end", "step": 4, "time": 1.0, "status": status}
+        (runs / "base-chat" / "journal.jsonl").write_text(json.dumps(end) + "\n")
         assert recipe.base_of(str(runs / "latest"))[0].name == name
         assert recipe.base_of(str(runs / "base-chat"))[0].name == "base-chat"
 
