@@ -117,6 +117,11 @@ class SourceConfig:
                 )
 
     @property
+    def from_hub(self) -> bool:
+        """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
+        return self.kind == "hub" or (self.kind == "chat" and bool(self.path))
+
+    @property
     def is_chat(self) -> bool:
         """Whether its documents are conversations (as ``data.chat.formats`` writes them) instead of text."""
         return self.kind in ("chat", "story_chat")
@@ -181,9 +186,8 @@ class DataConfig(SourceConfig):
     @property
     def cache_folder(self) -> Path:
         """Where tokenized text and lists of duplicates are kept."""
-        if self.cache_dir or "SLM_CACHE" in os.environ:
-            return Path(self.cache_dir or os.environ["SLM_CACHE"]).expanduser()
-        return cache_home()
+        named = self.cache_dir or os.environ.get("SLM_CACHE")
+        return Path(named).expanduser() if named else cache_home()
 
     def all_sources(self) -> list[SourceConfig]:
         """The sources to read: this one, or the mixture's. A mixture's limits and filters apply to each of its

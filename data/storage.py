@@ -88,8 +88,14 @@ class NoRoomError(UserError):
     """The disk has no room for a file of the cache, or its folder cannot be written."""
 
 
-def write_checked(path: Path, content: bytes) -> None:
-    """Write ``content`` with its hash before it, atomically; NoRoomError where the disk is full or read-only."""
+WITHOUT_CACHE = "data.cache=false"
+
+
+def write_checked(path: Path, content: bytes, *, without: str = WITHOUT_CACHE) -> None:
+    """Write ``content`` with its hash before it, atomically; NoRoomError where the disk is full or read-only.
+
+    ``without``: the option with which no such file is needed.
+    """
     digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
     size = len(content) + DIGEST_BYTES
     try:
@@ -97,14 +103,14 @@ def write_checked(path: Path, content: bytes) -> None:
         free = shutil.disk_usage(path.parent).free
         if free < size + RESERVE:
             raise NoRoomError(
-                f"{path.parent} has {free / 1e9:.2f} GB free, too little for a cache of tokens: make room, name "
-                "another folder with data.cache_dir=DIR, or add data.cache=false"
+                f"{path.parent} has {free / 1e9:.2f} GB free, too little for the cache: make room, name another folder "
+                f"with data.cache_dir=DIR, or add {without}"
             )
         atomic_write_bytes(path, digest, content, mode=0o600)
     except OSError as error:
         raise NoRoomError(
             f"{path} ({size:,} bytes) cannot be written ({error.strerror or error}): make room, name another folder "
-            "with data.cache_dir=DIR, or add data.cache=false"
+            f"with data.cache_dir=DIR, or add {without}"
         ) from error
 
 
@@ -127,10 +133,11 @@ def digest_of(path: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, without: str = WITHOUT_CACHE) -> Iterator[None]:
     """Hold the lock file ``path``. One process holds it at a time, and the others wait without a time limit.
 
     The kernel releases it when the process ends, however it ends. Raises NoRoomError if the file cannot be made.
+    ``without``: the option with which no such file is needed.
     """
     from filelock import FileLock  # its import takes 40 ms, which commands without a cache need not wait for
 
@@ -141,7 +148,7 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise NoRoomError(
             f"{path} cannot be written ({error.strerror or error}): name another folder with data.cache_dir=DIR, or "
-            "add data.cache=false"
+            f"add {without}"
         ) from error
     try:
         yield

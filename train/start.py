@@ -13,7 +13,7 @@ import torch
 
 from data.errors import UserError
 from data.storage import atomic_write_text
-from data.stream.loader import Loader, validation_blocks
+from data.stream.loader import Loader, at_saved_commits, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
@@ -210,9 +210,11 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
 def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint) -> tuple[Loader, np.ndarray]:
     """The training batches, from where the run resumes, and the validation blocks [N, seq_len + 1]."""
     train = config.train
+    position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
+    data = at_saved_commits(config.data, position)
     blocks_NT1 = ranks.broadcast_from_main(
         lambda: validation_blocks(
-            config.data, tokenizer, train.seq_len, train.eval_blocks, train.seed, pairs=config.preference.on
+            data, tokenizer, train.seq_len, train.eval_blocks, train.seed, pairs=config.preference.on
         )
     )
     if len(blocks_NT1) == 0:
@@ -221,7 +223,7 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
             "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
         )
     loader = Loader(
-        config.data,
+        data,
         tokenizer,
         seq_len=train.seq_len,
         micro_batch=train.micro_batch,
@@ -232,7 +234,6 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
         world_size=ranks.size,
         pairs=config.preference.on,
     )
-    position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
     if position is not None:
         loader.load_state_dict(position)
     return loader, blocks_NT1

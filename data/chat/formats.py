@@ -206,8 +206,14 @@ def _prompt(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of an answer without the prompt, which some data sets repeat in it (in some without its system
+    message)."""
     if not isinstance(answer, str):
-        return _messages(answer)
+        messages, prompt = _messages(answer), _prompt(record)
+        for start in (prompt, [each for each in prompt if each["role"] != "system"]):
+            if start and messages[: len(start)] == start:
+                return messages[len(start) :]
+        return messages
     if record.get("prompt") is None:
         raise BadRecordError("its chosen answer is text, and there is no prompt")
     return [{"role": "assistant", "content": answer}]

@@ -12,7 +12,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_SIZE = 1_000_000
@@ -38,17 +40,40 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+class _Generation(Extension):
+    """``{% generation %}`` ... ``{% endgeneration %}``, with which a template marks what the assistant says: the text
+    inside is the text. Which tokens are learned is found without it (``data.chat.tokens``)."""
+
+    tags = frozenset(["generation"])
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """A fresh environment; white space around blocks is removed as transformers and llama.cpp do."""
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False)
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], autoescape=False)
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
     return made
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes for HTML, and no model was trained on that.
-    return json.dumps(value, ensure_ascii=False, indent=None if indent is None else min(indent, 32))
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, and no model was trained on that. The arguments are transformers'."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=None if indent is None else min(indent, 32),
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:

@@ -12,6 +12,8 @@ from typing import BinaryIO, cast
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 _READ = 1 << 16
 """Compressed bytes read at a time."""
+_LARGEST_WINDOW = 1 << 31
+"""Bytes of memory that a Zstandard file may ask for: as many as ``zstd --long=31`` does, its most."""
 
 
 class IncompleteFileError(EOFError):
@@ -40,7 +42,7 @@ class _ZstdReader(io.RawIOBase):
         import zstandard
 
         self._file = open(path, "rb")  # noqa: SIM115 (closed by close)
-        self._decompressor = zstandard.ZstdDecompressor()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
         self._frame: zstandard.ZstdDecompressionObj | None = None  # None: between two frames
         self._input = b""
         self._output = memoryview(b"")

@@ -1,6 +1,7 @@
 """A corpus: files of records, read from any position. A pass over it covers all of it or one shard's share."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -167,9 +168,12 @@ class _FileReader:
     def position(self) -> int:
         return self._position
 
+    @cached_property
+    def _end(self) -> int | None:
+        return files.extent(self._path)
+
     def fraction_read(self) -> float:
-        end = files.extent(self._path)
-        return min(1.0, self._position / end) if end else 0.0
+        return min(1.0, self._position / self._end) if self._end else 0.0
 
 
 class SelectedCorpus:

@@ -18,6 +18,7 @@ from data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuf
 from data.sources.passages import middle, without
 from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
 from data.tales.story import story
+from data.tokenizers.tokenizer import well_formed
 
 VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
 
@@ -133,7 +134,7 @@ def open_stream(
     ``number`` is the source's number in a mixture, ``wrap`` may put a cache over the source's corpus.
     """
     epochs = plan.source.max_epochs if repeat else 1
-    stream: ResumableStream[Doc | str]
+    stream: Repeated[Doc] | Repeated[str]
     if plan.source.kind == "story_chat":
         count = VALIDATION_TALES if plan.split == "validation" else None
         make = functools.partial(_story_chat, plan.split == "validation")
@@ -160,9 +161,14 @@ def open_stream(
             return CorpusStream(corpus, order=order, shard_index=shard_index, num_shards=num_shards)
 
         stream = Repeated(one_pass, epochs=epochs)
-    if shuffle_buffer:
-        stream = Shuffled(stream, size=shuffle_buffer, seed=f"{seed}/{number}/{shard_index}")
-    return stream
+    if not shuffle_buffer:
+        return stream
+    shuffled: ResumableStream[Doc | str] = Shuffled(
+        stream,  # type: ignore[arg-type]  # of either kind
+        size=shuffle_buffer,
+        seed=f"{seed}/{number}/{shard_index}",
+    )
+    return shuffled
 
 
 def _story_chat(held_out: bool, seed: int, index: int) -> str:
@@ -237,12 +243,13 @@ def sample_documents(
     """Documents of a split up to ``max_bytes`` of UTF-8 in total, at least one.
 
     They come from the beginning of the shuffled stream, not from everywhere in the corpus. Of a document with more
-    than ``longest`` characters only so many are taken, from its middle.
+    than ``longest`` characters only so many are taken, from its middle. All of it is text that UTF-8 can carry.
     """
     sample: list[str] = []
     total = 0
-    for text in map(functools.partial(_shortened, longest=longest), iter_documents(config, split, seed)):
-        total += len(text.encode("utf-8", "replace"))
+    for document in iter_documents(config, split, seed):
+        text = well_formed(_shortened(document, longest))
+        total += len(text.encode("utf-8"))
         if sample and total > max_bytes:
             break
         sample.append(text)

@@ -34,6 +34,8 @@ SHINGLE = 5  # words
 BATCH, BATCH_CHARS = 256, 4 << 20  # documents given to the library at once, and their characters
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\w+")  # Chinese and Japanese: a character is a word
 
+WITHOUT_LIST = "data.dedup=none"
+
 Verdict = Literal["", "exact", "near"]
 
 
@@ -107,7 +109,7 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> str:
     texts = [(key, stamps(plan.files), options(plan.source)) for key, plan in corpora.items()]
     key = (VERSION, config.dedup, config.dedup_threshold, config.dedup_max_docs, texts)
     path = config.cache_folder / "duplicates" / f"{fingerprint(key)}.npz"
-    with locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock"), without=WITHOUT_LIST):
         if _read(path) is None:
             _make(path, config, config.dedup, corpora)
     return str(path)
@@ -140,7 +142,7 @@ def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpor
     progress.done()
     buffer = io.BytesIO()
     np.savez(buffer, **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
-    write_checked(path, buffer.getvalue())
+    write_checked(path, buffer.getvalue(), without=WITHOUT_LIST)
     print(
         f"{counts['documents']:,} documents compared: {counts['exact']:,} exact and {counts['near']:,} near duplicates "
         "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else "")

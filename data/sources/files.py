@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,31 +44,38 @@ def file_format(path: str) -> str | None:
     return None
 
 
-def expand(patterns: list[str], option: str = "data.files", text_field: str | None = None) -> list[str]:
+def expand(
+    patterns: list[str], option: str = "data.files", text_field: str | None = None, *, plain_text: bool = True
+) -> list[str]:
     """The files that paths, globs and folders name, each once, in order.
 
     A file named by its path may have any suffix (an unknown one is read as plain text); globs and folders give only
-    files with a known suffix. With a ``text_field``, a folder's ``.json`` files without such records are left out, and
-    one line names them. Raises UserError for a pattern that matches nothing.
+    files with a known suffix, and none that is hidden (a name with a dot first). With a ``text_field``, a folder's
+    ``.json`` files without such records are left out, and one line names them. Without ``plain_text``, globs and
+    folders give no txt or md. Raises UserError for a pattern that matches nothing.
     """
     found: dict[str, str] = {}
+    known = ("text", "jsonl", "parquet") if plain_text else ("jsonl", "parquet")
+    kinds = "txt, md, jsonl or parquet" if plain_text else "jsonl, json or parquet"
     for pattern in patterns:
         path = os.path.expanduser(pattern)
         if os.path.isdir(path):
-            inside = sorted(str(each) for each in Path(path).rglob("*") if each.is_file())
-            matches = [each for each in inside if file_format(each)]
+            inside = sorted(
+                str(each) for each in Path(path).rglob("*") if each.is_file() and not _is_hidden(each, path)
+            )
+            matches = [each for each in inside if file_format(each) in known]
             others = [each for each in matches if text_field and not _may_hold_records(each, text_field)]
             matches = [each for each in matches if each not in others]
             line = _left_out(tuple(os.path.relpath(each, path) for each in others), pattern, option, text_field or "")
             if not matches:
-                raise UserError(line or f"{option}: the folder {pattern} holds no txt, md, jsonl or parquet file")
+                raise UserError(line or f"{option}: the folder {pattern} holds no {kinds} file")
         elif os.path.isfile(path):
             matches = [path]
         elif glob.has_magic(path):
             inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
-            matches = [each for each in inside if file_format(each)]
+            matches = [each for each in inside if file_format(each) in known]
             if not matches:
-                raise UserError(f"{option}: {pattern} matches no txt, md, jsonl or parquet file")
+                raise UserError(f"{option}: {pattern} matches no {kinds} file")
         else:
             folder = os.path.dirname(path) or "."
             near = nearest(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
@@ -76,6 +83,15 @@ def expand(patterns: list[str], option: str = "data.files", text_field: str | No
         for each in matches:
             found.setdefault(os.path.realpath(each), each)
     return list(found.values())
+
+
+def few_names(paths: Sequence[str]) -> str:
+    """The first three paths, and how many more there are."""
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def _is_hidden(file: Path, folder: str) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _may_hold_records(path: str, text_field: str) -> bool:
@@ -102,7 +118,7 @@ def _left_out(names: tuple[str, ...], folder: str, option: str, text_field: str)
     """Prints, once in a process, which of a folder's files are left out; returns the line, empty if there are none."""
     if not names:
         return ""
-    few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    few = few_names(names)
     files = "1 .json file" if len(names) == 1 else f"{len(names)} .json files"
     line = f"{option}: {files} of {folder} left out, because the first line has no {text_field!r} key: {few}"
     print(line, file=sys.stderr, flush=True)
@@ -289,7 +305,7 @@ def _document_end(buffer: bytes, start: int, size: int, ended: bool, mark: bytes
     if separator >= 0:
         return separator, separator + len(mark)
     left = len(buffer) - start
-    if not ended and left < 2 * size + len(mark):
+    if not ended and left < 2 * size + max(1, len(mark)):
         return None, start
     if left == 0:
         return None, start

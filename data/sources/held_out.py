@@ -12,7 +12,7 @@ from data.config import SourceConfig
 from data.errors import UserError
 from data.sources import chat_files
 from data.sources.corpus import CorpusStream, FileCorpus
-from data.sources.files import Reading
+from data.sources.files import Reading, few_names
 from data.sources.filters import make_filter
 
 CONVERSATIONS = "\0conversations"  # in place of a field of text
@@ -139,11 +139,6 @@ def _hash_range(sizes: dict[float, int], wanted: int, val_fraction: float) -> fl
             break
     natural = sum(size for hashed, size in sizes.items() if hashed < val_fraction)
     return val_fraction if natural >= wanted and hashes[-1] >= val_fraction else threshold
-
-
-def few_names(paths: list[str]) -> str:
-    """The first three paths, and how many more there are."""
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def unit_hash(text: str) -> float:

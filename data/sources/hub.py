@@ -24,8 +24,9 @@ def check_reachable(source: SourceConfig) -> None:
     from huggingface_hub import constants
 
     host = constants.ENDPOINT.split("://")[-1]
-    if constants.HF_HUB_OFFLINE:
-        raise UserError(f"{source.path} is on {host}, but HF_HUB_OFFLINE is set: unset it, or {INSTEAD}")
+    offline = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "HF_DATASETS_OFFLINE"
+    if constants.HF_HUB_OFFLINE or os.environ.get(offline, "").upper() in constants.ENV_VARS_TRUE_VALUES:
+        raise UserError(f"{source.path} is on {host}, but {offline} is set: unset it, or {INSTEAD}")
     import httpx
 
     try:
@@ -182,8 +183,8 @@ class _Rows:
     def _row(self) -> Any:
         if self._iterator is None:
             self._dataset = self._open_dataset()
-            if self._known is not None:
-                self._dataset.load_state_dict(self._known)
+            # Also None, the beginning: an earlier pass may have set a position, and ``datasets`` keeps it.
+            self._dataset.load_state_dict(self._known)
             iterator = iter(self._dataset)
             for _ in range(self._since):
                 next(iterator)

@@ -24,6 +24,8 @@ class Repeated(Generic[Doc]):
         self.epoch = 0
         self._seen = False  # a document in this pass
         self._inner: ResumableStream[Doc] = make(0)
+        self.epoch_start = self.state_dict()
+        """The position at which the last pass began that this object has begun."""
 
     def __next__(self) -> Doc:
         while True:
@@ -35,6 +37,7 @@ class Repeated(Generic[Doc]):
                 self.epoch += 1
                 self._seen = False
                 self._inner = self._make(self.epoch)
+                self.epoch_start = self.state_dict()
                 continue
             self._seen = True
             return document
@@ -90,23 +93,27 @@ class Shuffled(Generic[Doc]):
     """Documents in consecutive groups of up to ``size``, each group in a random order drawn from ``seed``.
 
     Groups instead of a sliding buffer: the state is then the group's start and an index into it, whatever the size,
-    and resuming reads one group again.
+    and resuming reads one group again. A group ends where an epoch ends, so that each document comes once before any
+    comes twice. A run that began when a group could hold several epochs reads on so.
     """
 
-    def __init__(self, inner: ResumableStream[Doc], *, size: int, seed: str) -> None:
+    def __init__(self, inner: Repeated[Doc], *, size: int, seed: str) -> None:
         assert size >= 1
         self._inner = inner
         self._size = size
         self._seed = seed
+        self._by_epoch = True
         self._number = 0  # of the group
         self._start: State = inner.state_dict()
         self._group: list[Doc] | None = None
         self._index = 0
+        self._ahead: Doc | None = None
+        """The next epoch's first document, whose reading showed that the group's epoch had ended."""
 
     def __next__(self) -> Doc:
         if self._group is not None and self._index == len(self._group):
             self._number += 1
-            self._start, self._group, self._index = self._inner.state_dict(), None, 0
+            self._start, self._group, self._index = self._position(), None, 0
         if self._group is None:
             self._group = self._fill()
         if not self._group:
@@ -118,23 +125,35 @@ class Shuffled(Generic[Doc]):
 
     def _fill(self) -> list[Doc]:
         group: list[Doc] = []
-        chars = 0
+        chars, epoch = 0, None
         while len(group) < self._size and chars < GROUP_CHARS:
             try:
-                text = next(self._inner)
+                text = next(self._inner) if self._ahead is None else self._ahead
             except StopIteration:
                 break
+            self._ahead = None
+            if self._by_epoch and group and self._inner.epoch != epoch:
+                self._ahead = text
+                break
+            epoch = self._inner.epoch
             group.append(text)
             chars += len(text)
         random.Random(f"{self._seed}/{self._number}").shuffle(group)
         return group
 
+    def _position(self) -> State:
+        """Before the next document that is in no group yet."""
+        return self._inner.state_dict() if self._ahead is None else self._inner.epoch_start
+
     def state_dict(self) -> State:
+        by_epoch = {"by_epoch": True} if self._by_epoch else {}
         if self._group is not None and self._index == len(self._group):
-            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict()}
-        return {"group": self._number, "index": self._index, "start": self._start}
+            return {"group": self._number + 1, "index": 0, "start": self._position(), **by_epoch}
+        return {"group": self._number, "index": self._index, "start": self._start, **by_epoch}
 
     def load_state_dict(self, state: State) -> None:
+        self._by_epoch = bool(state.get("by_epoch"))
+        self._ahead = None
         self._inner.load_state_dict(state["start"])
         self._number, self._start = state["group"], state["start"]
         self._group, self._index = None, 0

@@ -12,7 +12,7 @@ from data.sources import chat_files, files, hub
 from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading
 from data.sources.filters import options
-from data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, few_names, hold_out
+from data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
 from data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation"]
@@ -47,11 +47,6 @@ class Plan:
     """The file that lists the records left out as duplicates."""
 
     @property
-    def from_hub(self) -> bool:
-        """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
-        return self.source.kind == "hub" or (self.source.kind == "chat" and bool(self.source.path))
-
-    @property
     def is_own_text(self) -> bool:
         """Whether the split is a text of its own, and not documents or passages held out of a larger one."""
         return self.source.kind not in ("tales", "story_chat") and not self.held_out and not self.passage
@@ -61,7 +56,7 @@ class Plan:
         """Identifies what is read: the files' names and sizes, or the Hub's names and commit."""
         sizes = [(os.path.basename(path), os.path.getsize(path)) for path in self.files]
         s = self.source
-        if self.from_hub and os.path.isdir(s.path):
+        if s.from_hub and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
         what = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
@@ -117,7 +112,7 @@ def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
 
     ``select`` may take its share of each document of files of text.
     """
-    if plan.from_hub:
+    if plan.source.from_hub:
         return hub.HubCorpus(plan.source, plan.hub_split)
     if plan.source.kind == "chat":
         return chat_files.ChatFileCorpus(plan.files, stop=plan.source.on_bad == "stop")
@@ -131,7 +126,7 @@ def _is_text(path: str) -> bool:
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
     if source.kind in ("tales", "story_chat"):
         return Plan(source=source, split=split, held_out=val_fraction)
-    if source.kind == "hub" or (source.kind == "chat" and source.path):
+    if source.from_hub:
         hub.check_reachable(source)
         source = replace(source, revision=hub.resolve(source))
         chosen = source.val_split if split == "validation" and source.val_split else source.split
@@ -144,7 +139,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         raise UserError("no text is named: add data.files=[...] (paths, globs or folders of txt, md, jsonl, parquet)")
     paths = _source_files(source)
     if source.val_files:
-        validation = files.expand(source.val_files, "data.val_files")
+        validation = _expand(source.val_files, source, "data.val_files")
         apart = {os.path.realpath(path) for path in validation}
         paths = [path for path in paths if os.path.realpath(path) not in apart]
         if not paths:
@@ -153,7 +148,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         chat_files.inspect(tuple(paths), stop=source.on_bad == "stop")
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
-        raise UserError(f"the corpus is empty: {few_names(paths)} hold no bytes; check data.files")
+        raise UserError(f"the corpus is empty: {files.few_names(paths)} hold no bytes; check data.files")
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
         return plan if split == "train" else replace(plan, files=tuple(validation))
@@ -177,7 +172,13 @@ def earlier_document_chars(source: SourceConfig) -> int:
 
 
 def _source_files(source: SourceConfig) -> list[str]:
-    return files.expand(source.files, text_field=source.text_field if source.kind == "files" else None)
+    return _expand(source.files, source, text_field=source.text_field if source.kind == "files" else None)
+
+
+def _expand(
+    patterns: list[str], source: SourceConfig, option: str = "data.files", text_field: str | None = None
+) -> list[str]:
+    return files.expand(patterns, option, text_field, plain_text=not source.is_chat)
 
 
 def _without_held_out(plans: list[Plan]) -> list[Plan]:
@@ -194,7 +195,7 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
     passage = max(plan.passage for plan in plans)
     for plan in plans:
         if plan.source.val_files:
-            apart = files.expand(plan.source.val_files, "data.val_files")
+            apart = _expand(plan.source.val_files, plan.source, "data.val_files")
             if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
                 hashes |= documents_of(stamps(apart), plan.reading, options(plan.source)).keys()
         elif plan.held_out > least and _is_small(plan):
@@ -239,7 +240,3 @@ def _text_bytes(path: str) -> int:
     """Roughly how many bytes of text a file holds."""
     packed = 4 if path.lower().endswith(files.COMPRESSED_SUFFIXES) else 1
     return os.path.getsize(path) * (3 if files.file_format(path) == "parquet" else packed)
-
-
-def _few(paths: list[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

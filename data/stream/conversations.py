@@ -14,7 +14,7 @@ import numpy as np
 from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder
 from data.errors import UserError
-from data.sources.document_stream import DocumentStream, State, TokenStream
+from data.sources.document_stream import DocumentStream, ResumableStream, State, TokenStream
 from data.stream import marks
 
 GROUP_BLOCKS = 64
@@ -99,21 +99,38 @@ class Pairs:
 
 
 class Pieces:
-    """Plain documents that are mixed with conversations: all tokens scored, the beginning of each that fits a block."""
+    """Plain text that is mixed with conversations, all tokens scored. A document longer than a block is cut in pieces.
 
-    def __init__(self, documents: TokenStream, *, seq_len: int) -> None:
+    Its position is a document's position and an offset into the document's tokens. That of a run which began when only
+    the beginning of a document was read is the document's alone.
+    """
+
+    def __init__(self, documents: ResumableStream[np.ndarray], *, seq_len: int) -> None:
         self._documents = documents
         self._size = seq_len + 1
+        self._start: State = documents.state_dict()  # the document's position
+        self._ids = np.empty(0, dtype=np.int32)
+        self._offset = 0
 
     def __next__(self) -> np.ndarray:
-        ids = next(self._documents)[: self._size]
-        return marks.mark(ids, np.ones(len(ids), dtype=bool))
+        if self._offset == len(self._ids):
+            start = self._documents.state_dict()
+            self._ids, self._start, self._offset = next(self._documents), start, 0
+        piece = self._ids[self._offset : self._offset + self._size]
+        self._offset += len(piece)
+        return marks.mark(piece, np.ones(len(piece), dtype=bool))
 
     def state_dict(self) -> State:
-        return self._documents.state_dict()
+        if self._offset == len(self._ids):
+            return {"documents": self._documents.state_dict(), "offset": 0}
+        return {"documents": self._start, "offset": self._offset}
 
     def load_state_dict(self, state: State) -> None:
-        self._documents.load_state_dict(state)
+        start, offset = (state["documents"], state["offset"]) if "offset" in state else (state, 0)
+        self._documents.load_state_dict(start)
+        self._ids, self._start, self._offset = self._ids[:0], start, offset
+        if offset:
+            self._ids = next(self._documents)
 
 
 class ConversationPacker:

@@ -6,16 +6,16 @@ import multiprocessing
 import pickle
 import signal
 import weakref
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from data.config import DataConfig
+from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files
 from data.sources.documents import make_plans
-from data.sources.mixture import latest_epoch
 from data.sources.plan import Plan, Split
 from data.stream.pipeline import Pipeline, open_pipeline
 from data.stream.worker import main as worker_main
@@ -97,7 +97,7 @@ class Loader:
             "rank": rank,
             "world_size": world_size,
             "tokenizer": f"{tokenizer.vocab_size} ids, {tokenizer.fingerprint}",
-            "revision": ", ".join(each.source.revision for each in plans if each.source.kind == "hub"),
+            "revision": ", ".join(each.source.revision for each in plans if each.source.from_hub),
             "text": [each.fingerprint for each in plans],
             **({"pairs": True} if pairs else {}),
         }
@@ -148,23 +148,25 @@ class Loader:
             "train fewer steps"
         )
 
-    @property
-    def epoch(self) -> int:
-        """How often the most repeated source has been started again, as of the last batch."""
-        return latest_epoch(self._states)
-
     def state_dict(self) -> dict[str, Any]:
         return {**self._identity, "turn": self._turn, "streams": list(self._states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch at which ``state`` was taken; UserError where it is of other text or options."""
         for key, mine in self._identity.items():
-            if state.get(key) != mine:
-                saved = state.get(key)
+            saved = state.get(key)
+            if saved != mine:
+                if key == "revision" and not saved:
+                    continue  # a position from before conversations' commits were kept: the text tells
                 if key == "revision":
                     raise UserError(
-                        f"the data set on the Hub has changed since: the saved position is in the commit {saved}, not "
-                        f"{mine}; add data.revision={saved}, or start a new run"
+                        f"the saved position is in the commit {saved} of the data set on the Hub, not {mine}: leave "
+                        "the revision out, which goes on with the saved one, or start a new run"
+                    )
+                if key == "text":
+                    raise UserError(
+                        "the text is not the one that the saved data position is in: files were added, removed or "
+                        "changed since, or options that select text. Put back what was there, or start a new run"
                     )
                 raise UserError(
                     f"the saved data position is for {key}={saved}, not {mine}: resume with the same data options, "
@@ -299,6 +301,21 @@ def _plans(config: DataConfig, split: Split, pairs: bool) -> list[Plan]:
         if plan.files:
             chat_files.check_pairs(plan.files)
     return plans
+
+
+def at_saved_commits(config: DataConfig, position: dict[str, Any] | None) -> DataConfig:
+    """``config`` with the commits that a saved position is in for data sets of the Hub whose revision nobody gave.
+
+    A long run then goes on with the text that it began with, whatever is changed on the Hub meanwhile.
+    """
+    sources: list[SourceConfig] = config.sources if config.kind == "mixture" else [config]
+    commits = str((position or {}).get("revision", "")).split(", ")
+    if len(commits) != sum(each.from_hub for each in sources):
+        return config
+    left = iter(commits)
+    of_each = [next(left) if each.from_hub else "" for each in sources]
+    pinned = [replace(each, revision=each.revision or commit) for each, commit in zip(sources, of_each, strict=True)]
+    return replace(config, sources=pinned) if config.kind == "mixture" else replace(config, revision=pinned[0].revision)
 
 
 def validation_blocks(

@@ -66,8 +66,8 @@ def open_pipeline(
     shuffled, so that a step's are not of one or two documents. Where long documents are few, every shard reads all of
     them, and the shards share out the blocks.
 
-    Blocks of conversations carry marks (``data.stream.marks``); text that is mixed with them comes in pieces. With
-    ``pairs`` both answers of preference pairs are in them.
+    Blocks of conversations carry marks (``data.stream.marks``). Text that is mixed with them comes in pieces, and where
+    its documents are long, in shuffled blocks. With ``pairs`` both answers of preference pairs are in them.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
@@ -96,7 +96,12 @@ def open_pipeline(
         if plan.source.is_chat:
             return Conversations(documents, ChatEncoder(tokenizer), seq_len=seq_len)
         text = Tokenized(documents, encode, eot_id=tokenizer.eot_id)
-        return Pieces(text, seq_len=seq_len) if chats else text
+        if not chats:
+            return text
+        if not plan.long_documents or not shuffle_buffer:
+            return Pieces(text, seq_len=seq_len)
+        spread = ShuffledBlocks(Packer(text, seq_len=seq_len), seed=f"{seed}/{number}/{shard_index}/blocks")
+        return Pieces(spread, seq_len=seq_len)
 
     mixing_seed = f"{seed}/{shard_index}"
     if chats or not any(plan.long_documents for plan in plans):

@@ -212,7 +212,7 @@ def length(
     own_files = len(sources) == 1 and sources[0].kind == "chat" and not sources[0].path
     if not own_files or data.max_epochs is None:
         return ENDLESS_STEPS, ""
-    paths = tuple(files.expand(sources[0].files))
+    paths = tuple(files.expand(sources[0].files, plain_text=False))
     findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop")
     if not findings.complete:
         return ENDLESS_STEPS, findings.line(pairs=pairs)

@@ -99,3 +99,15 @@ def test_a_conversation_travels_as_one_line():
     assert from_document(document) == conversation
     assert plain_text(document) == "How are you?\n\nFine."
     assert format_of(conversation) == "messages"
+
+
+@pytest.mark.parametrize("system", [None, "Be kind."])
+def test_answers_that_repeat_the_prompt_hold_it_once(system):
+    """As in ultrafeedback_binarized, whose chosen and rejected are whole conversations."""
+    no = {"role": "assistant", "content": "No."}
+    record = {"prompt": "How are you?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, no]}
+    start = [] if system is None else [{"role": "system", "content": system}]
+    _, found = read_record(record | ({} if system is None else {"system": system}))
+    assert found == {"messages": [*start, ASKED, ANSWERED], "rejected": [*start, ASKED, no]}
+    completed = {"prompt": [ASKED], "completion": [ASKED, ANSWERED]}
+    assert read_record(completed)[1]["messages"] == [ASKED, ANSWERED]

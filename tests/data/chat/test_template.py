@@ -75,3 +75,11 @@ def test_a_template_that_refuses_or_is_not_valid_says_so():
         template("{{ raise_exception('only users') }}").render(talk("a", "b"))
     with pytest.raises(UserError, match="chat template of the model is not valid"):
         template("{% for")
+
+
+def test_what_published_templates_use_beside_jinja():
+    text = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert template(text).render(talk("a", "b")).text == "ab"
+    call = "{'b': 1, 'a': 'é'}|tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=True)"
+    found = template("{{ " + call + " }}{% for m in messages %}{{ m.content }}{% endfor %}").render(talk("a", "b"))
+    assert found.text == '{"a":"é","b":1}ab'

@@ -118,3 +118,12 @@ def test_sample_documents(tmp_path):
     assert 1800 < sum(len(text.encode()) for text in sample) <= 2000
     assert sample == sample_documents(config, "train", 2000, 1) != sample_documents(config, "train", 2000, 2)
     assert len(sample_documents(config, "train", 1, 1)) == 1
+
+
+def test_half_a_surrogate_pair_is_replaced_in_a_sample(tmp_path):
+    """It is valid JSON, and UTF-8, in which samples are written and learned from, cannot carry it."""
+    rows = [f"A cut emoji \ud83d, number {i}, in a text of some length." for i in range(50)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    sample = sample_documents(local(path), "train", 2000, 1)
+    assert all("A cut emoji \ufffd, number" in text for text in sample)

@@ -170,7 +170,8 @@ def test_a_bad_byte_late_in_a_large_file_is_placed_right(tmp_path):
 
 def test_expand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("b.txt", "a.md", "sub/c.jsonl.gz", "sub/d.parquet", "sub/e.png", "odd.xyz"):
+    hidden = ("sub/.trash/f.md", "sub/._c.jsonl")
+    for name in ("b.txt", "a.md", "sub/c.jsonl.gz", "sub/d.parquet", "sub/e.png", "odd.xyz", *hidden):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     assert expand(["b.txt", "a.md", "b.txt"]) == ["b.txt", "a.md"]
@@ -185,6 +186,17 @@ def test_expand(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder empty holds no"):
         expand(["empty"])
+
+
+def test_text_without_a_space_keeps_its_characters_whole(tmp_path):
+    (tmp_path / "a.txt").write_text("\u4e2d" * 600_000)
+    assert "".join(texts(tmp_path / "a.txt", document_bytes=524_288, separator="")) == "\u4e2d" * 600_000
+
+
+def test_a_zstandard_file_with_a_large_window(tmp_path):
+    settings = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=False)
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.ZstdCompressor(compression_params=settings).compress(b"Words. " * 9))
+    assert texts(tmp_path / "a.txt.zst") == ["Words. " * 9]
 
 
 def test_a_folders_other_json_files_are_left_out_and_named(tmp_path, capsys):

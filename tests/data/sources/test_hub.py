@@ -12,7 +12,7 @@ from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import hub
 from data.sources.corpus import CorpusStream
-from data.sources.documents import iter_documents, make_plans, open_documents
+from data.sources.documents import iter_documents, make_plans, open_documents, open_stream
 from tests.helpers.documents import take
 
 
@@ -111,6 +111,25 @@ def test_wikitext_lines_become_articles(tmp_path):
         assert take(stream) == whole[cut:]
 
 
+def test_a_later_pass_over_wikitext_is_whole_after_a_resume(tmp_path):
+    folder = tmp_path / "wiki"
+    folder.mkdir()
+    rows = [text for i in range(9) for text in (f" = Title {i} = \n", f" Text {i} . \n")]
+    pq.write_table(pa.table({"text": rows}), folder / "train-00000-of-00001.parquet")
+    (plan,) = make_plans(DataConfig(kind="hub", path=str(folder), rows="wikitext", val_fraction=0.01), "train")
+
+    def make():
+        return open_stream(plan, seed=1, repeat=True, wrap=lambda corpus: corpus)
+
+    whole = take(make(), 27)
+    assert whole[:9] == whole[9:18]
+    stream = make()
+    take(stream, 4)
+    other = make()
+    other.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert take(other, 23) == whole[4:]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -136,6 +155,10 @@ def tiny_stories():
 def test_offline_says_so(tiny_stories, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"TinyStories is on .*HF_HUB_OFFLINE is set.*data=tales.*data\.files="):
+        make_plans(tiny_stories, "train")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"TinyStories is on .*HF_DATASETS_OFFLINE is set"):
         make_plans(tiny_stories, "train")
 
 

@@ -13,6 +13,10 @@ def named(name, count, size=10):
     return [f"{name}{i:0{size - len(name)}d}" for i in range(count)]
 
 
+def once(texts):
+    return Repeated(lambda epoch: Listed(texts), epochs=1)
+
+
 def resumes(make, total):
     """The stream continues exactly from every position, also when it is left several times."""
     whole = take(make(), total)
@@ -54,13 +58,13 @@ def test_filtered():
 @pytest.mark.parametrize("size", [1, 4, 30, 100])
 def test_shuffled_gives_each_once_and_resumes(size):
     texts = named("a", 30)
-    shuffled = take(Shuffled(Listed(texts), size=size, seed="1"))
+    shuffled = take(Shuffled(once(texts), size=size, seed="1"))
     assert sorted(shuffled) == texts
     assert (shuffled != texts) == (size > 1)
     assert all(abs(texts.index(text) - place) < size for place, text in enumerate(shuffled))
     if size > 1:
-        assert take(Shuffled(Listed(texts), size=size, seed="2")) != shuffled
-    resumes(lambda: Shuffled(Listed(texts), size=size, seed="1"), 30)
+        assert take(Shuffled(once(texts), size=size, seed="2")) != shuffled
+    resumes(lambda: Shuffled(once(texts), size=size, seed="1"), 30)
 
 
 def test_shuffled_groups_of_an_endless_stream_differ():
@@ -74,12 +78,37 @@ def test_shuffled_groups_of_an_endless_stream_differ():
     resumes(make, 24)
 
 
+@pytest.mark.parametrize("size", [3, 5, 100])
+def test_a_group_ends_with_its_epoch(size):
+    make = lambda: Shuffled(  # noqa: E731
+        Repeated(lambda epoch: Listed(list("abcde")), epochs=3), size=size, seed="1"
+    )
+    found = take(make())
+    assert [sorted(found[i : i + 5]) for i in (0, 5, 10)] == [list("abcde")] * 3
+    resumes(make, 15)
+
+
+def test_a_run_that_began_with_groups_of_several_epochs_reads_on_so():
+    def make():
+        return Shuffled(Repeated(lambda epoch: Listed(list("abcde")), epochs=3), size=100, seed="1")
+
+    old = make()
+    old.load_state_dict({key: value for key, value in make().state_dict().items() if key != "by_epoch"})
+    whole = take(old)
+    assert sorted(whole) == sorted("abcde" * 3)
+    assert any(sorted(whole[i : i + 5]) != list("abcde") for i in (0, 5, 10))
+    again = make()
+    again.load_state_dict({"group": 0, "index": 7, "start": make().state_dict()["start"]})
+    assert "by_epoch" not in again.state_dict()
+    assert take(again) == whole[7:]
+
+
 def test_a_group_is_bounded_in_characters(monkeypatch):
     monkeypatch.setattr("data.sources.mixture.GROUP_CHARS", 25)
     texts = named("a", 12)
-    shuffled = take(Shuffled(Listed(texts), size=100, seed="1"))
+    shuffled = take(Shuffled(once(texts), size=100, seed="1"))
     assert [sorted(shuffled[i : i + 3]) for i in range(0, 12, 3)] == [texts[i : i + 3] for i in range(0, 12, 3)]
-    resumes(lambda: Shuffled(Listed(texts), size=100, seed="1"), 12)
+    resumes(lambda: Shuffled(once(texts), size=100, seed="1"), 12)
 
 
 def test_mixture_shares_bytes_by_weight_also_over_short_stretches():

@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
 
 from data.chat.story_chat import conversation
 from data.chat.tokens import ChatEncoder, with_chatml
-from data.config import DataConfig
+from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.stream import marks
 from data.stream.conversations import place
@@ -183,3 +184,32 @@ def take(batches) -> list[np.ndarray]:
         for batch in batches:
             found.append(batch)
     return found
+
+
+def test_text_that_is_mixed_in_comes_whole(tmp_path):
+    """A long document in pieces, each of its tokens once an epoch, and from any place on after a resume."""
+    words = [f"word{i}" for i in range(3000)]
+    (tmp_path / "book.txt").write_text(" ".join(words))
+    book = SourceConfig(kind="files", files=[str(tmp_path / "book.txt")], validated=False)
+    config = DataConfig(kind="mixture", sources=[SourceConfig(kind="story_chat"), book])
+
+    def make() -> Loader:
+        return Loader(config, TOKENIZER, seq_len=256, micro_batch=1, seed=1, workers=0)
+
+    def in_book(block: np.ndarray) -> bool:
+        return "word" in TOKENIZER.decode(marks.ids_of(block))
+
+    batches = [next(loader)[0] for loader in [make()] for _ in range(300)]
+    found = {
+        int(each)
+        for block in batches
+        if in_book(block)
+        for each in re.findall(r"word(\d+) ", TOKENIZER.decode(marks.ids_of(block)))
+    }
+    assert len(found) > 2500
+    for cut in (7, 101):
+        first, second = make(), make()
+        for _ in range(cut):
+            next(first)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert all(np.array_equal(next(second)[0], block) for block in batches[cut:])
