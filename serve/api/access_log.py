@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import logging
@@ -17,6 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data.errors import UserError
+from serve.api.errors import engine_down
 from serve.engine.messages import Delta, PrefillDone
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -71,12 +73,12 @@ class AccessLog:
             return
         record = Record(id=_request_id(scope), began=time.perf_counter())
         scope[_KEY] = record
-        status, complete = 499, False  # what nginx calls a request whose client has left
+        status, begun, complete = 499, False, False  # 499 is what nginx calls a request whose client has left
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, complete
+            nonlocal status, begun, complete
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 MutableHeaders(scope=message)["x-request-id"] = record.id
             elif not message.get("more_body"):
                 complete = True
@@ -84,6 +86,12 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The server ends, and the request is cut off.
+            if begun:
+                raise  # uvicorn closes the connection: the client sees that the response is not whole
+            record.error = "engine_unavailable"
+            await engine_down("The server is shutting down; try again.").response()(scope, receive, send_with_id)
         finally:
             if self._write is not None:
                 self._write.line(scope, record, status if complete else 499)

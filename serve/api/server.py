@@ -5,6 +5,7 @@ Tested in tests/serve/test_life.py.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -50,10 +51,13 @@ class _Server(uvicorn.Server):
             self.force_exit = True
             if self.server_state.tasks:
                 self.forced_by = number
-                # uvicorn cancels the requests, and would log a traceback for each.
-                logging.getLogger("uvicorn.error").disabled = True
                 print("interrupted: running requests are cut off", file=sys.stderr, flush=True)
         self.should_exit = True
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """False for the traceback of a request that the end of the server cuts off: uvicorn cancels it."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 async def serve_http(
@@ -76,6 +80,7 @@ async def serve_http(
         lifespan="off",
         access_log=False,  # `serve.api.access_log` writes one
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server = _Server(config, on_listening)
     await server.serve(sockets=[listener])
     return 0 if server.forced_by is None else 128 + server.forced_by

@@ -116,7 +116,7 @@ def make_plan(
         plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=limits.batch)
         return replace(plan, chunks=decode + plan.chunks)
     room = min(limits.batch, limits.prefill_chunk - n_prefilled) if generating else limits.batch
-    if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk):
+    if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
         return Plan((), decode)
     plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=SMALL_CHUNK)
     return plan if plan.chunks else replace(plan, chunks=decode)

@@ -104,8 +104,7 @@ class EngineConfig(EngineOptions):
             raise UserError("serve.exact=true needs a cache per slot; leave serve.kv_tokens at 0")
         if self.exact and self.batch < self.slots + min(self.prefill_chunk, self.ubatch):
             most = self.batch - self.slots
-            raise UserError(
-                f"serve.exact=true needs room for a chunk in every batch; serve.prefill_chunk={most} or less"
-            )
+            remedy = f"serve.prefill_chunk={most} or less" if most >= 1 else f"raise serve.batch={self.batch}"
+            raise UserError(f"serve.exact=true needs room for a chunk in every batch; {remedy}")
         if self.batch < self.slots:
             raise UserError(f"serve.batch={self.batch} is smaller than serve.slots={self.slots}; raise it")

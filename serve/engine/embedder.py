@@ -1,7 +1,7 @@
 """Embeddings next to generation: a small context of their own on the same weights, one batch at a time.
 
 An embedding is the mean over the tokens of the last layer's normed output, scaled to length 1. Generation never waits
-longer for it than one batch takes, and shares no cache with it.
+longer for it than one batch takes, with the tokenizing of what is in it, and shares no cache with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Request:
     id: str
     vectors: list[bytes | None]
     """Per input; None: not computed yet."""
-    n_tokens: int
+    n_tokens: int = 0
+    """Of the inputs that have been tokenized."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -40,7 +41,9 @@ class _Input:
 
     request: _Request
     index: int
+    text: str
     tokens: list[int]
+    """Empty until the text is tokenized, which is when its turn comes: thousands at once would take seconds."""
     slot: int = -1
     n_computed: int = 0
     total: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -70,16 +73,17 @@ class Embedder:
     def add(self, command: Embed) -> list[Event]:
         """Queues the inputs of a request; returns a failure where that cannot be. Raises ``LlamaError`` for a bad token
         id."""
-        inputs: list[list[int]] = []
+        request = _Request(id=command.id, vectors=[None] * len(command.inputs))
+        inputs: list[_Input] = []
         for i, given in enumerate(command.inputs):
-            tokens, complete = self._tokens(given)
-            if not tokens:
-                return [Failure(id=command.id, code="invalid_request", message=f"input {i} has no tokens")]
-            if len(tokens) > self._n_ctx:
-                n = f"{'' if complete else 'more than '}{len(tokens)}"
-                message = f"input {i} has {n} tokens; this server embeds at most {self._n_ctx} at a time."
-                return [Failure(id=command.id, code="context_length_exceeded", message=message)]
-            inputs.append(tokens)
+            text, ids = (given, ()) if isinstance(given, str) else ("", given)
+            tokens = [self._model.check_token(token) for token in ids]
+            each = _Input(request=request, index=i, text=text, tokens=tokens, total=np.zeros(self._model.n_embd))
+            failure = None if text else self._unfit(each, complete=True)
+            if failure is not None:
+                return [failure]
+            request.n_tokens += len(each.tokens)
+            inputs.append(each)
         if self._context is None:
             # Room for one input of any length next to a batch of others.
             self._context = Context(
@@ -92,19 +96,32 @@ class Embedder:
                 embeddings=True,
                 adapter=self._adapter,
             )
-        request = _Request(id=command.id, vectors=[None] * len(inputs), n_tokens=sum(map(len, inputs)))
-        self._queue.extend(
-            _Input(request=request, index=i, tokens=tokens, total=np.zeros(self._model.n_embd))
-            for i, tokens in enumerate(inputs)
-        )
+        self._queue.extend(inputs)
         return []
 
-    def _tokens(self, given: str | tuple[int, ...]) -> tuple[list[int], bool]:
-        if not given:
-            return [], True
-        if isinstance(given, str):
-            return tokenize_within(self._model, given, self._n_ctx, add_special=True, parse_special=False)
-        return [self._model.check_token(token) for token in given], True
+    def _unfit(self, each: _Input, *, complete: bool) -> Failure | None:
+        """The failure of an input without tokens, or with more than the context holds. ``complete``: whether all of
+        them are known."""
+        request, n = each.request, len(each.tokens)
+        if n == 0:
+            return Failure(id=request.id, code="invalid_request", message=f"input {each.index} has no tokens")
+        if n > self._n_ctx:
+            has = f"{'' if complete else 'more than '}{n}"
+            message = f"input {each.index} has {has} tokens; this server embeds at most {self._n_ctx} at a time."
+            return Failure(id=request.id, code="context_length_exceeded", message=message)
+        return None
+
+    def _tokenize(self, each: _Input) -> Failure | None:
+        """Tokenizes the input's text; returns its failure where it cannot be embedded."""
+        try:
+            each.tokens, complete = tokenize_within(
+                self._model, each.text, self._n_ctx, add_special=True, parse_special=False
+            )
+        except LlamaError as error:
+            return Failure(id=each.request.id, code="invalid_request", message=str(error))
+        each.text = ""
+        each.request.n_tokens += len(each.tokens)
+        return self._unfit(each, complete=complete)
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request's inputs."""
@@ -119,7 +136,9 @@ class Embedder:
         if not self._queue:
             return []
         assert self._context is not None
-        chunks = self._fill()
+        chunks, events = self._fill()
+        if not chunks:
+            return events
         self._context.set_threads(self._threads())
         try:
             self._context.decode(self._batch)
@@ -128,8 +147,7 @@ class Embedder:
             failed = dict.fromkeys(each.request.id for each in self._queue)
             self._queue.clear()
             self._context.clear()
-            return [Failure(id=each, code="engine_error", message=str(error)) for each in failed]
-        events: list[Event] = []
+            return [*events, *(Failure(id=each, code="engine_error", message=str(error)) for each in failed)]
         start = 0
         for each, n in chunks:
             first, start = start, start + n
@@ -143,9 +161,19 @@ class Embedder:
                 events += self._finished(each)
         return events
 
-    def _fill(self) -> list[tuple[_Input, int]]:
+    def _fill(self) -> tuple[list[tuple[_Input, int]], list[Event]]:
         """Fills the batch with inputs in order; only the last may stay unfinished. Returns them with their number of
-        tokens in the batch."""
+        tokens in the batch, and the failures of requests whose text cannot be embedded, which are forgotten."""
+        failures: list[Event] = []
+        while True:
+            chunks, failure = self._fill_until_failure()
+            if failure is None:
+                return chunks, failures
+            self.cancel(failure.id)
+            failures.append(failure)
+
+    def _fill_until_failure(self) -> tuple[list[tuple[_Input, int]], Failure | None]:
+        assert self._context is not None
         self._batch.clear()
         chunks: list[tuple[_Input, int]] = []
         free = sorted(set(range(_SEQUENCES)) - {each.slot for each in self._queue})
@@ -153,12 +181,15 @@ class Embedder:
             room = _BATCH - len(self._batch)
             if room == 0 or (each.slot < 0 and not free):
                 break
+            failure = self._tokenize(each) if not each.tokens else None
+            if failure is not None:
+                return [], failure
             if each.slot < 0:
                 each.slot = free.pop(0)
             chunk = each.tokens[each.n_computed : each.n_computed + room]
             self._batch.extend(chunk, each.n_computed, each.slot, True, every=True)
             chunks.append((each, len(chunk)))
-        return chunks
+        return chunks, None
 
     def _finished(self, each: _Input) -> list[Event]:
         request = each.request

@@ -53,7 +53,7 @@ class Engine:
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=self._prefix_cache,
                 min_copied=self._runner.min_copied,
-                fixed_chunk=min(config.prefill_chunk, config.ubatch) if config.exact else 0,
+                fixed_chunk=min(config.prefill_chunk, config.ubatch, self._runner.batch_limit) if config.exact else 0,
             ),
         )
         self._embedder = Embedder(
@@ -190,8 +190,9 @@ class Engine:
         except KvCacheFull:
             return self._make_room(plan.chunks[0].sequence_id)
         except LlamaError as error:
-            # It is unknown what the cache holds now, for all sequences: none of them can go on.
-            events = self._fail(list(self._generations), str(error))
+            # It is unknown what the cache holds now: no sequence that has a part of it can go on.
+            held = [key for key, each in self._generations.items() if each.sequence.slot is not None]
+            events = self._fail(held, str(error))
             while (slot := self._scheduler.evict()) is not None:
                 self._runner.free_slot(slot)
             self._runner.free_all()

@@ -45,7 +45,7 @@ _CLEARLY_FASTER = 1.04
 """Ratio to the default choice. Smaller differences are noise."""
 _UBATCHES = (512, 256, 128)
 _MEASURE_S = 60
-"""A machine that takes longer is busy with other work."""
+"""Only a model of some gigabytes takes longer, or a machine that is busy with other work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
     """The choice for a model file on this machine.
 
     It is read from the cache, or else measured, which takes some seconds and prints a line. Small models and ``mode``
-    "off" get ``untuned()``, and so does a machine that cannot be measured, or where other programs use the cores
-    meanwhile: that choice would stay when they have ended. "force" measures again.
+    "off" get ``untuned()``, and so does a model that takes too long, which is kept, too. A machine that cannot be
+    measured, or where other programs use the cores meanwhile, gets it for this start. "force" measures again.
     """
     if mode == "off" or (mode == "auto" and facts.n_params < FEWEST_PARAMS):
         return untuned()
@@ -94,6 +94,10 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
             cwd=Path(__file__).resolve().parents[2],
         )
         chosen = Tuned(**json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        # A large model, most likely: it would take as long at every start.
+        print(f"tuning   not done in {_MEASURE_S} s; a thread per core it is", flush=True)
+        chosen = untuned()
     except (subprocess.SubprocessError, OSError, ValueError, TypeError):
         return untuned()
     if cores.taken(untuned().threads):

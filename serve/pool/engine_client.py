@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from data.errors import UserError
+from data.errors import UserError, one_line
 from serve.engine.config import EngineConfig
 from serve.engine.messages import (
     Cancel,
@@ -131,8 +131,8 @@ class EngineClient:
                 began = time.perf_counter()
                 try:
                     self.info = await self._spawn()
-                except UserError as error:
-                    self._log(f"the engine{self._of_model} does not start: {error}")
+                except (UserError, OSError, EOFError) as error:  # also: there is no process or memory to be had now
+                    self._log(f"the engine{self._of_model} does not start: {one_line(error)}")
                     continue
                 if not self.ready:
                     continue  # it died again before this task ran

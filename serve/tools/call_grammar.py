@@ -13,7 +13,7 @@ from typing import Literal
 from serve.grammar.gbnf import check
 from serve.grammar.json_schema import BASE_RULES, object_rules
 from serve.grammar.tree import MAX_BYTES, GrammarError, quote
-from serve.tools.call_form import END_OF_THINK, THINK, CallForm
+from serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm
 
 Reasoning = Literal["none", "may", "open"]
 """Whether a reply has reasoning between ``<think>`` and ``</think>``: never, perhaps at its beginning, or it begins
@@ -58,6 +58,15 @@ def reply_grammar(form: CallForm, use: ToolUse, reasoning: Reasoning) -> str:
     if len(whole) > MAX_BYTES:
         raise GrammarError(f"the tools make a grammar of more than {MAX_BYTES} bytes; send fewer or simpler ones")
     return check(whole)
+
+
+def after_thought(grammar: str) -> str:
+    """The grammar of a reply that begins inside its reasoning, behind which comes what the checked ``grammar`` allows.
+
+    No other rule of it may refer to ``root``. Raises ``GrammarError`` where the whole is too large.
+    """
+    thought = _Text(OWN_FORM, required=True).rules(("think", 0, 0), root="thought")
+    return check("\n".join(["root ::= thought", *thought, grammar.replace("root ::=", "calls ::=", 1)]))
 
 
 def _text_rules(form: CallForm, reasoning: Reasoning, *, required: bool) -> list[str]:

@@ -112,7 +112,7 @@ struct Row {
 
     // A bound that at least k entries reach; -inf where there may be fewer.
     float bound(int k, float* scratch) const {
-        if (2 * k > n_blocks) return -INFINITY;
+        if (k < 1 || k > n_blocks / 2) return -INFINITY;
         std::memcpy(scratch, block, n_blocks * sizeof(float));
         std::nth_element(scratch, scratch + (k - 1), scratch + n_blocks, [](float a, float b) { return a > b; });
         return scratch[k - 1];

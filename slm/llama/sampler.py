@@ -98,7 +98,8 @@ class Sampler:
 
     def top_k(self, k: int) -> Sampler:
         """Keeps the k likeliest; k <= 0 keeps all."""
-        return self._add(C.llama_sampler_init_top_k(min(k, self.model.n_vocab)), "top_k", k)
+        k = min(k, self.model.n_vocab)
+        return self._add(C.llama_sampler_init_top_k(k), "top_k", k)
 
     def typical(self, p: float) -> Sampler:
         """Locally typical sampling; 1 keeps all."""

@@ -1,9 +1,11 @@
 """Conversations on the server's page: kept over a reload, listed, renamed, deleted, edited, exported and imported."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
+from tests.helpers import tiny_gguf, tool_templates
 from tests.helpers.playground import REPLY, ask, finished, show_probabilities
 
 NAMES = "[...document.querySelectorAll('#chat-list .name')].map((each) => each.textContent)"
@@ -380,3 +382,31 @@ def test_a_tool_call(page, server, pictures):
         page.screenshot(pictures / "tool_call.png")
         reload(page)
     assert page.errors == []
+
+
+def test_reasoning_is_shown_folded_and_kept(page, tmp_path, start_server):
+    script = ["\n", "<think>", "Which day?", "</think>\n\n", "It is sunny.", "<|im_end|>"]
+    path = tiny_gguf.write(
+        tmp_path / "thinker.gguf",
+        chat_template=tool_templates.QWEN_THINKING,
+        n_ctx=1024,
+        script=dict(pairwise(script)),
+    )
+    with start_server(tmp_path / "log", path) as server:
+        page.open(server.url + "/")
+        chat(page, "How is the weather?", temperature=0, max_tokens=60)
+        for _ in range(2):
+            page.wait("document.querySelector('.thought')")
+            assert page.text(".thought summary") == "Reasoning"
+            assert page.text(".thought div") == "Which day?"
+            assert page.run("document.querySelector('.thought').open") is False
+            assert page.text(".assistant .prose") == "It is sunny."
+            reload(page)
+        # A reply that ends within its reasoning stays, too, and the conversation goes on.
+        chat(page, "And now?", temperature=0, max_tokens=3)
+        page.wait("document.querySelectorAll('.thought').length === 2")
+        assert page.run("[...document.querySelectorAll('.thought')].at(-1).open") is True
+        assert page.run("document.querySelector('#prompt').value") == ""
+        chat(page, "Really?", temperature=0, max_tokens=60)
+        page.wait("document.querySelectorAll('.assistant .prose').length === 2")
+        assert page.errors == []

@@ -176,13 +176,19 @@ def test_the_drain_has_a_limit(tmp_path, slow_path, start_server):
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
-            engine, began = server.engine_pid(), time.perf_counter()
-            server.process.send_signal(signal.SIGTERM)
-            got = []
-            try:
-                got.extend(lines)
-            except httpx.RemoteProtocolError:
-                got.append("cut off")
+            with concurrent.futures.ThreadPoolExecutor() as threads:
+                whole = threads.submit(httpx.post, server.url + "/v1/completions", json=body | {"stream": False})
+                time.sleep(0.5)
+                engine, began = server.engine_pid(), time.perf_counter()
+                server.process.send_signal(signal.SIGTERM)
+                got = []
+                try:
+                    got.extend(lines)
+                except httpx.RemoteProtocolError:
+                    got.append("cut off")
+                refused = whole.result()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert "Traceback" not in server.log.read_text()
         assert server.process.wait(20) == 0
         assert time.perf_counter() - began < 10
         assert "data: [DONE]" not in got

@@ -154,6 +154,32 @@ def test_the_model_decides_to_call(scripted):
         assert off > prompt_tokens() == prompt_tokens(chat_template_kwargs={"enable_thinking": True})
 
 
+OPENS_REASONING = """{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1] + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>' }}{%- endif %}"""
+
+
+def test_structured_output_follows_the_reasoning_that_a_prompt_has_opened(tmp_path, start_server):
+    """As with R1 and QwQ, whose template ends the prompt with <think>."""
+    path = tiny_gguf.write(
+        tmp_path / "thinker.gguf", chat_template=OPENS_REASONING, n_ctx=1024, script=dict(pairwise(SCRIPT))
+    )
+    schema = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    request = {"model": "thinker", "messages": [{"role": "user", "content": "Where?"}], "temperature": 0}
+    with start_server(tmp_path / "log", path) as server:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            create = client.chat.completions.create
+            message = create(**request, max_tokens=150, response_format=form).choices[0].message
+            assert message.reasoning_content == "Which day?"
+            assert json.loads(message.content)["city"] in ("Bonn", "Rome")
+            whole = {"extra_body": {"separate_reasoning": False}}
+            plain = create(**request, max_tokens=150, response_format=form, **whole).choices[0].message.content
+            assert json.loads(plain)["city"] in ("Bonn", "Rome")
+            grammar = {"extra_body": {"grammar": 'root ::= "so"'}}
+            assert create(**request, max_tokens=9, **grammar).choices[0].message.content == "so"
+
+
 def test_several_choices_each_with_calls_of_its_own(client):
     answer = ask(client, tool_choice="required", parallel_tool_calls=False, n=3)
     calls = [choice.message.tool_calls[0] for choice in answer.choices]

@@ -29,7 +29,7 @@ from serve.grammar.gbnf import check
 from serve.grammar.json_schema import json_object_grammar, schema_grammar
 from serve.grammar.tree import MAX_BYTES, GrammarError
 from serve.tools.call_form import CallForm
-from serve.tools.call_grammar import Reasoning, ToolUse, reply_grammar
+from serve.tools.call_grammar import Reasoning, ToolUse, after_thought, reply_grammar
 
 MAX_STOPS = 16
 MAX_MESSAGES = 4096
@@ -321,3 +321,12 @@ def call_grammar(form: CallForm, use: ToolUse, reasoning: Reasoning) -> str:
         return reply_grammar(form, use, reasoning)
     except GrammarError as error:
         raise ApiError(400, f"tools: {error}.", param="tools", code="invalid_grammar") from None
+
+
+def thoughtful_grammar(grammar: str) -> str:
+    """The grammar of ``response_format`` for a reply that begins inside its reasoning. Raises ``ApiError``."""
+    try:
+        return after_thought(grammar)
+    except GrammarError as error:
+        message = f"response_format: {error}."
+        raise ApiError(400, message, param="response_format", code="invalid_grammar") from None

@@ -21,7 +21,7 @@ from serve.api.errors import ApiError, request_failed
 from serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
 from serve.api.openai.completions import CompletionBuilder
 from serve.api.openai.messages import template_messages, template_tools
-from serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar
+from serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
 from serve.api.openai.response_builder import ResponseBuilder
 from serve.api.openai.responses import ResponsesRequest
 from serve.api.openai.responses_output import ResponsesBuilder
@@ -32,6 +32,7 @@ from serve.chat_template import ChatTemplateError, RenderedChat
 from serve.engine.messages import Generate, Tokenize
 from serve.history import HistoryWindow, prompt_limit
 from serve.pool.request_stream import RequestFailedError
+from serve.tools.call_grammar import Reasoning
 
 _ADVICE = {
     False: '"truncation": "auto" drops the oldest messages instead.',
@@ -151,12 +152,15 @@ class GenerationRoutes(ModelRoutes):
             n_dropped = window.n_dropped
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
+        reasoning: Reasoning = rendered.reasoning if body.separate_reasoning else "none"
         if use is not None:
-            grammar = await run_in_threadpool(call_grammar, chat.call_form, use, rendered.reasoning)
-        form = ReplyForm(
-            calls=None if use is None else chat.call_form,
-            reasoning=rendered.reasoning if body.separate_reasoning else "none",
-        )
+            grammar = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning)
+        elif grammar is not None:
+            if reasoning == "open" and body.grammar is None:
+                grammar = await run_in_threadpool(thoughtful_grammar, grammar)
+            elif reasoning == "open":
+                reasoning = "none"  # the caller's own grammar holds from the first character on
+        form = ReplyForm(calls=None if use is None else chat.call_form, reasoning=reasoning)
         base = Generate(
             id="",
             prompt="",

@@ -40,7 +40,7 @@ async function send(text, i = chat.messages.length) {
   if (running || !text.trim()) return;
   const messages = [...chat.messages.slice(0, i), { role: "user", content: text }];
   if (await ask(messages) || i < chat.messages.length) return;
-  if (!$("prompt").value) $("prompt").value = text; // nothing came: the message can be edited
+  if (mode === "chat" && !$("prompt").value) $("prompt").value = text; // nothing came: the message can be edited
 }
 
 async function regenerate(i) {
@@ -96,7 +96,7 @@ async function ask(messages) {
   if (mine === chat) {
     turn.classList.remove("busy");
     if (message) transcript.finish(turn, message, messages.length, reply.entries);
-    else transcript.draw(before, probabilities);
+    else if (mode === "chat") transcript.draw(before, probabilities);
   }
   drawChats();
   return Boolean(message);

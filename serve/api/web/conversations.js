@@ -132,6 +132,7 @@ function messageOf(given, i) {
   if (typeof content !== "string") throw new Error(`message ${i + 1}: "content" must be text`);
   const message = { role: given.role, content };
   if (typeof given.model === "string") message.model = given.model.slice(0, LONGEST_NAME);
+  if (typeof given.reasoning_content === "string") message.reasoning_content = given.reasoning_content;
   if (calls !== undefined) message.tool_calls = callsOf(calls, i);
   return message;
 }

@@ -10,6 +10,8 @@ export class Reply {
     this.place = place;
     this.form = form;
     this.text = "";
+    this.thought = ""; // what a model that reasons says before its answer
+    this.thinking = null; // the element that shows it
     this.entries = []; // of tokens: {text, logprob, name, id, top}
     this.calls = []; // {id, type, function: {name, arguments}}
     this.decoder = new TextDecoder(); // one over all tokens: a character may be split among them
@@ -19,24 +21,29 @@ export class Reply {
   }
 
   get isEmpty() {
-    return !this.text && !this.calls.length;
+    return !this.text && !this.thought && !this.calls.length;
   }
 
   message(model) {
-    return { role: "assistant", content: this.text, model, ...(this.calls.length ? { tool_calls: this.calls } : {}) };
+    const message = { role: "assistant", content: this.text, model };
+    if (this.thought) message.reasoning_content = this.thought;
+    if (this.calls.length) message.tool_calls = this.calls;
+    return message;
   }
 
   // Shows what a chunk brings; returns how many tokens that is, as far as one can tell.
   take(choice) {
     const text = choice.delta ? choice.delta.content ?? "" : choice.text;
+    const thought = choice.delta?.reasoning_content ?? "";
     this.text += text;
+    this.thought += thought;
     for (const piece of choice.delta?.tool_calls ?? []) this.takeCall(piece);
     const entries = choice.logprobs ? this.entriesOf(choice.logprobs, text) : [];
     this.entries.push(...entries);
     if (entries.length) this.place.append(...entries.map(tokenElement));
     else if (text && this.form === "plain") this.place.append(text);
-    else if (text || choice.delta?.tool_calls) this.drawing ||= requestAnimationFrame(() => this.draw());
-    return entries.length || (text || choice.delta?.tool_calls ? 1 : 0);
+    else if (text || thought || choice.delta?.tool_calls) this.drawing ||= requestAnimationFrame(() => this.draw());
+    return entries.length || (text || thought || choice.delta?.tool_calls ? 1 : 0);
   }
 
   // A call comes in pieces that have its index: id and name first, then the arguments' text.
@@ -52,9 +59,20 @@ export class Reply {
     cancelAnimationFrame(this.drawing);
     this.drawing = 0;
     if (this.form === "plain" || this.entries.length) return;
+    if (this.thought && !this.thinking) {
+      this.thinking = reasoning("");
+      this.thinking.open = true; // while there is nothing else to see
+      this.place.prepend(this.thinking);
+    }
+    if (this.thinking) this.thinking.lastChild.textContent = this.thought;
     if (this.text && !this.markdown) {
       this.markdown = new Markdown(make("div", { class: "prose" }));
-      this.place.prepend(this.markdown.place);
+      if (this.thinking) {
+        this.thinking.open = false;
+        this.thinking.after(this.markdown.place);
+      } else {
+        this.place.prepend(this.markdown.place);
+      }
     }
     this.markdown?.update(this.text);
     for (const each of this.place.querySelectorAll(":scope > .call")) each.remove();
@@ -93,6 +111,11 @@ function valueText(value) {
   if (typeof value === "string") return value;
   const line = JSON.stringify(value);
   return line.length <= 60 ? line : JSON.stringify(value, null, 2);
+}
+
+// What a model has thought before its answer, folded away.
+export function reasoning(text) {
+  return make("details", { class: "thought" }, make("summary", {}, "Reasoning"), make("div", {}, text));
 }
 
 // A call: its name, and its arguments one below the other where they are an object.

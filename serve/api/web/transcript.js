@@ -2,7 +2,7 @@
 
 import { button, copyButton, make } from "./dom.js";
 import { Markdown } from "./markdown.js";
-import { toolCall } from "./reply.js";
+import { reasoning, toolCall } from "./reply.js";
 import { tokenElement } from "./tokens.js";
 
 const WHO = { user: "You", assistant: "Model", tool: "Tool" };
@@ -100,5 +100,6 @@ export class Transcript {
 function rendered(message) {
   const prose = make("div", { class: "prose" });
   new Markdown(prose).update(message.content);
-  return [...(message.content ? [prose] : []), ...(message.tool_calls ?? []).map(toolCall)];
+  const thought = message.reasoning_content ? [reasoning(message.reasoning_content)] : [];
+  return [...thought, ...(message.content ? [prose] : []), ...(message.tool_calls ?? []).map(toolCall)];
 }

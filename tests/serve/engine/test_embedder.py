@@ -4,6 +4,7 @@ import pytest
 from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
+from serve.engine.tokenize import tokenize_within
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 
@@ -122,3 +123,31 @@ def test_what_cannot_be_embedded(engine):
     assert failure.code == "invalid_request"
     (reply,) = run(engine, Embed(id="d", inputs=((5,) * 512,)))
     assert reply.value.n_tokens == 512
+
+
+def test_texts_are_tokenized_when_their_turn_comes(engine, monkeypatch):
+    """Thousands of them at once would hold up the streams."""
+    tokenized = []
+
+    def counting(model, text, *args, **options):
+        tokenized.append(text)
+        return tokenize_within(model, text, *args, **options)
+
+    monkeypatch.setattr("serve.engine.embedder.tokenize_within", counting)
+    texts = tuple(f"the old fox number {i}" for i in range(300))
+    assert engine.handle(Embed(id="a", inputs=texts)) == []
+    assert not tokenized
+    engine.step()
+    assert 0 < len(tokenized) < 60
+    (reply,) = run(engine)
+    assert len(vectors(reply)) == 300
+
+
+def test_a_text_too_long_for_the_context_fails_alone(engine):
+    inputs = ("x", "y", "too long " * 4000, "z")
+    events = run(engine, Embed(id="a", inputs=inputs), Embed(id="b", inputs=("the fox",)))
+    (failed,) = (each for each in events if isinstance(each, Failure))
+    assert (failed.id, failed.code) == ("a", "context_length_exceeded")
+    assert failed.message.startswith("input 2 has more than ")
+    (reply,) = (each for each in events if isinstance(each, Reply))
+    assert reply.id == "b"

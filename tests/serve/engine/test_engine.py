@@ -9,6 +9,7 @@ from serve.engine.config import EngineConfig
 from serve.engine.engine import Engine
 from serve.engine.messages import Cancel, Delta, Detokenize, Failure, Generate, PrefillDone, SamplingParams, Tokenize
 from slm.llama.context import Batch, Context
+from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 
 GREEDY = SamplingParams(temperature=0)
@@ -217,4 +218,35 @@ def test_a_deadline_ends_what_has_begun_and_fails_what_has_not(tiny_path):
     assert last["b"].code == "deadline_exceeded"
     assert "0.3 seconds" in last["b"].message
     assert last["c"].completion_tokens == 2
+    one.close()
+
+
+def test_a_failed_pass_ends_only_those_that_had_a_part_of_the_cache(tiny_path, serial, monkeypatch):
+    one = engine(tiny_path, slots=2)
+    decode, failed = Context.decode, []
+
+    def fails_once(self, batch):
+        if not failed:
+            failed.append(batch)
+            raise LlamaError("decode failed")
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", fails_once)
+    out = drain(one, requests())
+    codes = {key: [each.code for each in events if isinstance(each, Failure)] for key, (_, _, events) in out.items()}
+    assert sorted(key for key, found in codes.items() if found) == ["0", "1"]
+    assert {key: out[key][0] for key in "234"} == {key: serial[key] for key in "234"}
+    one.close()
+
+
+def test_exact_with_a_cache_smaller_than_a_chunk_goes_on(tiny_path):
+    one = engine(tiny_path, slots=1, context=64, exact=True)
+    request = Generate(id="a", prompt="the old fox " * 8, sampling=GREEDY, max_tokens=8)
+    for _ in one.handle(request):
+        pass
+    for _ in range(200):
+        if not one.busy:
+            break
+        one.step()
+    assert not one.busy
     one.close()

@@ -141,6 +141,13 @@ def test_streams_wait_for_no_more_than_a_chunk_of_a_long_prompt():
     assert seen == [("long", 256), ("a", 1)] * 3 + [("long", 232), ("a", 1)]
 
 
+def test_small_batches_leave_prompts_their_turn():
+    """A batch that is smaller than what prompts are given at least is given whole."""
+    limits = Limits(batch=32, prefill_chunk=256, kv_tokens=10_000, mixed=False)
+    plan = make_plan([generating("a", 0)], [waiting("b", 100)], [1], limits)
+    assert shapes(plan) == [("b", 0, 32)]
+
+
 def test_streams_go_on_when_nobody_waiting_can_be_admitted():
     plan = make_plan([generating("a", 0)], [waiting("b", 100)], [], APART)
     assert shapes(plan) == [("a", 7, 1)]

@@ -86,10 +86,22 @@ def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, 
 
 def test_a_machine_that_cannot_be_measured_is_served_all_the_same(tiny_path, cache, monkeypatch):
     def fails(*_, **__):
-        raise subprocess.TimeoutExpired("measure", 1)
+        raise subprocess.CalledProcessError(1, "measure")
 
     monkeypatch.setattr(autotune.subprocess, "run", fails)
     assert autotune.tuned_for(tiny_path, read_facts(tiny_path), "force") == autotune.untuned()
+    assert list(cache.glob("*.json")) == []
+
+
+def test_a_model_that_takes_too_long_is_not_measured_at_every_start(tiny_path, cache, monkeypatch, capsys):
+    def too_slow(*_, **__):
+        raise subprocess.TimeoutExpired("measure", 60)
+
+    monkeypatch.setattr(autotune.subprocess, "run", too_slow)
+    assert autotune.tuned_for(tiny_path, read_facts(tiny_path), "force") == autotune.untuned()
+    assert "not done in 60 s" in capsys.readouterr().out
+    (record,) = cache.glob("*.json")
+    assert json.loads(record.read_text()) == asdict(autotune.untuned())
 
 
 def test_slots_follow_from_memory(tiny_path, monkeypatch):

@@ -2,9 +2,10 @@
 
 import pytest
 
+from serve.grammar.json_schema import schema_grammar
 from serve.grammar.tree import GrammarError
 from serve.tools.call_form import OWN_FORM, CallForm
-from serve.tools.call_grammar import ToolUse, reply_grammar
+from serve.tools.call_grammar import ToolUse, after_thought, reply_grammar
 from tests.helpers.gbnf_match import Matcher
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
@@ -45,6 +46,20 @@ def test_one_call_where_only_one_may_come():
     match = Matcher(reply_grammar(OWN_FORM, use(parallel=False), "none"))
     assert match(NOW)
     assert not match(f"{NOW}\n{NOW}")
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('hm, {"a": 1} </think>\n\n{"city":"Bonn"}', True),
+        ('</think>{"city":"Rome"}', True),
+        ('hm</think>\n\n{"city":"Paris"}', False),
+        ('{"city":"Bonn"}', False),
+        ('hm</think> so {"city":"Bonn"}', False),
+    ],
+)
+def test_reasoning_stands_before_what_a_schema_allows(text, fits):
+    assert Matcher(after_thought(schema_grammar(CITY)))(text) is fits
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,12 @@ def test_rows_that_are_not_numbers(model):
     [
         ({"top_k": 40}, np.zeros(N_VOCAB, np.float32)),
         ({"top_k": 400}, rows(1)[0]),
+        ({"top_k": 1 << 30}, rows(1)[0]),
+        ({"top_k": 2**31 - 1}, rows(1)[0]),
         ({"top_p": 0.99}, np.zeros(N_VOCAB, np.float32)),
         ({"top_k": 40}, np.full(N_VOCAB, -np.inf, np.float32)),
     ],
-    ids=["all alike", "many", "flat", "all banned"],
+    ids=["all alike", "many", "all", "all by the largest number", "flat", "all banned"],
 )
 def test_where_many_are_left_llama_cpp_looks_at_all(model, settings, row):
     sampler = make_chain(model, **settings)
