@@ -6,6 +6,7 @@ tokens spelled in a message's content stay text (``data.chat.content_spans``).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-from data.chat.content_spans import Span
+from data.chat.content_spans import Span, unused_mark
 from data.chat.template import ChatTemplate, TemplateRefusesError
 from data.errors import UserError
 from serve.engine.messages import ModelInfo
@@ -124,7 +125,7 @@ class ChatPrompt:
                 raise _refused(refused) from None
         text, spans = rendered.text, () if parse_special_in_content else rendered.literal
         if continues:
-            end = _end_of_content(text, messages[-1]["content"])
+            end = self._end_of_content(text, messages, listed, options)
             text, spans = text[:end], tuple((begin, min(stop, end)) for begin, stop in spans if begin < end)
         starts_with_bos = bool(self._bos) and text.startswith(self._bos) and not (spans and spans[0][0] == 0)
         return RenderedChat(
@@ -133,6 +134,34 @@ class ChatPrompt:
             parse_special=True,
             literal_spans=spans,
             reasoning=self._reasoning(text, messages[-1]["content"] if continues else None),
+        )
+
+    def _end_of_content(
+        self,
+        text: str,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        options: Mapping[str, Any] | None,
+    ) -> int:
+        """Behind the last message's content in the text of all messages. Raises ``ChatTemplateError``.
+
+        A mark behind the content shows it: the content itself may also stand in the template's own text.
+        """
+        assert self._template is not None
+        content = messages[-1]["content"]
+        said = content.rstrip()
+        tail = content[len(said) :]
+        mark = unused_mark(text)
+        if said and mark:
+            last = {**messages[-1], "content": said + mark + tail}
+            with contextlib.suppress(TemplateRefusesError):
+                marked = self._template.text([*messages[:-1], last], list(tools), options=options)
+                end = marked.find(mark)
+                if end >= 0 and text[:end].endswith(said.lstrip()):
+                    return end + len(tail) if tail and text.startswith(tail, end) else end
+        raise ChatTemplateError(
+            "the last message cannot be continued: "
+            + ("the model's chat template changes its text" if said else "it is empty")
         )
 
     def _reasoning(self, text: str, continued: str | None) -> Reasoning:
@@ -148,20 +177,6 @@ def _refused(refused: TemplateRefusesError) -> ChatTemplateError:
     forbidden = isinstance(error, SecurityError)
     does = "does something that is not allowed" if forbidden else "refuses these messages"
     return ChatTemplateError(f"the model's chat template {does}: {error}")
-
-
-def _end_of_content(text: str, content: str) -> int:
-    """Behind the last message's content in the text of all messages. Raises ``ChatTemplateError``."""
-    core = content.strip()
-    at = text.rfind(core) if core else -1
-    if at < 0:
-        raise ChatTemplateError(
-            "the last message cannot be continued: "
-            + ("it is empty" if not core else "the model's chat template changes its text")
-        )
-    end = at + len(core)
-    tail = content[len(content.rstrip()) :]
-    return end + len(tail) if tail and text.startswith(tail, end) else end
 
 
 def _plain(messages: list[dict[str, Any]], *, opens_turn: bool, continues: bool) -> str:

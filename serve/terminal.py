@@ -6,7 +6,6 @@ chat template there is a conversation; without one, the model continues text.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import json
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from serve.chat_template import RenderedChat
 
 _COMMANDS = ("/help", "/reset", "/retry", "/system", "/save", "/exit", "/quit")
+_OF_A_CONVERSATION = ("/reset", "/retry", "/system", "/save")
 _WITH_TEXT = ("/system", "/save")
 """Commands that take something after them."""
 _HELP = """/help         this text
@@ -275,6 +275,8 @@ def _command(line: str) -> tuple[str, str] | None:
 
 def _obey(conversation: Conversation, word: str, text: str) -> bool:
     """Carries out a command; whether the conversation goes on. Raises ``UserError``."""
+    if not conversation.chat.own and word in _OF_A_CONVERSATION:
+        raise UserError(f"{word}: a base model has no conversation; it continues each text that you type")
     match word:
         case "/exit" | "/quit":
             return False
@@ -348,12 +350,14 @@ def main(argv: list[str]) -> int:
     config = load(TerminalConfig, "terminal", argv, literal=("model", "prompt", "system"))
     require_working_build()
     for stream in (sys.stdin, sys.stdout):
-        # A pipe in a C locale is ASCII; a model's text is not.
-        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding or "ascii").name != "utf-8":
+        # A pipe in a C locale is ASCII; a model's text is not. What is typed or piped in may be anything.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
     doing(f"running {config.model}")
     conversation = Conversation(config)
     try:
+        if config.system and not conversation.chat.own:
+            raise UserError("system= is for models with a chat template; this is a base model, which continues a text")
         if config.prompt is None:
             _converse(conversation)
         else:

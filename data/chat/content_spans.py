@@ -20,6 +20,11 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Noncharacters of Unicode: no text should have them, and no filter of Jinja changes them."""
 
 
+def unused_mark(text: str) -> str | None:
+    """A noncharacter that the text does not have; None where it has them all."""
+    return next((each for each in _MARKS if each not in text), None)
+
+
 class ControlTokens:
     """The names of a vocabulary's control tokens."""
 

@@ -23,7 +23,8 @@ _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encod
 def encode_event(value: Any, name: str | None = None) -> bytes:
     """One event with ``value`` as JSON."""
     head = f"event: {name}\ndata: " if name else "data: "
-    return f"{head}{_encode_json(value)}\n\n".encode()
+    # Half of a surrogate pair may be in what a response repeats of its request.
+    return f"{head}{_encode_json(value)}\n\n".encode("utf-8", "replace")
 
 
 class EventStream(Response):

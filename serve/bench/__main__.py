@@ -7,13 +7,14 @@ import sys
 from dataclasses import replace
 
 from serve.bench.config import BenchConfig, BenchOptions
-from serve.bench.contenders import Contender, contenders, ours
+from serve.bench.contenders import SLOT_CONTEXT, Contender, contenders, ours
 from serve.bench.limit import Limiter, memory_bound
 from serve.bench.measure import Measured, measure, median_figures
 from serve.bench.record import make_record
 from serve.bench.report import show
 from serve.bench.workloads import Case, Prompts, cases, mean_tokens
 from serve.config import load
+from serve.pool.memory_plan import read_facts
 from serve.pool.model_files import resolve_model
 from slm import cli
 from slm.llama.verdict import crash_advice, require_working_build
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
     prompts = Prompts(options)
     doing(f"reading the vocabulary of {path.name}")
     prompt_tokens = mean_tokens(path, [prompts.take() for _ in range(32)])
+    context = min(read_facts(path).n_ctx_train, SLOT_CONTEXT)
     servers, notes = contenders(options)
     for line in notes:
         print(line, file=sys.stderr)
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     for _ in range(options.repeats):
         # The limit and the servers are measured in turn, because a machine's speed drifts.
         limiter.measure()
-        planned = planned or cases(options, prompts, limiter.limit, prompt_tokens)
+        planned = planned or cases(options, prompts, limiter.limit, prompt_tokens, context=context)
         for server in servers:
             for start, part in _starts(server, planned, options):
                 measure(start, path, part, measured[server.name])

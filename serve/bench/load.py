@@ -108,19 +108,33 @@ def drive(load: Load) -> Report:
     start = time.perf_counter()
 
     def send(waiting: deque[dict[str, Any]], *, first_wave: bool) -> None:
+        """Sends the next request that can be sent; those that cannot have failed."""
+        while waiting and not begin(waiting, first_wave=first_wave):
+            first_wave = False
+
+    def begin(waiting: deque[dict[str, Any]], *, first_wave: bool) -> bool:
         body = waiting.popleft()
         raw = json.dumps(body).encode()
         head = (
             f"POST {load.path} HTTP/1.1\r\nHost: {load.host}:{load.port}\r\nContent-Type: application/json\r\n"
             f"Connection: close\r\nContent-Length: {len(raw)}\r\n\r\n"
         )
+        connection = socket.socket()
+        connection.settimeout(load.timeout_s)
         began = time.perf_counter()
-        connection = socket.create_connection((load.host, load.port), timeout=load.timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(head.encode() + raw)
-        connection.setblocking(False)
         exchange = _Exchange(body=body, socket=connection, waiting=waiting, first_wave=first_wave, began=began)
+        try:
+            connection.connect((load.host, load.port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(head.encode() + raw)
+            connection.setblocking(False)
+        except OSError as error:
+            exchange.error = f"no connection: {error.strerror or error}"
+            connection.close()
+            finished.append(exchange)
+            return False
         selector.register(connection, selectors.EVENT_READ, exchange)
+        return True
 
     def close(exchange: _Exchange) -> None:
         selector.unregister(exchange.socket)

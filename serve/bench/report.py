@@ -46,6 +46,12 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
             columns = ["clients" if key != "open" else "load", "server", "tokens/s", "of limit"]
             columns += ["TTFT p50", "p95", "at once p50", "p95", "longest gap", "client CPU", "failed"]
             table(title, columns, rows)
+    for name, by_key in record["servers"].items():
+        for key, by_n in by_key.items():
+            for n, each in by_n.items():
+                if each["failed"]:
+                    what = f"{name}, {key} {n}: {each['failed']} of {each['requests']} requests failed"
+                    print(f"{what}, the first so: {each['error']}")
     for name, each in record["single_stream"].items():
         print(f"{name}: prefill {each['prefill']:,.0f}, decode {each['decode']:,.0f} tokens/s, one sequence")
     for name, by_key in record["servers"].items():

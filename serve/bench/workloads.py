@@ -16,6 +16,8 @@ from serve.bench.limit import Rates
 
 _FEWEST = 8
 """Requests of one measurement."""
+_SPARE = 16
+"""Tokens of the context that stay free: words have different numbers of tokens."""
 
 
 class Prompts:
@@ -28,9 +30,13 @@ class Prompts:
             stories = (story(options.seed, i) for i in range(200 + options.prefix_tokens // 50))
             words = " ".join(stories).split()
         else:
-            words = Path(options.text).read_text("utf-8", "replace").split()
+            try:
+                words = Path(options.text).read_text("utf-8", "replace").split()
+            except OSError as error:
+                raise UserError(f"bench.text={options.text} cannot be read ({error.strerror})") from None
         if len(words) < 2 * max(options.prompt_words, options.prefix_tokens):
-            raise UserError(f"bench.text={options.text} has {len(words)} words: too few to cut prompts from")
+            of_what = "the embedded stories have" if options.text is None else f"bench.text={options.text} has"
+            raise UserError(f"{of_what} {len(words)} words: too few to cut prompts from; give a longer bench.text")
         self._words = words
 
     def take(self, n_words: int | None = None) -> str:
@@ -64,8 +70,11 @@ class Case:
     """Other processes that each keep a core busy meanwhile."""
 
 
-def cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], prompt_tokens: float) -> list[Case]:
-    """The measurements of each server. ``limit`` and the mean ``prompt_tokens`` set the rates of the open loop."""
+def cases(
+    options: BenchOptions, prompts: Prompts, limit: list[Rates], prompt_tokens: float, *, context: int
+) -> list[Case]:
+    """The measurements of each server. ``limit`` and the mean ``prompt_tokens`` set the rates of the open loop. A
+    shared prefix is shortened to what the model's ``context`` leaves for it."""
     body = _RequestMaker(options, prompts)
     found = []
     for key, clients, n_busy in (("plain", options.clients, 0), ("busy", options.busy, 1)):
@@ -84,8 +93,10 @@ def cases(options: BenchOptions, prompts: Prompts, limit: list[Rates], prompt_to
         found.append(Case(key="open", n=part, bodies=[[body() for _ in range(n)]], arrivals=arrivals))
     n, rounds = options.extra_clients, options.rounds
     if "prefix" in options.extra:
-        # A word is a token or more.
-        prefix = prompts.take(round(options.prefix_tokens * options.prompt_words / prompt_tokens))
+        # A word is a token or more. What follows the prefix has 20 words.
+        tokens_per_word = prompt_tokens / options.prompt_words
+        room = context - options.new_tokens - round(30 * tokens_per_word) - _SPARE
+        prefix = prompts.take(max(1, round(min(options.prefix_tokens, room) / tokens_per_word)))
         bodies = [[body(f"{prefix}\n\n{prompts.take(20)}") for _ in range(rounds)] for _ in range(n)]
         found.append(Case(key="prefix", n=n, bodies=bodies))
     if "repeat" in options.extra:

@@ -125,6 +125,15 @@ def test_a_message_that_is_continued():
         prompt("{% for m in messages %}{{ m.content | upper }}{% endfor %}").render(messages, continues=True)
 
 
+@pytest.mark.parametrize("begun", ["<", "i", "end", "|>", "{", "<answer>", "  i", "i \n"])
+def test_what_is_continued_may_stand_in_the_templates_own_text(begun):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+    made = prompt(tool_templates.QWEN).render(messages, continues=True)
+    assert made.text.endswith(f"<|im_start|>assistant\n{begun}")
+    trims = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
+    assert prompt(trims).render(messages, continues=True).text == f"<|im_start|>Hi<|im_end|><|im_start|>{begun.strip()}"
+
+
 def test_bos_that_a_content_spells_is_no_bos():
     chat = prompt("{{ messages[0].content }}{{ eos_token }}")
     messages = [{"role": "user", "content": "<s> hi"}]

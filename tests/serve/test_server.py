@@ -122,6 +122,13 @@ def test_stop_seed_and_n(client):
     assert three[0] == warm(1)[0]
 
 
+def test_prompts_of_one_request_have_seeds_of_their_own(client):
+    several = [c.text for c in complete(client, [PROMPT] * 4, temperature=1.0, max_tokens=24).choices]
+    assert len(set(several)) == 4
+    same = [c.text for c in complete(client, [PROMPT] * 2, temperature=1.0, max_tokens=24, seed=5).choices]
+    assert len(set(same)) == 1
+
+
 def test_several_prompts_and_token_prompts(client, server):
     ids = httpx.post(server.url + "/tokenize", json={"content": PROMPT}).json()["tokens"]
     both = complete(client, [PROMPT, "hello"])

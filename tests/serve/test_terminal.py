@@ -142,6 +142,22 @@ def test_a_base_model_says_that_it_continues(tiny_path):
     assert done.returncode == 0
     assert "continues the text" in done.stdout
     assert "the old fox" in done.stdout
+    done = terminal(f"model={tiny_path}", "max_tokens=3", typed="the old fox\n/retry\n/save x\n/system Be kind.\n")
+    assert done.returncode == 0
+    assert done.stdout.count("a base model has no conversation") == 3
+    done = terminal(f"model={tiny_path}", "system=Be kind.", "prompt=x")
+    assert done.returncode == 2
+    assert "this is a base model" in done.stderr
+
+
+def test_bytes_that_are_no_text_are_replaced(chat_path, tmp_path):
+    command = [sys.executable, "-m", "serve.terminal", f"model={chat_path}", "max_tokens=3", "threads=1"]
+    typed = b"caf\xe9\n/save " + str(tmp_path / "chat.jsonl").encode() + b"\n"
+    done = subprocess.run(command, input=typed, capture_output=True, timeout=30, env={**os.environ, "LANG": "C.UTF-8"})
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    saved = json.loads((tmp_path / "chat.jsonl").read_text())
+    assert saved["messages"][0]["content"] == "caf\ufffd"
 
 
 def test_a_text_too_long_is_one_line(tiny_path):

@@ -167,17 +167,19 @@ def test_structured_output_follows_the_reasoning_that_a_prompt_has_opened(tmp_pa
     schema = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
     request = {"model": "thinker", "messages": [{"role": "user", "content": "Where?"}], "temperature": 0}
-    with start_server(tmp_path / "log", path) as server:
-        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-            create = client.chat.completions.create
-            message = create(**request, max_tokens=150, response_format=form).choices[0].message
-            assert message.reasoning_content == "Which day?"
-            assert json.loads(message.content)["city"] in ("Bonn", "Rome")
-            whole = {"extra_body": {"separate_reasoning": False}}
-            plain = create(**request, max_tokens=150, response_format=form, **whole).choices[0].message.content
-            assert json.loads(plain)["city"] in ("Bonn", "Rome")
-            grammar = {"extra_body": {"grammar": 'root ::= "so"'}}
-            assert create(**request, max_tokens=9, **grammar).choices[0].message.content == "so"
+    with (
+        start_server(tmp_path / "log", path) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        create = client.chat.completions.create
+        message = create(**request, max_tokens=150, response_format=form).choices[0].message
+        assert message.reasoning_content == "Which day?"
+        assert json.loads(message.content)["city"] in ("Bonn", "Rome")
+        whole = {"extra_body": {"separate_reasoning": False}}
+        plain = create(**request, max_tokens=150, response_format=form, **whole).choices[0].message.content
+        assert json.loads(plain)["city"] in ("Bonn", "Rome")
+        grammar = {"extra_body": {"grammar": 'root ::= "so"'}}
+        assert create(**request, max_tokens=9, **grammar).choices[0].message.content == "so"
 
 
 def test_several_choices_each_with_calls_of_its_own(client):

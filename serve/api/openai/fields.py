@@ -34,14 +34,15 @@ def few_fields(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """A JSON object with no other fields and no conversions."""
+    """A JSON object with no other fields and no conversions. A field that is null counts as not given."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _not_too_many(cls, value: Any) -> Any:
-        return few_fields(value)
+    def _given_and_few(cls, value: Any) -> Any:
+        value = few_fields(value)
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
 class ModelRequest(Strict):

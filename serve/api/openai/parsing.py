@@ -106,7 +106,7 @@ def _parse(cls: type[Body], raw: bytes) -> Body:
     try:
         return cls.model_validate(fields)
     except ValidationError as error:
-        raise _explain(error, cls) from None
+        raise _explain(error, cls, fields) from None
 
 
 def _value(raw: bytes) -> Any:
@@ -134,12 +134,26 @@ def _json_type(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def _explain(error: ValidationError, cls: type[BaseModel]) -> ApiError:
+def _path(loc: tuple[int | str, ...], value: Any) -> list[str]:
+    """The places in a body that an error's location names. A union's branches are in the location, too, by names that
+    mean nothing to a caller."""
+    path: list[str] = []
+    for i, part in enumerate(loc):
+        if isinstance(value, list) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+        elif isinstance(value, dict) and (part in value or i == len(loc) - 1):
+            value = value.get(part)
+        else:
+            continue
+        path.append(str(part))
+    return path
+
+
+def _explain(error: ValidationError, cls: type[BaseModel], fields: dict[str, Any]) -> ApiError:
     errors = error.errors(include_url=False, include_input=False)
     # Of a union's branches, the caller meant the one where the error lies deepest.
     first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
-    # A union's branches ("str", "list[str]") are in the path too; their names mean nothing to a caller.
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    path = _path(first["loc"], fields)
     param = ".".join(path)[:200]
     top = str(first["loc"][0])
     if first["type"] == "extra_forbidden":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from serve.api.errors import ApiError
 from serve.api.openai.fields import ModelRequest, Number, Strict
@@ -43,6 +43,10 @@ class ContentPart(Strict):
     logprobs: list[Any] | None = None
 
 
+def _joined(content: str | list[ContentPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -53,8 +57,7 @@ class InputMessage(Strict):
 
     def as_chat(self) -> Message:
         """The message as the chat route takes it."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return Message(role=self.role, content="".join(parts))
+        return Message(role=self.role, content=_joined(self.content))
 
 
 class FunctionCallItem(Strict):
@@ -69,7 +72,7 @@ class FunctionCallItem(Strict):
 class FunctionCallOutput(Strict):
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256)
-    output: str
+    output: str | Annotated[list[ContentPart], Field(max_length=1024, fail_fast=True)]
     id: str | None = None
     status: str | None = None
 
@@ -88,7 +91,21 @@ class ReasoningItem(Strict):
     status: str | None = None
 
 
-InputItem = InputMessage | FunctionCallItem | FunctionCallOutput | ReasoningItem
+def _item_type(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message="its type must be message, function_call, function_call_output or reasoning",
+    ),
+]
 
 
 class FlatTool(Strict):
@@ -190,7 +207,7 @@ def _messages(items: Sequence[InputItem]) -> list[Message]:
             if item.call_id not in known:
                 message = f"input.{i}: no call before it has the id {item.call_id[:100]!r}."
                 raise ApiError(400, message, param="input", code="invalid_value")
-            out.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            out.append(Message(role="tool", content=_joined(item.output), tool_call_id=item.call_id))
         elif isinstance(item, FunctionCallItem):
             known.add(item.call_id)
             function = CalledFunction(name=item.name, arguments=item.arguments)

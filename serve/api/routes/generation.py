@@ -5,6 +5,8 @@ Tested in tests/serve/test_server.py, tests/serve/api/openai/test_responses.py, 
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -51,6 +53,14 @@ class _Chat:
     """How many of the oldest messages are not in the prompt."""
 
 
+class _Json(JSONResponse):
+    """A body that may repeat text of its request, in which half of a surrogate pair may be."""
+
+    def render(self, content: Any) -> bytes:
+        """The body as UTF-8, with a question mark for each such half."""
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
 class GenerationRoutes(ModelRoutes):
     """Handlers that turn a body into sequences for the engine, and the engine's events into a response."""
 
@@ -72,7 +82,7 @@ class GenerationRoutes(ModelRoutes):
                 top_logprobs=body.logprobs,
                 echo=body.echo,
             )
-            sequences = _choices(context, base, prompts, body.n)
+            sequences = _choices(context, base, prompts, body)
             builder = CompletionBuilder(
                 model=context.lease.name,
                 n_choices=len(sequences),
@@ -174,7 +184,7 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _Chat(_choices(context, base, [rendered.text], body.n), form, n_dropped)
+        return _Chat(_choices(context, base, [rendered.text], body), form, n_dropped)
 
     async def _render(
         self, prompt: Callable[[list[dict[str, Any]]], RenderedChat], messages: list[dict[str, Any]]
@@ -239,7 +249,7 @@ class GenerationRoutes(ModelRoutes):
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
-                return JSONResponse(builder.body())
+                return _Json(builder.body())
             # The status line waits for the first event, so that a refused prompt is a 400 and not a stream.
             first = await unless_disconnected(receive, request_stream.next_events())
             context.streams = True
@@ -257,17 +267,24 @@ class GenerationRoutes(ModelRoutes):
 
 
 def _choices(
-    context: RequestContext, base: Generate, prompts: Iterable[str | tuple[int, ...]], n: int
+    context: RequestContext,
+    base: Generate,
+    prompts: Iterable[str | tuple[int, ...]],
+    body: CompletionRequest | ChatRequest,
 ) -> list[Generate]:
-    """``n`` sequences for each prompt, the seed of each one higher."""
-    return [
-        replace(
-            base,
-            id=context.lease.engine.next_id(),
-            prompt=prompt,
-            sampling=replace(base.sampling, seed=base.sampling.seed + i),
-            deadline_s=context.seconds_left,
-        )
-        for prompt in prompts
-        for i in range(n)
-    ]
+    """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the
+    request gives one."""
+    out = []
+    for prompt in prompts:
+        seed = secrets.randbits(32) if body.seed is None else base.sampling.seed
+        for i in range(body.n):
+            out.append(
+                replace(
+                    base,
+                    id=context.lease.engine.next_id(),
+                    prompt=prompt,
+                    sampling=replace(base.sampling, seed=seed + i),
+                    deadline_s=context.seconds_left,
+                )
+            )
+    return out

@@ -23,6 +23,13 @@ export async function models() {
   return (await response.json()).data;
 }
 
+// A file of the server, for which a link is not enough where it asks for a key.
+export async function blob(path) {
+  const response = await fetch(path, { headers: headers() });
+  if (!response.ok) throw await failure(response);
+  return response.blob();
+}
+
 // Sends a request and yields the objects of its stream of server-sent events. The end is "[DONE]"; an end without it is
 // a failure.
 export async function* stream(path, body, signal) {

@@ -1,5 +1,6 @@
 // The page: which mode and conversation is open, and one request at a time. Everything comes from this page's server.
 
+import * as api from "./api.js";
 import { download, drawList } from "./chat_list.js";
 import { Conversations, newConversation } from "./conversations.js";
 import { $, button, copyButton, make } from "./dom.js";
@@ -174,8 +175,8 @@ async function importFile() {
   $("import-file").value = "";
   if (!file) return;
   try {
-    const n = store.fromJson(await file.text());
-    notice(`Imported ${n} conversation${n === 1 ? "" : "s"}.`);
+    const { n, refused } = store.fromJson(await file.text());
+    notice(`Imported ${n} conversation${n === 1 ? "" : "s"}.${refused ? ` ${refused.message}` : ""}`);
   } catch (error) {
     notice(`Not imported. ${error.message}`);
   }
@@ -295,6 +296,16 @@ $("import-file").addEventListener("change", importFile);
 for (const name of ["chats", "settings"]) {
   $(`show-${name}`).addEventListener("click", () => showPanel(document.body.dataset.panel === name ? "" : name));
 }
+// With a key the metrics cannot be opened by a link, since a link sends no key.
+$("metrics").addEventListener("click", async (event) => {
+  if (!sessionStorage.getItem("key")) return;
+  event.preventDefault();
+  try {
+    location.assign(URL.createObjectURL(await api.blob("/metrics")));
+  } catch (error) {
+    report(error);
+  }
+});
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", $("key").value);

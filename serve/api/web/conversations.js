@@ -65,8 +65,8 @@ export class Conversations {
     return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 2);
   }
 
-  // Adds the conversations of a JSON text: those of toJson, a list of {messages}, or one. Returns how many were added.
-  // Nothing is added unless all of it can be read.
+  // Adds the conversations of a JSON text: those of toJson, a list of {messages}, or one. Returns how many were added,
+  // and the error where some of them are not kept. Nothing is added unless all of it can be read.
   fromJson(text) {
     let value;
     try {
@@ -83,8 +83,15 @@ export class Conversations {
         throw new Error(`Conversation ${i + 1} of the file: ${error.message}.`);
       }
     });
-    for (const each of added) this.keep({ ...each, id: crypto.randomUUID?.() ?? randomName() });
-    return added.length;
+    let refused = null; // the browser's storage is full, say: they are all here until the page is left
+    for (const each of added) {
+      try {
+        this.keep({ ...each, id: crypto.randomUUID?.() ?? randomName() });
+      } catch (error) {
+        refused = error;
+      }
+    }
+    return { n: added.length, refused };
   }
 }
 

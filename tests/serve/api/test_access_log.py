@@ -107,7 +107,7 @@ def test_a_client_that_leaves(tmp_path, slow_path, start_server):
         # Renamed, as logrotate does: a new file is begun.
         server.access.rename(tmp_path / "access.1")
         assert httpx.get(server.url + "/health").status_code == 200
-        server.wait(server.access.exists)
+        server.wait(lambda: server.access.exists() and lines(server))
         assert lines(server)[0]["route"] == "/health"
 
 

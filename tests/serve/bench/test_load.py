@@ -1,5 +1,8 @@
 import http.server
+import socket
 import threading
+
+import pytest
 
 from serve.bench.load import Load, _events, run_load
 from serve.bench.measure import summary
@@ -23,6 +26,20 @@ def test_a_server_that_is_not_there_or_says_no_is_counted_as_failed():
     assert (figures["requests"], figures["failed"]) == (4, 4)
     assert "503" in figures["error"]
     assert figures["tokens_per_s"] == 0
+
+
+def test_a_server_that_has_gone_is_counted_as_failed(free_port):
+    bodies = [[{"prompt": "a", "max_tokens": 4}] * 2] * 2
+    figures = summary(run_load(Load(port=free_port, clients=bodies, timeout_s=20)))
+    assert (figures["requests"], figures["failed"]) == (4, 4)
+    assert "no connection: Connection refused" in figures["error"]
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def test_events_are_found_wherever_the_chunks_end():

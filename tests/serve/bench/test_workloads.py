@@ -22,7 +22,7 @@ LIMIT = [Rates(batch=1, prefill=1000, decode=100), Rates(batch=4, prefill=1000, 
 
 
 def test_the_same_seed_gives_the_same_requests_that_begin_differently():
-    first, again = (cases(OPTIONS, Prompts(OPTIONS), LIMIT, 25.0) for _ in range(2))
+    first, again = (cases(OPTIONS, Prompts(OPTIONS), LIMIT, 25.0, context=1024) for _ in range(2))
     assert first == again
     plain, plain4, busy, opened, prefix, repeat = first
     assert [each.key for each in first] == ["plain", "plain", "busy", "open", "prefix", "repeat"]
@@ -45,10 +45,17 @@ def test_the_same_seed_gives_the_same_requests_that_begin_differently():
 def test_a_busy_load_lasts_so_long_that_the_server_can_adapt():
     """A request of 128 tokens of a tiny model is over before the cores were counted once."""
     options = replace(OPTIONS, busy=[1, 5], busy_s=2)
-    one, five = (each for each in cases(options, Prompts(OPTIONS), LIMIT, 25.0) if each.key == "busy")
+    one, five = (each for each in cases(options, Prompts(OPTIONS), LIMIT, 25.0, context=1024) if each.key == "busy")
     # 25 / 1000 + 10 / 100 s for each request of one client, 25 / 1000 + 10 / 300 s for one of each of four.
     assert [len(bodies) for bodies in one.bodies] == [16]
     assert [len(bodies) for bodies in five.bodies] == [ceil(2 / (25 / 1000 + 10 / 300) / 5)] * 5
+
+
+def test_a_shared_prefix_fits_the_context():
+    options = replace(OPTIONS, prefix_tokens=80, new_tokens=10)
+    (prefix,) = (each for each in cases(options, Prompts(options), LIMIT, 25.0, context=120) if each.key == "prefix")
+    words = {len(body["prompt"].split()) for bodies in prefix.bodies for body in bodies}
+    assert max(words) * 25 / 20 + 10 < 120
 
 
 def test_prompts_from_a_file(tmp_path, tiny_path):

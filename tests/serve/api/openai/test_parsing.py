@@ -1,7 +1,11 @@
+import json
+
 import pytest
 
+from serve.api.anthropic.requests import MessagesRequest
 from serve.api.openai.parsing import parse
 from serve.api.openai.requests import ChatRequest, CompletionRequest
+from serve.api.openai.responses import ResponsesRequest
 from tests.helpers.api import error
 
 
@@ -29,3 +33,59 @@ def test_unknown_and_unsupported_parameters():
 )
 def test_malformed_bodies(raw):
     assert error(CompletionRequest, raw)["code"] == "invalid_json"
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("cls", "body", "param", "said"),
+    [
+        (
+            ChatRequest,
+            {**CHAT, "response_format": {"type": "json_schema", "schema": {}}},
+            "response_format.json_schema",
+            "missing",
+        ),
+        (
+            ChatRequest,
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+            "missing",
+        ),
+        (ChatRequest, {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function", "missing"),
+        (
+            ResponsesRequest,
+            {"input": [{"type": "function_call_output", "call_id": "1"}]},
+            "input.0.output",
+            "missing",
+        ),
+        (ResponsesRequest, {"input": [{"type": "image"}]}, "input.0", "its type must be message, function_call"),
+        (ResponsesRequest, {"input": [{"role": "user"}]}, "input.0.content", "missing"),
+        (
+            MessagesRequest,
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text",
+            "missing",
+        ),
+    ],
+)
+def test_the_field_that_is_wrong_is_named_as_the_caller_knows_it(cls, body, param, said):
+    found = error(cls, body)
+    assert found["param"] == param
+    assert said in found["message"]
+
+
+def test_a_null_within_an_object_counts_as_not_given():
+    tool = {"type": "function", "function": {"name": "now", "description": None, "parameters": None}}
+    body = {**CHAT, "tools": [tool], "stream_options": {"include_usage": None}}
+    found = parse(ChatRequest, json.dumps(body).encode())
+    assert found.tools[0].function.parameters == {}
+    assert not found.include_usage
+
+
+def test_results_of_calls_may_come_in_parts():
+    call = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
+    parts = [{"type": "input_text", "text": "It is "}, {"type": "input_text", "text": "noon."}]
+    body = {"input": [call, {"type": "function_call_output", "call_id": "1", "output": parts}]}
+    assert parse(ResponsesRequest, json.dumps(body).encode()).as_chat().messages[-1].text() == "It is noon."

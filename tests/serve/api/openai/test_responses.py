@@ -149,3 +149,15 @@ def test_as_many_messages_as_a_chat_may_have_and_instructions(chat_server):
     answer = httpx.post(chat_server.url + "/v1/responses", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_surrogate_pair_that_is_repeated_is_replaced(chat_server, stream):
+    """It is valid JSON; the answer repeats the instructions, and UTF-8 cannot carry it."""
+    raw = b'{"input": "x", "max_output_tokens": 2, "instructions": "cut \\ud83d", "stream": %s}' % (
+        b"true" if stream else b"false"
+    )
+    answer = httpx.post(chat_server.url + "/v1/responses", content=raw)
+    assert answer.status_code == 200
+    assert '"instructions":"cut ?"' in answer.text
+    assert not stream or "response.incomplete" in answer.text
