@@ -86,7 +86,8 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
         return [*limits, f"train.max_steps={NO_STEP_LIMIT}", *own], None
     if choose is None:
         raise UserError(
-            f"with several processes a budget needs a preset: add preset=10m (or tiny, 50m, ...) to budget={budget}"
+            "only a single run chooses its settings for a budget; several processes and sweeps need a preset: add "
+            f"preset=10m (or tiny, 50m, ...) to budget={budget}"
         )
     chosen = choose(argv, seconds)
     own = [word for word in argv if not word.startswith("preset=")]

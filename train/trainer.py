@@ -357,6 +357,7 @@ class Trainer:
                 raise
             return
         if result is None:
+            self.sync.agree_on_signal()
             return
         record: dict[str, float | None] = {
             "step": self.state.step,

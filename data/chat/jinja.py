@@ -8,7 +8,7 @@ Tested in tests/data/chat/test_template.py, tests/serve/test_chat_template.py.
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
@@ -44,7 +44,7 @@ class _Generation(Extension):
     """``{% generation %}`` ... ``{% endgeneration %}``, with which a template marks what the assistant says: the text
     inside is the text. Which tokens are learned is found without it (``data.chat.tokens``)."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (the library's own declaration is of an instance)
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)

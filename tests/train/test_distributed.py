@@ -17,6 +17,7 @@ from slm.runs import list_checkpoints
 from tests.helpers import REPOSITORY
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
+from tests.helpers.small_run import write_corpus
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
@@ -299,6 +300,20 @@ def test_after_a_killed_process_the_run_goes_on_by_itself_and_a_signal_to_the_la
     assert losses(root)[:2] == losses(pair[0])[:2]
     assert len(losses(root)) == int(list_checkpoints(root)[-1].name[5:])
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+def test_a_signal_in_the_last_validation_stops_all(words, tmp_path):
+    text = write_corpus(tmp_path / "much.jsonl", 3000)
+    long = ("train.eval_blocks=100000", "data.val_fraction=0.5", "train.eval_every=100", "train.max_steps=4")
+    process = two(words("last", TWO, *long, f"data.files=[{text}]"))
+    root = tmp_path / "runs" / "last"
+    wait_for_steps(root, 4, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, out + err
+    assert "stopped at step 4" in out
+    assert not [each for each in records(root) if "val_loss" in each]
 
 
 def test_a_loss_that_is_not_finite_stops_all_with_one_line(words, tmp_path):

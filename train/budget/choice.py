@@ -104,6 +104,8 @@ class Wanted:
     """Pairs that are counted for the first weights; 0: none."""
     born_again: float | None = None
     """The share of the run that trains a teacher; 0: there is none."""
+    max_epochs: int | None = None
+    """How often the text may be read, by both models together."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -144,6 +146,8 @@ class Candidate:
     """Of the whole run, set-up included."""
     ends_early: bool
     """Whether the text has been read as often as it should before the time is over: steps end the run, not time."""
+    most_steps: float
+    """Those for which there is text: infinite without ``data.max_epochs``."""
     memory_bytes: float
     bits_per_byte: float
     low: float
@@ -259,8 +263,10 @@ def make(
             for_short = wanted.short_seq_share
             step_seconds = 1 / (for_short / quick + (1 - for_short) / step_seconds)
         in_time = max(1, round(training * pace / step_seconds))
-        most = most_steps(corpus.bytes / bytes_per_token, per_step) / (1 - born_again)
-        steps = math.ceil(min(in_time, most))
+        text_steps = corpus.bytes / bytes_per_token / per_step
+        most = most_steps(text_steps) / (1 - born_again)
+        readable = _readable(wanted) * text_steps
+        steps = max(1, min(math.ceil(min(in_time, most)), math.floor(min(in_time, readable))))
         # The share of the time that the teacher takes, or of the steps where these end the run.
         last_share = (1 - born_again if steps < in_time else 1 - born_again / pace) if born_again else 1.0
         tokens = round(last_share * steps) * per_step
@@ -308,6 +314,7 @@ def make(
         tokens_per_s=pace * per_step / step_seconds,
         seconds=seconds - training * (1 - steps / in_time) / (1 - VALIDATION_SHARE - OVERHEAD),
         ends_early=steps < in_time,
+        most_steps=readable,
         memory_bytes=memory_bytes(model, micro_batch, seq_len) + (4 * model.n_params if born_again else 0),
         bits_per_byte=value,
         low=low / (1 + blur),
@@ -357,10 +364,18 @@ def step_sequences(tokens: float, seq_len: int, unit: int = 1) -> int:
     return min(multiples, key=lambda each: abs(math.log(each / max(ideal, 1e-9))))
 
 
-def most_steps(text: float, per_step: int) -> float:
-    """The steps that read ``text`` (tokens) ``MOST_EPOCHS`` times, ``LEAST_STEPS`` at least; infinite where the text
-    is."""
-    return max(LEAST_STEPS, MOST_EPOCHS * text / per_step)
+def most_steps(text_steps: float) -> float:
+    """The steps that read the text ``MOST_EPOCHS`` times, ``LEAST_STEPS`` at least. ``text_steps``: those that read it
+    once, infinite where the text is."""
+    return max(LEAST_STEPS, MOST_EPOCHS * text_steps)
+
+
+def _readable(wanted: Wanted) -> float:
+    """How often steps of single tokens may go through the text, a little less than ``data.max_epochs`` allows: its
+    tokens are estimated. A bag that a person has asked for reads more."""
+    if wanted.max_epochs is None:
+        return math.inf
+    return 0.97 * wanted.max_epochs / (1 + ((wanted.superposition or 1) - 1) * wanted.superposition_share)
 
 
 def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:

@@ -142,6 +142,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
     tied = base.model.tie_embeddings and typed("model.tie_embeddings", "model")
     once = single or base.preference.on or given_value(argv, "distill.born_again") is not None
     own_start = base.data.has_chat or base.init_from or tied or typed("optim.init_bigrams", "optim")
+    epochs = [each.max_epochs for each in base.data.all_sources()]
     return Wanted(
         **shape,
         vocab_size=vocab,
@@ -156,6 +157,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         sampled_softmax=base.train.sampled_softmax if all_words else None,
         init_bigrams=base.optim.init_bigrams if own_start else None,
         born_again=base.distill.born_again if once else None,
+        max_epochs=None if None in epochs else min(filter(None, epochs)),
     )
 
 
@@ -168,7 +170,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "tokenizer.vocab_size": chosen.vocab_size,
         "tokenizer.sample_bytes": chosen.sample_bytes,
         "optim.momentum_steps": min(300, max(20, chosen.last_steps // 4)),
-        "train.max_steps": steps if chosen.ends_early else SPARE_STEPS * steps,
+        "train.max_steps": steps if chosen.ends_early else round(min(SPARE_STEPS * steps, chosen.most_steps)),
         "train.seq_len": chosen.seq_len,
         "train.micro_batch": chosen.micro_batch,
         "train.grad_accum": chosen.sequences // chosen.micro_batch,
@@ -301,7 +303,9 @@ def reason(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> str:
             f"; the first {chosen.born_again:.0%} of the run train a teacher for a model that begins anew, and learns "
             f"more of text that it reads {chosen.last_epochs:.0f} times (distill.born_again)"
         )
-    if chosen.ends_early:
+    if chosen.ends_early and chosen.steps + 1 > chosen.most_steps:
+        text += f"; the run ends after {duration(chosen.seconds)}, when data.max_epochs allows no more of the text"
+    elif chosen.ends_early:
         text += (
             f"; the run ends after {duration(chosen.seconds)}, since reading the text more than "
             f"{chosen.last_epochs:.0f} times gains next to nothing: more text would help, more time would not"

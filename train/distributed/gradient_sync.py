@@ -75,6 +75,9 @@ class GradientSync:
         """Whether this process received a signal to end, whether or not the others know of it."""
         return bool(self._interrupt)
 
+    def agree_on_signal(self) -> None:
+        """Let every rank know of a signal that one of them received. All ranks call it at the same place."""
+
 
 NO_SYNC = GradientSync()
 
@@ -125,22 +128,19 @@ class BucketedAllReduce(GradientSync):
         began = perf_counter()
         while self._next < len(self._buckets):
             self._start_next()
-        received = self._shared.received
         own = [
             loss_sum,
             float(scored),
             self._elapsed() if self._ranks.main else 0.0,
-            *(float(received == number) for number in STOP_SIGNALS),
+            *self._received(),
             *more,
         ]
         loss_sum, all_scored, self._agreed, *others = self._ranks.all_reduce_sum(own)
         receivers, summed = others[: len(STOP_SIGNALS)], others[len(STOP_SIGNALS) :]
+        self._note_signals(receivers)
         with lost_peer_errors():
             for bucket in self._buckets:
                 bucket.wait()
-        stopped = [int(number) for number, count in zip(STOP_SIGNALS, receivers, strict=True) if count]
-        if stopped:
-            self._shared.signal = stopped[0]
         self.wait_seconds += perf_counter() - began
         return loss_sum, round(all_scored), *summed
 
@@ -149,6 +149,19 @@ class BucketedAllReduce(GradientSync):
 
     def signal_received(self) -> bool:
         return self._shared.received is not None
+
+    def agree_on_signal(self) -> None:
+        self._note_signals(self._ranks.all_reduce_sum(self._received()))
+
+    def _received(self) -> list[float]:
+        """By stop signal, whether this process received it."""
+        return [float(self._shared.received == number) for number in STOP_SIGNALS]
+
+    def _note_signals(self, receivers: Sequence[float]) -> None:
+        """The run ends where any rank has received a stop signal."""
+        stopped = [int(number) for number, count in zip(STOP_SIGNALS, receivers, strict=True) if count]
+        if stopped:
+            self._shared.signal = stopped[0]
 
 
 def make_gradient_sync(
@@ -207,7 +220,8 @@ class _Bucket:
 
 
 def buckets(parameters: Sequence[nn.Parameter], most_bytes: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
-    """Parameters in groups of at least ``most_bytes`` of f32 (the last may be smaller), the last parameter first."""
+    """Parameters in groups, the last parameter first: of at least ``most_bytes`` of f32, but for the last group and for
+    one before a parameter that alone has as many."""
     groups: list[list[nn.Parameter]] = []
     room = 0
     for parameter in reversed(parameters):

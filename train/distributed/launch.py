@@ -141,8 +141,8 @@ def torchrun_options(launch: LaunchConfig, name: str) -> list[str]:
 
 def _address(launch: LaunchConfig) -> tuple[str, int]:
     host, _, port = launch.main.partition(":")
-    if port and not port.isdigit():
-        raise UserError(f"main={launch.main} must be HOST or HOST:PORT")
+    if port and not (port.isdigit() and 0 < int(port) < 1 << 16):
+        raise UserError(f"main={launch.main} must be HOST or HOST:PORT, the port from 1 to 65535")
     return host, int(port or DEFAULT_PORT)
 
 
@@ -153,15 +153,16 @@ def own_address(host: str) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)
             return probe.getsockname()[0]
-    except OSError as error:
-        raise UserError(f"there is no way to main={host} from here ({error.strerror}): check the address") from None
+    except (OSError, UnicodeError) as error:  # the latter: a name that cannot be one, as a..b
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"there is no way to main={host} from here ({reason}): check the address") from None
 
 
 def is_here(host: str) -> bool:
     """Whether ``host`` names this machine."""
     try:
         return own_address(host) in {info[4][0] for info in socket.getaddrinfo(host, None)}
-    except OSError:
+    except (OSError, UnicodeError):
         return False
 
 

@@ -24,7 +24,7 @@ def state_tensors(model: Parameters, optimizer: Optimizer) -> dict[str, Tensor]:
 def load_state_tensors(model: Parameters, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what ``state_tensors`` returned. A parameter without entries has not been updated yet.
 
-    UserError where a parameter's state has other keys or shapes: the checkpoint is another optimizer's.
+    UserError where a parameter's state has other keys: the checkpoint is another optimizer's.
     """
     for name, parameter in model.named_parameters():
         prefix = f"{name}."

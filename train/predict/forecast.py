@@ -112,9 +112,9 @@ class Forecast:
             self._rewind(self._training, tokens)
             self._training.append((tokens, lr_share, loss))
 
-    def validation(self, tokens: float, nats: float, bits_per_byte: float) -> None:
-        """A validation, at the learning rate of the last training record."""
-        if bits_per_byte > 0 and nats > 0 and self._training:
+    def validation(self, tokens: float, nats: float | None, bits_per_byte: float | None) -> None:
+        """A validation, at the learning rate of the last training record. None stands for what was not finite."""
+        if bits_per_byte and nats and bits_per_byte > 0 and nats > 0 and self._training:
             self._rewind(self._validations, tokens)
             self._validations.append((tokens, self._training[-1][1], bits_per_byte))
             self._bytes_per_token = nats / math.log(2) / bits_per_byte

@@ -61,6 +61,10 @@ def _guard_text(event: Event) -> str:
             )
         if event.kind == "quantized":
             return f"from here on the model computes with the weights of a {facts['file_type']} file ({facts['types']})"
+        if event.kind == "superposed":
+            return f"bags of {facts['bag']} tokens for the first {facts['share']:.0%} of the run"
+        if event.kind == "single_tokens":
+            return "from here on single tokens: losses before this cannot be compared"
         if event.kind == "born_again":
             return f"the model so far became the teacher of a new one, after {facts['share']:.0%} of the run"
         if event.kind == "slept":

@@ -182,6 +182,13 @@ class RunRecord:
         shares += [self.elapsed() / limit] if limit else []
         return min(1.0, max(shares, default=0.0))
 
+    def planned_steps(self) -> int | None:
+        """The steps that end the run; None where time does, of which ``train.max_steps`` is only a bound."""
+        max_steps, limit = self.setting("train.max_steps"), self._limit_seconds()
+        if not isinstance(max_steps, int) or (limit and self.step() / max_steps <= self.elapsed() / limit):
+            return None
+        return max_steps
+
     def _limit_seconds(self) -> float | None:
         """Seconds of training after which time ends the run; None where it does not."""
         minutes = number(self.setting("train.max_minutes"))

@@ -65,8 +65,8 @@ def _colour(status: str) -> str:
 
 
 def _steps(run: RunRecord) -> str:
-    total = run.setting("train.max_steps")
-    return f"step {run.step():,}" + (f"/{total:,}" if isinstance(total, int) else "")
+    total = run.planned_steps()
+    return f"step {run.step():,}" + (f"/{total:,}" if total else "")
 
 
 def _progress_line(run: RunRecord, running: bool) -> str:

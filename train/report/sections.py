@@ -30,9 +30,9 @@ STATUS = {
 
 def progress_text(run: RunRecord, status: str) -> str:
     """Steps, share, time and what is left."""
-    max_steps, minutes = run.setting("train.max_steps"), run.setting("train.max_minutes")
+    max_steps, minutes = run.planned_steps(), run.setting("train.max_minutes")
     text = f"step {run.step():,}"
-    if isinstance(max_steps, int):
+    if max_steps:
         text += f" of {max_steps:,}"
     text += f" · {100 * run.progress():.1f} % · {duration(run.elapsed())} of training"
     if minutes:
@@ -89,8 +89,7 @@ def _speed_tiles(run: RunRecord) -> list[dict[str, str]]:
     speed, facts = run.speed(), run.model_facts()
     parameters = facts.get("n_params")
     per_parameter = f"; {run.tokens() / parameters:.2g} per parameter" if parameters else ""
-    counts = [run.setting(f"train.{name}") for name in ("micro_batch", "grad_accum", "seq_len", "max_steps")]
-    planned = f"of {count_text(math.prod(counts))} planned" if all(isinstance(n, int) for n in counts) else ""
+    planned = f"of {count_text(tokens)} planned" if (tokens := _planned_tokens(run)) else ""
     flops = f"{speed * facts['flops_per_token'] / 1e9:,.0f} GFLOP/s; " if speed and "flops_per_token" in facts else ""
     waiting = f"{100 * (run.recent('data_wait') or 0):.1f} % waiting for data"
     memory = run.curves["rss_gb"]
@@ -100,6 +99,16 @@ def _speed_tiles(run: RunRecord) -> list[dict[str, str]]:
         _tile("tokens/s", "–" if speed is None else f"{speed:,.0f}", f"median; {flops}{waiting}"),
         _tile("memory, GiB", f"{memory.max():.2f}" if len(memory) else "–", "most resident memory of the records"),
     ]
+
+
+def _planned_tokens(run: RunRecord) -> int | None:
+    """Those of all steps, or where time ends the run, those that the plan expects; None where nobody knows."""
+    steps = run.planned_steps()
+    if steps is None:
+        expected = run.setting("facts.predicted.tokens")
+        return expected if isinstance(expected, int) else None
+    counts = [run.setting(f"train.{name}") for name in ("micro_batch", "grad_accum", "seq_len")]
+    return steps * math.prod(counts) if all(isinstance(n, int) for n in counts) else None
 
 
 def _tile(label: str, value: str, note: str) -> dict[str, str]:

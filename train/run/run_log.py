@@ -1,6 +1,7 @@
 """What a run prints and writes while it trains: metrics, progress line, Weights & Biases, event log."""
 
 import math
+import re
 import time
 from pathlib import Path
 from time import perf_counter
@@ -9,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from data.storage import atomic_write_text
 from slm.report import duration, plain
 from train.config import RunConfig
 from train.predict.forecast import Outlook, make_forecast
@@ -38,10 +40,26 @@ GUARD_EVENTS = {
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""
+HEADING = re.compile(r"^## step (\d+)\n\n", re.MULTILINE)
+"""Of a text in ``samples.md``."""
 LOGS = ("metrics.jsonl", "journal.jsonl", "samples.md", WANDB_ID)
 """What a run appends to, and the name of its curves at Weights & Biases."""
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line of progress at most this often."""
+
+
+def cut_samples(path: Path, metrics: Path, step: int) -> None:
+    """Drop the samples of validations after ``step`` from ``samples.md``: they are about to be written again.
+
+    A model may write a line that looks like a heading, so the validations are those that the ``metrics`` know.
+    """
+    if not path.exists() or not metrics.exists():
+        return
+    later = {record["step"] for record in read(metrics) if "val_loss" in record and record["step"] > step}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    heading = next((each for each in HEADING.finditer(text) if int(each.group(1)) in later), None)
+    if heading is not None:
+        atomic_write_text(path, text[: heading.start()])
 
 
 class RunLog:
@@ -57,6 +75,8 @@ class RunLog:
             for name in LOGS:
                 (root / name).unlink(missing_ok=True)
         self.events = EventLog(root, active=main)  # first: it counts the records that the metrics file drops
+        self._samples = root / "samples.md"
+        cut_samples(self._samples, root / "metrics.jsonl", step)
         self._metrics = MetricsFile(root / "metrics.jsonl", step)
         self._wandb = WandbLogger(config, root) if main and config.logger.name == "wandb" else None
         self._progress = ProgressLine(config.train.max_steps, step)
@@ -115,8 +135,9 @@ class RunLog:
         self.print(f"step {step:,}: {GUARD_EVENTS[event].format(**facts)}")
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics after ``step``."""
+        """Drop the metrics and samples after ``step``."""
         self._metrics.close()
+        cut_samples(self._samples, self._metrics.path, step)
         self._metrics = MetricsFile(self._metrics.path, step)
 
     def close(self) -> None:

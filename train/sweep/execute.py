@@ -92,6 +92,8 @@ class Execution:
                 self._run(run)
             if not last:
                 self._stop_losers()
+            if not self._alive:
+                return  # all have failed
 
     def _end(self, run: PlannedRun, stage: int | None = None) -> int:
         steps = (*run.rung_steps, run.steps)
@@ -148,7 +150,8 @@ class Execution:
                 process.send_signal(signal.SIGTERM)
                 asked += 1
             self._show(run, record, before)
-        failed = code not in (0, 128 + signal.SIGTERM)
+        stopped = (0, 128 + signal.SIGTERM, *([-signal.SIGTERM] if asked else []))  # the last: while it was setting up
+        failed = code not in stopped
         self._failures[run.point.label] = (last_error(log) or f"exit status {code}") if failed else ""
         self.outcomes[run.point.label] = read_outcome(run, self._failures[run.point.label])
 

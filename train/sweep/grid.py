@@ -10,6 +10,8 @@ from data.errors import UserError
 SEED = "train.seed"
 """Runs that differ in it only are one setting: mean and spread."""
 MOST_RUNS = 500
+LONGEST_LABEL = 100
+"""Characters; a file system takes 255, and the names of logs and of renamed runs are longer."""
 NEVER_SWEPT = ("name", "runs_dir", "resume", "logger", "nproc", "nnodes", "main")
 """What names a run or starts it is no choice between settings."""
 
@@ -53,7 +55,7 @@ class Grid:
             pairs = tuple(zip(keys, values, strict=True))
             found.append(Point(label(names, pairs) or "run", pairs))
         labels = [point.label for point in found]
-        if len(set(labels)) < len(labels):  # values that differ in signs only
+        if len(set(labels)) < len(labels):  # values that differ in signs only, or where their names are cut
             found = [Point(f"{index}-{point.label}", point.values) for index, point in enumerate(found)]
         return found
 
@@ -115,8 +117,9 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def label(names: dict[str, str], values: Values) -> str:
-    """``lr_0.01-d_model_256``: a name that a directory and a command line can have."""
-    return "-".join(f"{names[key]}_{re.sub(r'[^A-Za-z0-9.+-]+', '_', value).strip('_')}" for key, value in values)
+    """``lr_0.01-d_model_256``: a name that a directory and a command line can have, cut where it is long."""
+    parts = (f"{names[key]}_{re.sub(r'[^A-Za-z0-9.+-]+', '_', value).strip('_')}" for key, value in values)
+    return "-".join(parts)[:LONGEST_LABEL]
 
 
 def describe(values: Values) -> str:

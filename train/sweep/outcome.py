@@ -133,9 +133,16 @@ class Setting:
 
 
 def best_first(settings: Sequence[Setting]) -> list[Setting]:
-    """Finished ones by bits per byte, then those that were stopped, the longest first, then those that failed."""
+    """Finished ones by bits per byte, then those that were stopped, the longest first, then those that failed.
+
+    Time or patience may end runs at any step: what they came to decides.
+    """
     ranks = {"finished": 0, "stopped": 1, "waiting": 2, "diverged": 3, "failed": 4}
-    return sorted(settings, key=lambda each: (ranks[each.status], -each.share, each.bits_per_byte))
+
+    def place(each: Setting) -> tuple[int, float, float]:
+        return ranks[each.status], 0.0 if each.status == "finished" else -each.share, each.bits_per_byte
+
+    return sorted(settings, key=place)
 
 
 def last_error(log: Path) -> str:

@@ -56,7 +56,7 @@ def plan_runs(grid: Grid, options: SweepOptions, folder: Path) -> tuple[list[Pla
     given = {word.partition("=")[0] for word in grid.fixed}
     common = [*(word for word in OWN_WORDS if word.partition("=")[0] not in given), *grid.fixed]
     runs = [_plan(point, common, given, options, folder) for point in grid.points()]
-    reason = None if options.range_test else _why_to_the_end(runs, options, common)
+    reason = None if options.range_test else _why_to_the_end(runs, options)
     if reason:
         runs = [PlannedRun(**{**vars(run), "rung_steps": ()}) for run in runs]
     return runs, reason
@@ -101,11 +101,11 @@ def _resolved(point: Point, words: Sequence[str]) -> RunConfig:
         raise UserError(f"{error} (in {' '.join(point.words)})" if point.values else str(error)) from error
 
 
-def _why_to_the_end(runs: Sequence[PlannedRun], options: SweepOptions, common: Sequence[str]) -> str | None:
+def _why_to_the_end(runs: Sequence[PlannedRun], options: SweepOptions) -> str | None:
     if not options.rungs or options.keep == 1 or len({run.point.setting for run in runs}) < 2:
         return "every run goes to its end"
-    if any(word.startswith("train.max_minutes=") and not word.endswith("=null") for word in common):
-        return "every run goes to its end: with train.max_minutes runs cannot be compared at equal tokens before"
+    if any(run.minutes is not None for run in runs):
+        return "every run goes to its end: where time ends runs, they cannot be compared at equal tokens before"
     counts = [run.tokens for run in runs]
     if max(counts) > (1 + SAME_TOKENS) * min(counts):
         return "every run goes to its end: the runs have different numbers of tokens (sweep.tokens gives all the same)"

@@ -18,7 +18,7 @@ from train.report.html import MOST_RUNS as MOST_COMPARED
 from train.report.html import write_report
 from train.report.run_record import RunRecord
 from train.run.run_directory import back_up
-from train.run_lock import take_lock
+from train.run_lock import RunLock, take_lock
 from train.sweep.config import SweepConfig
 from train.sweep.execute import Execution, Interrupted, Start, guess_flops_per_s, start_training
 from train.sweep.grid import Grid, Values, describe, read_grid
@@ -27,6 +27,7 @@ from train.sweep.planned import PlannedRun, plan_runs
 from train.sweep.range_test import RangeResult, rates_to_try, read_range
 from train.sweep.show import command_line, show_ranges, show_settings
 
+DEFINITION = "sweep.json"
 START_SECONDS = 8
 """What a training process takes before its first step; for the estimate only."""
 OF_THE_SWEEP = ("name", "runs_dir", "resume")
@@ -38,7 +39,8 @@ def main(argv: list[str], start: Start = start_training) -> int:
     """Run or continue the sweep. Returns the exit code."""
     if any(word in ("-h", "--help") for word in argv):
         load(SweepConfig, "sweep", argv)
-    lists = {key for key, value in option_defaults("sweep", []).items() if isinstance(value, list)}
+    typed = [word for word in argv if "=" in word]
+    lists = {key for key, value in option_defaults("sweep", typed).items() if isinstance(value, list)}
     whole = read_grid(argv, lists)
     config = load(SweepConfig, "sweep", [*whole.fixed, *(f"{key}={values[0]}" for key, values in whole.axes)])
     if not whole.axes and not config.sweep.range_test:
@@ -54,14 +56,31 @@ def main(argv: list[str], start: Start = start_training) -> int:
     runs, reason = plan_runs(grid, config.sweep, folder)
     if config.resume not in ("auto", "never"):
         raise UserError(f"resume={config.resume}: a sweep takes resume=auto (go on) or resume=never (start anew)")
-    if config.resume == "never" and (earlier := back_up(folder)):
-        print(f"the earlier sweep is kept as {earlier}")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(folder)
+    lock = _take_folder(folder, anew=config.resume == "never")
     try:
         return _run(config, grid, folder, runs, reason, start)
     finally:
         lock.release()
+
+
+def _take_folder(folder: Path, *, anew: bool) -> RunLock:
+    """Make and lock the sweep's folder. With ``anew`` an earlier sweep of that name is renamed.
+
+    UserError where another process sweeps there, or where the folder cannot be made or written.
+    """
+    try:
+        lock = take_lock(folder)
+        if anew and (folder / DEFINITION).exists():
+            print(f"the earlier sweep is kept as {back_up(folder)}")
+            lock.release()
+            lock = take_lock(folder)
+        return lock
+    except OSError as error:
+        where, why = error.filename or folder, error.strerror or error
+        raise UserError(
+            f"the sweep's folder {folder} cannot be used ({where}: {why}): give runs_dir=DIR a folder that you may "
+            "write to"
+        ) from error
 
 
 def _run(
@@ -75,7 +94,8 @@ def _run(
             execution.all_to_the_end()
             code = 0
         except Interrupted as interrupted:
-            print("stopped; the same command goes on from here", flush=True)
+            same = "the same command with resume=auto" if config.resume == "never" else "the same command"
+            print(f"stopped; {same} goes on from here", flush=True)
             code = 128 + interrupted.number
     if all(outcome.status == "failed" for outcome in execution.outcomes.values()):
         worst = execution.outcomes[runs[0].point.label]
@@ -92,7 +112,7 @@ def _run(
 
 def _define(folder: Path, grid: Grid, config: SweepConfig) -> None:
     """Write ``sweep.json``. UserError where the folder holds a sweep with other options than these."""
-    path = folder / "sweep.json"
+    path = folder / DEFINITION
     options = to_dict(config.sweep)
     new: dict[str, Any] = {"fixed": sorted(grid.fixed), "swept": [key for key, _ in grid.axes]}
     new |= {"sweep": {key: options[key] for key in RUNS_DEPEND_ON}}

@@ -5,6 +5,7 @@ Tested in tests/train/tools/test_plan.py.
 
 from typing import Any
 
+from data.errors import UserError
 from slm.durations import seconds_of
 from slm.model.config import ModelConfig
 from slm.report import duration
@@ -37,7 +38,12 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
     seconds = STARTING_SECONDS + tokens / speed / share
     if config.budget is not None:
         seconds = seconds_of(config.budget)
-        tokens = round(max(0.0, seconds - STARTING_SECONDS) * share * speed)
+        tokens = round((seconds - STARTING_SECONDS) * share * speed)
+        if tokens < train.tokens_per_step:
+            raise UserError(
+                f"budget={config.budget} is too short for a step of {train.tokens_per_step:,} tokens: starting takes "
+                f"{STARTING_SECONDS:g} s, and this model about {speed:,.0f} tokens/s"
+            )
     known = min(BYTES_PER_TOKEN, key=lambda each: abs(each - shape.vocab_size))
     n_matrix, n_bytes = shape.n_matmul_params - shape.vocab_size * shape.d_model, tokens * BYTES_PER_TOKEN[known]
     law = fitted([*records.load(), *records.load_own()])

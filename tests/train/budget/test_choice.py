@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.helpers.machines import MACHINE
-from train.budget import choice
+from train.budget import choice, choose
 from train.budget.choice import Candidate, Wanted
 from train.budget.corpus import CorpusSize
 from train.budget.machine import Machine
@@ -58,6 +58,24 @@ def test_a_run_ends_before_its_time_where_its_text_has_been_read_often_enough():
     assert day.bits_per_byte <= hour.bits_per_byte
 
 
+def test_a_run_reads_its_text_no_more_often_than_it_may():
+    small = replace(LARGE, bytes=4e6, bytes_per_token={2048: 2.9})
+    shape = {"n_layers": 2, "d_model": 256}
+    run = chosen(8 * 3600, small, wanted=Wanted(max_epochs=2, **shape))
+    assert run.ends_early
+    assert 1.8 < run.epochs < 2
+    assert run.steps <= run.most_steps
+    bags = chosen(8 * 3600, small, wanted=Wanted(max_epochs=2, superposition=4, **shape))
+    assert 1.8 < bags.epochs < 2
+    free = chosen(8 * 3600, small, wanted=Wanted(**shape))
+    assert free.epochs > 4
+    assert free.most_steps == math.inf
+    # Time enough for one reading only: the machine may prove faster, the text does not grow.
+    short = chosen(60, small, wanted=Wanted(max_epochs=1))
+    options = dict(word.split("=", 1) for word in choose.words(short, []))
+    assert int(options["train.max_steps"]) <= short.most_steps
+
+
 def test_a_run_is_born_again_where_its_text_is_read_often():
     small = replace(LARGE, bytes=4e6, bytes_per_token={2048: 2.9, 4096: 3.3})
     once, often = chosen(60, small), chosen(8 * 3600, small)
@@ -88,11 +106,11 @@ def test_a_run_takes_its_time_where_there_is_text_enough(text):
     run = chosen(3600, text)
     assert not run.ends_early
     assert run.seconds == 3600
-    assert choice.most_steps(math.inf, 1024) >= run.steps
+    assert choice.most_steps(math.inf) >= run.steps
 
 
 def test_a_run_of_very_little_text_still_has_steps_to_learn_in():
-    assert choice.most_steps(1000, 4096) == choice.LEAST_STEPS
+    assert choice.most_steps(1000 / 4096) == choice.LEAST_STEPS
 
 
 def test_a_faster_machine_gives_more():

@@ -23,7 +23,7 @@ def test_bad_budgets_are_one_line():
     for word in ("budget=8", "budget=fast", "budget=0h"):
         with pytest.raises(UserError, match="is not a length of time: give a number and a unit"):
             resolve([word, "preset=10m"], no_choice, no_choice)
-    with pytest.raises(UserError, match="with several processes a budget needs a preset"):
+    with pytest.raises(UserError, match="several processes and sweeps need a preset"):
         resolve(["budget=8h"], no_choice)
 
 

@@ -25,3 +25,10 @@ def test_several_machines_meet_at_the_named_one():
     assert options[options.index("--local-addr") + 1] == "127.0.0.1"
     assert options[options.index("--rdzv-conf") + 1] == "is_host=true,join_timeout=900"  # it is this machine
     assert launch.is_here("127.0.0.1")
+
+
+@pytest.mark.parametrize("main", ["192.168..1.10", "no-such-host.invalid", "127.0.0.1:294000", "127.0.0.1:x"])
+def test_an_address_that_is_none_is_one_line(main):
+    config, _ = launch.parse(["nnodes=2", f"main={main}"])
+    with pytest.raises(UserError, match=f"main={main.partition(':')[0]}"):
+        launch.torchrun_options(config, "mine")

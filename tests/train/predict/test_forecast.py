@@ -61,6 +61,16 @@ def test_a_validation_makes_it_bits_per_byte():
     assert "bits per byte" in outlook.text()
 
 
+def test_a_validation_that_was_not_finite_is_passed_over():
+    """It stands as null in the metrics, which a start that resumes reads again."""
+    forecast = Forecast(LAW, N)
+    curve(forecast, 0.5, 2.4, 1.0)
+    forecast.validation(0.5 * TOKENS, None, None)
+    outlook = forecast.at_end(TOKENS)
+    assert outlook is not None
+    assert outlook.unit == "nats per token"
+
+
 def test_too_short_a_curve_gives_none_and_a_rewound_run_forgets():
     forecast = Forecast(LAW, N)
     curve(forecast, 0.1, 2.4, 1.0)

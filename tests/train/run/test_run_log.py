@@ -66,3 +66,16 @@ def test_the_forecast_is_in_the_metrics_and_goes_on_after_a_resume(tmp_path):
     assert not any("forecast" in key for each in lines[:14] for key in each)  # not 15 % done
     assert 1 < lines[29]["forecast_nats_per_token"] < lines[29]["loss"]
     assert lines[-1]["forecast_bits_per_byte_low"] < lines[-1]["forecast_bits_per_byte"] < 0.9
+
+
+def test_samples_after_the_checkpoint_are_dropped_where_the_run_goes_on_from_it(tmp_path):
+    lines = [{"step": step, "val_loss": 2.0, "val_bits_per_byte": 1.0, "tokens": step} for step in (4, 8, 12)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    first = "## step 4\n\nOnce\n\n## step 999\n\nwrote the model\n\n"
+    (tmp_path / "samples.md").write_text(first + "## step 8\n\nupon\n\n## step 12\n\na time\n\n")
+    config = resolve(["preset=tiny"], autobatch.choose_micro_batch)
+    log = RunLog(config, tmp_path, 8, main=True, new=False)
+    assert (tmp_path / "samples.md").read_text() == first + "## step 8\n\nupon\n\n"
+    log.rewind(4)
+    assert (tmp_path / "samples.md").read_text() == first
+    log.close()

@@ -1,5 +1,7 @@
 """What a run's directory says about how it ended, and the order of settings."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.helpers.run_files import training, validation, write_event, write_run
@@ -51,6 +53,9 @@ def test_the_order_of_settings_and_their_spread(tmp_path):
 
     better, worse, stopped = setting("finished", 1.0, 3.0), setting("finished", 5.0), setting("stopped", 0.5)
     assert best_first([stopped, worse, better]) == [better, worse, stopped]
+    early, late = setting("finished", 0.9), setting("finished", 4.0)  # patience or time ended the first
+    early = Setting([replace(run, steps=400) for run in early.runs], early.outcomes)
+    assert best_first([late, early]) == [early, late]
     assert better.bits_per_byte == 1.0  # half of the losses in this helper's records
     assert better.spread == pytest.approx(0.5**0.5)
     assert worse.spread is None

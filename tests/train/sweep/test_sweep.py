@@ -11,6 +11,7 @@ from data.errors import UserError
 from tests.helpers.programs import Program
 from tests.helpers.small_run import OPTIONS
 from train.config import OptimConfig
+from train.run_lock import take_lock
 from train.schedule import learning_rate
 from train.sweep import sweep
 from train.sweep.config import SweepOptions
@@ -83,6 +84,58 @@ def test_a_sweep_goes_on_where_it_was_and_stops_its_losers(words, tmp_path, capf
     assert idle.names == []
     with pytest.raises(UserError, match="holds a sweep with other options"):
         sweep.main([*words, grid, "train.log_every=2"], idle)
+
+
+def test_a_sweep_in_which_nothing_survives_a_rung_says_so(words):
+    """Every run fails before the first comparison."""
+    broken = [word for word in words if not word.startswith("data.files=")]
+    with pytest.raises(UserError, match=r"no run of the sweep could train: .*logs"):
+        sweep.main([*broken, "data.files=[/nowhere.txt]", "optim.lr=0.1,0.2"], Starts())
+
+
+def test_a_sweep_that_runs_is_not_set_aside(words, tmp_path):
+    folder = tmp_path / "runs/sweeps/lr"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text("{}")
+    lock = take_lock(folder)
+    try:
+        with pytest.raises(UserError, match="another process"):
+            sweep.main([*words, "optim.lr=0.1,0.2", "resume=never"], Starts())
+    finally:
+        lock.release()
+    assert [each.name for each in folder.parent.iterdir()] == ["lr"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_one_line(words, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    own = [word for word in words if not word.startswith("runs_dir=")]
+    with pytest.raises(UserError, match="give runs_dir=DIR a folder that you may write to"):
+        sweep.main([*own, f"runs_dir={closed}", "optim.lr=0.1,0.2"], Starts())
+
+
+def test_files_with_a_comma_between_them_are_one_list(words, corpus, tmp_path, monkeypatch):
+    """As for make train; of the options of data=tales none is a list of files."""
+    planned = []
+
+    def plan(grid, *_):
+        planned.append(grid)
+        raise UserError("enough")
+
+    monkeypatch.setattr(sweep, "plan_runs", plan)
+    own = [word for word in words if not word.startswith("data.files=")]
+    with pytest.raises(UserError, match="enough"):
+        sweep.main([*own, f"data.files={corpus},{corpus}", "optim.lr=0.1,0.2"], Starts())
+    assert [key for key, _ in planned[0].axes] == ["optim.lr"]
+
+
+def test_where_time_ends_the_runs_none_is_stopped_before(tmp_path):
+    for axes in ("train.max_minutes=1,2", "optim.lr=0.1,0.2"):
+        words = [*OPTIONS, axes] if "minutes" in axes else [*OPTIONS, axes, "train.max_minutes=5"]
+        runs, reason = plan_runs(read_grid(words, {"train.sample_prompts"}), SweepOptions(), tmp_path)
+        assert "where time ends runs" in reason
+        assert runs[0].rung_steps == ()
 
 
 def test_the_range_test_finds_where_the_loss_diverges(words, capfd):

@@ -40,6 +40,13 @@ def test_a_preset_on_this_machine_has_a_speed_and_a_price(capsys, monkeypatch):
     assert record["costs"]["serving_per_million_tokens"] == pytest.approx(serving)
 
 
+@pytest.mark.parametrize("budget", ["5s", "7s"])
+def test_a_budget_without_time_for_a_step_is_one_line(budget, monkeypatch):
+    monkeypatch.setattr(preset_plan, "measured", lambda *_: MACHINE)
+    with pytest.raises(UserError, match=f"budget={budget} is too short for a step of"):
+        plan.main(["preset=125m", f"budget={budget}"])
+
+
 def test_a_preset_with_sampled_words_is_planned_at_their_speed(capsys, monkeypatch):
     monkeypatch.setattr(preset_plan, "measured", lambda *_: MACHINE)
 
