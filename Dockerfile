@@ -28,7 +28,7 @@ RUN pip install --no-cache-dir "/opt/slm/source[logging]"
 FROM ${BASE}
 # g++ compiles the training kernels and the token picker for this processor, once.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates g++ libgomp1 python3 \
+    && apt-get install -y --no-install-recommends ca-certificates g++ libgomp1 python3 python3-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --home-dir /data --no-create-home slm \
     && install -d -o slm -g slm /data /data/runs /data/cache

@@ -20,14 +20,22 @@ QAT_BYTES = 5
 
 
 def check_memory(
-    shape: ModelConfig, config: TrainConfig, *, adapter: bool = False, frozen: bool = False, attention: int = 0
+    shape: ModelConfig,
+    config: TrainConfig,
+    *,
+    adapter: bool = False,
+    frozen: bool = False,
+    attention: int = 0,
+    value_bytes: int = 2,
+    packed: bool = False,
 ) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
     The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights, their blocks and what
     rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are
-    recomputed) and 3 of the feed-forward's (0 where that is recomputed), in bf16.
+    recomputed) and 3 of the feed-forward's (0 where that is recomputed), of ``value_bytes`` each. Where the kernels keep
+    ``packed`` weights, there are two more copies of these.
 
     ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
     """
@@ -49,7 +57,8 @@ def check_memory(
         )
     widths = {"layer": shape.d_model, "mlp": 4 * shape.d_model, "none": 4 * shape.d_model + 3 * shape.ffn_dim}
     per_layer = widths[config.recompute]
-    step = 2 * config.micro_batch * config.seq_len * shape.n_layers * per_layer + attention
+    step = value_bytes * config.micro_batch * config.seq_len * shape.n_layers * per_layer + attention
+    step += 2 * value_bytes * shape.n_params if packed else 0
     if state + step > free:
         return (
             f"warning: a step needs about {(state + step) / GIB:.1f} GiB, {free / GIB:.1f} GiB are available; "

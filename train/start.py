@@ -255,7 +255,16 @@ def _new_model(
     frozen = config.preference.loss == "dpo" or config.distill.teacher == "self" or config.distill.born_again > 0
     masked = train.mask_documents or config.data.has_chat or any(shape.local_layers)
     attention = attention_bytes(shape, train, environment, masked=masked)
-    warning = check_memory(shape, train, adapter=config.lora.rank > 0, frozen=frozen, attention=attention)
+    kernels = environment.kernels
+    warning = check_memory(
+        shape,
+        train,
+        adapter=config.lora.rank > 0,
+        frozen=frozen,
+        attention=attention,
+        value_bytes=2 if environment.precision == "bf16" else 4,
+        packed=kernels is not None and unsupported_shape(shape, kernels) is None and train.recompute == "none",
+    )
     torch.manual_seed(train.seed)
     if directory and ranks.main:
         added = new_ids(directory, tokenizer) if config.lora.rank else range(0)

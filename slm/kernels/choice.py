@@ -67,9 +67,19 @@ def open_kernels(name: str | bool, precision: Precision, *, exact: bool = False)
 def fault(variant: Variant) -> str | None:
     """What is wrong with these kernels on this machine, in some words; None where they compute what PyTorch computes.
 
-    The answer is kept beside the library. Where there is none (the trial was stopped from outside), they are taken to
-    work.
+    The trial's answer is kept beside the library. Where there is none (the trial was stopped from outside), they are
+    taken to work, if they can be loaded: the cache's folder may allow no programs, and a file may be damaged.
     """
+    if found := _found_fault(variant):
+        return found
+    try:
+        load(variant.name)
+    except (RuntimeError, OSError) as error:
+        return f"cannot be loaded ({one_line(error)})"
+    return None
+
+
+def _found_fault(variant: Variant) -> str | None:
     try:
         library = variant.build()
     except (RuntimeError, OSError) as error:
@@ -88,13 +98,14 @@ def fault(variant: Variant) -> str | None:
 def slowness(variant: Variant) -> str | None:
     """Why these kernels are not worth taking, in some words; None where they are. They must be built.
 
-    The measured rate is kept beside the library.
+    The measured rate is kept beside the library, for one number of threads.
     """
     kept = variant.build().with_suffix(".gain.json")
     threads, found = torch.get_num_threads(), 0.0
-    try:
-        found = json.loads(kept.read_text())["gain"]
-    except (OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(kept.read_text())
+        found = known["gain"] if known["threads"] == threads else 0.0
+    if not found:
         with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError):
             done = run_trial("slm.kernels.step_rate", variant.name, str(threads))
             found = _answer(done.stdout.decode(errors="replace"))["gain"]

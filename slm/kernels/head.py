@@ -82,7 +82,8 @@ class Head:
         work, (N, D), V = self._work, h_ND.shape, packed.rows
         at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
         logits = work.room("logits", at_once, V)
-        sums = work.buffer("head_sums", at_once, D, dtype=torch.float32)
+        # Not of ``at_once`` rows, which are fewer with all words than with drawn ones.
+        sums = work.buffer("head_sums", min(N, HEAD_ROWS), D, dtype=torch.float32)
         nats = 0.0
         for start in range(0, N, at_once):
             part = slice(start, min(N, start + at_once))

@@ -35,6 +35,8 @@ TITLES = {
 _CACHES = 4
 """The array that is read is this many times as large as the last-level caches, and at least 256 MiB."""
 _LEAST_BYTES, _MOST_BYTES = 2**28, 2**32
+_PORTION_BYTES = 2**23
+"""That a thread reads between two looks at the clock: ``PORTION`` in roofline.cpp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def measure_here(library: ctypes.CDLL, threads: int, seconds: float = SECONDS) -
         rates = {count: function(count, seconds) / 1e9 for count in sorted({1, threads})}
         if all(rates.values()):
             peaks[name] = rates
-    size = read_size()
+    size = read_size(threads)
     return {
         "threads": threads,
         "register_peak_gflops": peaks,
@@ -127,9 +129,10 @@ def measure_here(library: ctypes.CDLL, threads: int, seconds: float = SECONDS) -
     }
 
 
-def read_size() -> int:
-    """Bytes of the array that is read: far more than the caches hold, and at most a quarter of the free memory."""
-    wanted = min(max(_LEAST_BYTES, _CACHES * last_level_caches()), _MOST_BYTES)
+def read_size(threads: int) -> int:
+    """Bytes of the array that is read: far more than the caches hold, two portions for each thread, and at most a
+    quarter of the free memory."""
+    wanted = min(max(_LEAST_BYTES, _CACHES * last_level_caches(), 2 * threads * _PORTION_BYTES), _MOST_BYTES)
     return min(wanted, available_bytes() // 4)
 
 

@@ -22,12 +22,6 @@ INLINE void store_bf16(bf16* p, __m512 left, __m512 right) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(right, left));
 }
 INLINE void store_bf16(bf16* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
-INLINE float to_float(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
 INLINE bf16 to_bf16(float f) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
@@ -55,7 +49,7 @@ INLINE __m512 exp2_512(__m512 x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
     return _mm512_maskz_scalef_ps(normal, p, n);
 }
-constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+constexpr float LOG2_E = 1.44269504f;
 
 // 1 / x to f32 precision: the processor's estimate (14 bits) and one Newton step; faster than a division.
 INLINE __m512 reciprocal512(__m512 x) {

@@ -6,12 +6,15 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
+import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data.storage import cache_home
+from data.storage import cache_home, fsync
 
 
 def compiler(*, gcc_only: bool = False) -> str | None:
@@ -19,9 +22,9 @@ def compiler(*, gcc_only: bool = False) -> str | None:
 
     This is the one that torch.compile takes: ``$CXX`` where that is set, else g++, else clang++. ``gcc_only`` leaves
     clang++ out, for libraries that share torch's OpenMP threads: torch brings GCC's runtime, and clang++ would load a
-    second one. A ``$CXX`` that is not GCC's is then passed over.
+    second one. A ``$CXX`` that is not GCC's is then passed over. Of ``CXX="ccache g++"`` the compiler counts.
     """
-    named = os.environ.get("CXX", "")
+    named = (shlex.split(os.environ.get("CXX", "")) or [""])[-1]
     if not gcc_only:
         return shutil.which(named or "g++") or shutil.which("clang++")
     name = Path(named).name
@@ -29,7 +32,8 @@ def compiler(*, gcc_only: bool = False) -> str | None:
 
 
 def torch_compile_lacks() -> str | None:
-    """What torch.compile lacks here, and what to install; None where it has all. Its loops are OpenMP's."""
+    """What torch.compile lacks here, and what to install; None where it has all. Its loops are OpenMP's, in modules of
+    Python's."""
     command = compiler()
     if command is None:
         return "there is no C++ compiler (apt install g++)"
@@ -41,7 +45,8 @@ def torch_compile_lacks() -> str | None:
             text=True,
         )
         if tried.returncode == 0:
-            return None
+            has_python = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
+            return None if has_python else "Python's headers are missing (apt install python3-dev)"
     return f"{Path(command).name} has no OpenMP here (apt install g++, or libomp-dev for clang++)"
 
 
@@ -80,22 +85,29 @@ def build(
     library = cache_dir() / f"{key.hexdigest()[:24]}.so"
     if library.exists():
         return library
-    fresh = library.with_name(f"{library.name}.{os.getpid()}")
+    fresh: Path | None = None
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with _alone(library):
             if library.exists():  # another process has built it meanwhile
                 return library
+            handle, name = tempfile.mkstemp(dir=library.parent, prefix=f"{library.name}.")
+            os.close(handle)
+            fresh = Path(name)
             done = subprocess.run(
                 [command, *flags, *map(str, sources), "-o", str(fresh)], capture_output=True, text=True
             )
             if done.returncode:
                 raise RuntimeError(f"{command} could not build {what}: {done.stderr.strip()[:300]}")
+            fresh.chmod(0o755)
+            fsync(fresh)  # an empty file in its place would stay for good
             fresh.replace(library)
     except OSError as error:
         raise RuntimeError(f"cannot keep {what} in {library.parent}: {error.strerror}") from None
     finally:
-        fresh.unlink(missing_ok=True)
+        if fresh is not None:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
     return library
 
 

@@ -40,6 +40,17 @@ def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monk
     assert "train.gradient_checkpointing=true" in warned
 
 
+def test_a_step_counts_what_the_kernels_keep_and_the_format_of_its_values(monkeypatch):
+    values = 4 * 32 * (4 * 256 + 3 * 256)
+    for value_bytes, packed, step in ((2, False, 2 * values), (4, True, 4 * values + 8 * SMALL.n_params)):
+        needed = SMALL.training_state_bytes + step
+        options = {"value_bytes": value_bytes, "packed": packed}
+        monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed)
+        assert check_memory(SMALL, config(), **options) is None
+        monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed - 1)
+        assert "warning: a step needs" in check_memory(SMALL, config(), **options)
+
+
 def test_what_rounding_makes_up_for_errors_with_counts(monkeypatch):
     """Moments and factors of four inputs: 256 columns each here, in f32."""
     nearest = SMALL.training_state_bytes + memory.QAT_BYTES * SMALL.n_params

@@ -9,7 +9,7 @@ import pytest
 
 from slm.kernels import choice, self_check
 from slm.kernels import step_rate as speed
-from slm.kernels.native import VARIANTS, Variant, variants_for
+from slm.kernels.native import VARIANTS, Kernels, Variant, variants_for
 from slm.kernels.self_check import SHAPE
 from slm.kernels.step_rate import gain, step_rate
 from slm.machine import crashes
@@ -47,6 +47,7 @@ def cache(monkeypatch, tmp_path) -> Path:
     library = tmp_path / "kernels.so"
     library.touch()
     monkeypatch.setattr(Variant, "build", lambda self: library)
+    monkeypatch.setattr(choice, "load", lambda name: None)
     return library.with_suffix(".trial.json")
 
 
@@ -222,3 +223,16 @@ def test_amx_needs_linuxs_permission(monkeypatch):
     assert replace(amx, name="other").unavailable() != "Linux does not give this process AMX's tiles"
     monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(amx.needs) - {"amx_bf16"})
     assert amx.unavailable() == "this processor has no amx_bf16"
+
+
+def test_a_library_that_cannot_be_loaded_is_a_fault(monkeypatch, cache):
+    """The cache's folder allows no programs (noexec), or a power cut has left an empty file."""
+    monkeypatch.undo()
+    library = cache.with_suffix("").with_suffix(".so")
+    monkeypatch.setattr(Variant, "build", lambda self: library)
+    monkeypatch.setattr(choice, "load", lambda name: Kernels(library, name))
+    cache.write_text(json.dumps({"fault": None}))
+    assert choice.fault(AVX2).startswith("cannot be loaded (")
+    chosen, why = choice.choose("f32")
+    assert chosen is None
+    assert "cannot be loaded" in why

@@ -154,7 +154,8 @@ def test_no_block_size_stands_in_python():
         str(math.prod(int(each) for each in text.replace("MR", named["MR"]).split("*"))) for text in named.values()
     }
     numbers -= {named["MR"]}
-    for module in ("fused.py", "packed.py"):
+    modules = ("fused", "packed", "workspace", "operations", "head", "forward", "backward", "gradients")
+    for module in (f"{name}.py" for name in modules):
         code = re.sub(
             r'""".*?"""|#[^\n]*|torch\.int32|torch\.float32', "", (FOLDER / module).read_text(), flags=re.DOTALL
         )

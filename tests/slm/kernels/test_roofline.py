@@ -71,6 +71,6 @@ def test_the_array_is_larger_than_all_caches(tmp_path, monkeypatch):
     assert roofline.last_level_caches(tmp_path / "nothing") == 0
     monkeypatch.setattr(roofline, "available_bytes", lambda: 64 << 30)
     monkeypatch.setattr(roofline, "last_level_caches", lambda: caches)
-    assert roofline.read_size() == 512 << 20
+    assert roofline.read_size(2) == 512 << 20
     monkeypatch.setattr(roofline, "available_bytes", lambda: 1 << 30)
-    assert roofline.read_size() == 256 << 20
+    assert roofline.read_size(2) == 256 << 20

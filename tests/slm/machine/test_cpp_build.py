@@ -47,6 +47,12 @@ def test_the_environment_names_another_gcc(tools, monkeypatch):
     assert compiler() == compiler(gcc_only=True) == str(folder / "x86_64-linux-gnu-g++-13")
 
 
+def test_a_cache_before_the_compiler_is_passed_over(tools, monkeypatch):
+    folder = tools("ccache", "g++")
+    monkeypatch.setenv("CXX", "ccache g++")
+    assert compiler() == compiler(gcc_only=True) == str(folder / "g++")
+
+
 def test_a_clang_that_the_environment_names_does_not_build_what_shares_torchs_threads(tools, monkeypatch):
     folder = tools("g++", "clang++")  # its name ends with g++, too
     monkeypatch.setenv("CXX", str(folder / "clang++"))
@@ -54,11 +60,17 @@ def test_a_clang_that_the_environment_names_does_not_build_what_shares_torchs_th
     assert compiler(gcc_only=True) == str(folder / "g++")
 
 
-def test_torch_compile_needs_openmp_as_debians_clang_alone_has_not(tools):
+def test_torch_compile_needs_openmp_as_debians_clang_alone_has_not(tools, tmp_path, monkeypatch):
     folder = tools()
+    headers = tmp_path / "include"
+    headers.mkdir()
+    (headers / "Python.h").touch()
+    monkeypatch.setattr(cpp_build.sysconfig, "get_path", lambda _: str(headers))
     assert torch_compile_lacks() == "there is no C++ compiler (apt install g++)"
     tools("clang++")
     assert torch_compile_lacks() is None
+    (headers / "Python.h").unlink()
+    assert torch_compile_lacks() == "Python's headers are missing (apt install python3-dev)"
     (folder / "clang++").write_text("#!/bin/sh\nread line\n[ \"$line\" != '#include <omp.h>' ]\n")
     assert torch_compile_lacks() == "clang++ has no OpenMP here (apt install g++, or libomp-dev for clang++)"
 
