@@ -50,6 +50,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     try:
         early_interrupt.give_back()
         status = main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
     except UserError as error:
         if os.environ.get("SLM_DEBUG"):
             raise

@@ -36,7 +36,7 @@ def candidates(words: list[str], current: str) -> list[str]:
     if not sign:
         extra = {"nproc": 1, "nnodes": 1, "main": ""} if name in SEVERAL else {}
         return _beginning(current, ["--help", *(f"{each}=" for each in [*known, *extra])])
-    if (CONFIG_DIR / key).is_dir():
+    if isinstance(known.get(key), str) and (CONFIG_DIR / key).is_dir():
         return [f"{key}={each}" for each in _beginning(value, choices(key))]
     if isinstance(known.get(key), bool):
         return [f"{key}={each}" for each in _beginning(value, ("true", "false"))]

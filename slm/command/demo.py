@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from slm import cli
+from slm.configuration import assigned
 
 OUR_WORDS = ("preset=tiny", "name=demo", "train.max_minutes=7")
 OUR_EVALUATION = ("eval.max_tokens=30000", "eval.coherence_stories=64")
@@ -36,8 +37,14 @@ def own_words(ours: Sequence[str], argv: list[str]) -> tuple[list[str], Path]:
     """The training's words, those of ``argv`` in place of ``ours``, and the run's directory."""
     given = {word.partition("=")[0] for word in argv}
     words = [word for word in ours if word.partition("=")[0] not in given] + argv
-    values = dict(word.split("=", 1) for word in words if "=" in word)
+    values = {key: unquoted(value) for key, _, value in (word.partition("=") for word in words)}
     return words, Path(values.get("runs_dir", "runs")) / values["name"]
+
+
+def unquoted(value: str) -> str:
+    """A value without the quotes that Hydra wants around some characters."""
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    return value[1:-1].replace("\\" + value[0], value[0]) if quoted else value
 
 
 def steps(words: list[str], root: Path) -> list[list[str]]:
@@ -45,7 +52,7 @@ def steps(words: list[str], root: Path) -> list[list[str]]:
     return [
         ["train", *words],
         ["export", f"run={root}", "quant=q4_k_m"],
-        ["eval", f"run={root}", f"eval.text={root / 'validation.txt'}", *OUR_EVALUATION],
+        ["eval", f"run={root}", assigned("eval.text", root / "validation.txt"), *OUR_EVALUATION],
         ["chat", f"model={root}", "prompt=Once upon a time", "max_tokens=300", "temperature=0.6"],
     ]
 

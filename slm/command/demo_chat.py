@@ -8,7 +8,8 @@ from pathlib import Path
 from data.chat.story_chat import exam
 from data.errors import UserError
 from slm import cli
-from slm.command.demo import own_words, run_all
+from slm.command.demo import own_words, run_all, unquoted
+from slm.hub.name import hub_name
 
 BASE = "runs/demo"
 OUR_WORDS = (f"base={BASE}", "name=demo-chat", "train.max_minutes=5", "train.max_steps=4000", "train.micro_batch=2")
@@ -18,8 +19,8 @@ QUESTIONS = 60
 def main(argv: list[str]) -> int:
     """Run the stages one after the other. Returns the status of the first that fails, or 0."""
     words, root = own_words(OUR_WORDS, argv)
-    base = [word.removeprefix("base=") for word in words if word.startswith("base=")][-1]
-    if not Path(base).exists():
+    base = unquoted([word.removeprefix("base=") for word in words if word.startswith("base=")][-1])
+    if hub_name(base) is None and not Path(base).exists():
         raise UserError(f"{base} does not exist: run `{cli.spelled('demo')}` first, or give base=")
     if status := run_all(steps(words, root), _show_question):
         return status

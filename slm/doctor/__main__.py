@@ -1,6 +1,5 @@
 """``python -m slm.doctor``: examine this machine, and print what was found, what will be used, and what would help."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,4 +36,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    cli.run(main)

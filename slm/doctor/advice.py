@@ -3,20 +3,30 @@
 Tested in tests/slm/test_doctor.py.
 """
 
+import os
 import shlex
 import sys
 from typing import Any
 
 from slm import cli
 from slm.llama import verdict
+from slm.llama.rebuild import KEEP_STORES, NATIVE, installed_version
+from slm.machine.cpp_build import cpu_flags
 
-BUILD_LLAMA = (
-    f"CMAKE_ARGS=-DGGML_NATIVE=ON {shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps "
-    f"--no-binary {verdict.PACKAGE} {verdict.PACKAGE}"
-)
 SLOW_DISK_MB_PER_S = 50
 BUSY = 0.5
 """Share of the cores in use by other programs above which the doctor's rates are too low."""
+
+
+def build_llama() -> str:
+    """The command that builds the installed version of llama.cpp, or the newest one, for this processor."""
+    version = installed_version()
+    package = f"{verdict.PACKAGE}=={version}" if version else verdict.PACKAGE
+    flags = f"{NATIVE} {KEEP_STORES}" if "amx_tile" in cpu_flags() else NATIVE
+    return (
+        f"CMAKE_ARGS={shlex.quote(os.environ.get('CMAKE_ARGS') or flags)} {shlex.quote(sys.executable)} -m pip install "
+        f"--force-reinstall --no-cache-dir --no-deps --no-binary {verdict.PACKAGE} {package}"
+    )
 
 
 def advice(record: dict[str, Any]) -> list[str]:
@@ -62,13 +72,13 @@ def advice(record: dict[str, Any]) -> list[str]:
         fault = record["llama_cpp_check"]["fault"]
         found.append(f"llama.cpp {fault}: {verdict.REBUILD} builds it again for this processor")
     elif record["llama_cpp"] is None:
-        found.append(f"llama-cpp-python cannot be loaded: {BUILD_LLAMA} builds it again")
+        found.append(f"llama-cpp-python cannot be loaded: {build_llama()} builds it again")
     else:
         missing = _not_built_in(record["isa"], record["llama_cpp"])
         if missing:
-            found.append(f"llama.cpp was built without {missing}: {BUILD_LLAMA} builds one that serves faster")
+            found.append(f"llama.cpp was built without {missing}: {build_llama()} builds one that serves faster")
     if record["disk_mb_per_s"] is None:
-        found.append(f"{record['runs_dir']} cannot be written: choose another place with runs_dir=DIR")
+        found.append(f"{record['runs_dir']} cannot be written, or is full: choose another place with runs_dir=DIR")
     elif record["disk_mb_per_s"] < SLOW_DISK_MB_PER_S:
         found.append(
             f"the disk of {record['runs_dir']} takes {record['disk_mb_per_s']} MB/s: put runs on a faster one "

@@ -85,7 +85,7 @@ def _processor() -> dict[str, Any]:
         "threads": {
             "train": hardware.compute_threads(),
             "export": hardware.compute_threads(),
-            "serve": hardware.n_threads(),
+            "serve": hardware.compute_threads(),
         },
     }
 
@@ -93,7 +93,10 @@ def _processor() -> dict[str, Any]:
 def _memory(runs_dir: Path) -> dict[str, Any]:
     total, available = memory.total_bytes(), memory.available_bytes()
     folder = next(path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.is_dir())
-    writable = os.access(folder, os.W_OK)
+    speed = None
+    if os.access(folder, os.W_OK):
+        with contextlib.suppress(OSError):  # the disk is full, or another machine's that refuses root
+            speed = round(probes.disk_mb_per_s(folder))
     return {
         "memory_gib": round(total / 2**30, 1),
         "memory_available_gib": round(available / 2**30, 1),
@@ -101,7 +104,7 @@ def _memory(runs_dir: Path) -> dict[str, Any]:
         "huge_pages": probes.huge_pages(),
         "runs_dir": str(runs_dir),
         "disk_free_gib": round(shutil.disk_usage(folder).free / 2**30, 1),
-        "disk_mb_per_s": round(probes.disk_mb_per_s(folder)) if writable else None,
+        "disk_mb_per_s": speed,
         "compile_cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor")),
     }
 

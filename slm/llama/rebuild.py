@@ -28,14 +28,25 @@ def _without(*flags: str) -> str:
     return f'-DCMAKE_C_FLAGS="{joined}" -DCMAKE_CXX_FLAGS="{joined}"'
 
 
-def remedies(verdict: Verdict, flags: Set[str], cmake_args: str) -> Iterator[tuple[str, str]]:
+def installed_version() -> str | None:
+    """Of llama-cpp-python; None where it is not installed."""
+    try:
+        return metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def remedies(verdict: Verdict, flags: Set[str], cmake_args: str, *, asked: bool = False) -> Iterator[tuple[str, str]]:
     """Ways to build llama.cpp that may mend the fault, the best one first: what it does, in words, and CMAKE_ARGS.
 
     ``flags``: the processor's. ``cmake_args``: what the present build was made with, as far as the environment says.
+    ``asked``: whether a person has set them, or a compiler, which the present build may not know of yet.
     """
     # Of two options with one name, CMake takes the last one.
     if verdict.signal == "SIGILL":
         yield "for this processor", NATIVE
+    if asked:
+        yield "as the environment asks", cmake_args
     if "amx_tile" in flags:
         if "-fno-tree-dse" not in cmake_args:
             yield "with all stores of AMX's tile configuration kept", f"{cmake_args} {KEEP_STORES}"
@@ -46,7 +57,7 @@ def remedies(verdict: Verdict, flags: Set[str], cmake_args: str) -> Iterator[tup
 
 def build(cmake_args: str) -> None:
     """Builds the installed version of llama-cpp-python again from its source. ``UserError`` where that fails."""
-    version = metadata.version(PACKAGE)
+    version = installed_version()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     options = ["--force-reinstall", "--no-binary", PACKAGE, "--no-cache-dir", "--no-deps"]
     done = subprocess.run(
@@ -56,14 +67,17 @@ def build(cmake_args: str) -> None:
         text=True,
     )
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or ["no reason given"]
-        raise UserError(f"{PACKAGE} {version} could not be built with CMAKE_ARGS='{cmake_args}': {excerpt(lines[0])}")
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in said if "error" in line.lower() and "subprocess-exited-with-error" not in line]
+        reason = (errors or said[-1:] or ["no reason given"])[0]
+        raise UserError(f"{PACKAGE} {version} could not be built with CMAKE_ARGS='{cmake_args}': {excerpt(reason)}")
 
 
 def mend(
     flags: Set[str],
     cmake_args: str,
     *,
+    asked: bool = False,
     try_build: Callable[[], Verdict] = examine,
     build: Callable[[str], None] = build,
 ) -> Verdict:
@@ -72,7 +86,7 @@ def mend(
     if verdict.fault is None:
         return verdict
     fault = verdict.fault
-    for words, arguments in remedies(verdict, flags, cmake_args):
+    for words, arguments in remedies(verdict, flags, cmake_args, asked=asked):
         print(f"llama.cpp {verdict.fault}. Building it again {words}: 3 to 4 minutes on two cores.", flush=True)
         build(arguments)
         verdict = try_build()
@@ -86,7 +100,10 @@ def mend(
 
 def main(argv: list[str]) -> None:
     """Checks, mends where that is needed, and prints one line about the result."""
-    verdict = mend(cpu_flags(), os.environ.get("CMAKE_ARGS") or NATIVE)
+    given = os.environ.get("CMAKE_ARGS") or NATIVE
+    # The Makefile sets NATIVE, and KEEP_STORES for AMX: what is neither is a person's.
+    asked = bool(given.replace(KEEP_STORES, "").strip() not in ("", NATIVE) or {"CC", "CXX"} & os.environ.keys())
+    verdict = mend(cpu_flags(), given, asked=asked)
     if verdict.unknown:
         print(f"llama.cpp could not be checked: {verdict.unknown}")
     else:

@@ -1,5 +1,8 @@
 """Package indexes: which one is used, and whether it can be reached. One short request each, tried twice."""
 
+import configparser
+import contextlib
+import http.client
 import os
 import ssl
 import subprocess
@@ -27,7 +30,7 @@ def unreachable_index(*, uv: bool) -> Iterator[str]:
         other = "UV_DEFAULT_INDEX" if uv else "PIP_INDEX_URL"
         yield (
             f"{without_password(url)} cannot be reached ({reason}): check the network, https_proxy, or name a mirror "
-            f"with {other}=URL"
+            f"with {other}=URL (CHECK=no goes on without this check)"
         )
 
 
@@ -39,22 +42,42 @@ def configured(*, uv: bool) -> dict[str, str]:
     for key, name in (("find-links", f"{prefix}_FIND_LINKS"), ("no-index", f"{prefix}_NO_INDEX")):
         found[key] = os.environ.get(name, "")
     if not uv:
-        done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
+        for key, value in _pip_settings():
+            if key in found and not found[key]:
+                found[key] = value
+    return {key: value for key, value in found.items() if value}
+
+
+def _pip_settings() -> Iterator[tuple[str, str]]:
+    """The options of pip's configuration files, as far as they say where packages come from: those that count first."""
+    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    if done.returncode == 0:
         for line in done.stdout.splitlines():
             name, _, value = line.partition("=")
-            key = name.rpartition(".")[2]
-            if key in found and not found[key]:
-                found[key] = value.strip("'\"")
-    return {key: value for key, value in found.items() if value}
+            yield name.rpartition(".")[2], value.strip("'\"")
+        return
+    # Debian's Python has no pip of its own; the environment's will read these.
+    own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pip/pip.conf"
+    named = [Path(each)] if (each := os.environ.get("PIP_CONFIG_FILE")) else []
+    for path in (*named, own, Path.home() / ".pip/pip.conf", Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")):
+        parser = configparser.RawConfigParser()
+        with contextlib.suppress(OSError, configparser.Error, UnicodeError):
+            parser.read(path, encoding="utf-8")
+            for section in ("install", "global"):
+                if parser.has_section(section):
+                    yield from parser.items(section)
 
 
 def unreachable(url: str) -> str | None:
     """Why ``url`` gives no answer, in some words; None where it does. A path or ``file:`` is looked up on the disk."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme in ("", "file"):
+    try:
+        parts = urllib.parse.urlsplit(url)
+        request = urllib.request.Request(without_password(url), method="HEAD") if parts.scheme else None
+    except ValueError as error:
+        return f"it is no address: {error}"
+    if request is None or parts.scheme == "file":
         path = Path(urllib.request.url2pathname(parts.path))
         return None if path.exists() else f"{path} does not exist"
-    request = urllib.request.Request(without_password(url), method="HEAD")
     user = parts.username
     if user:
         import base64
@@ -70,13 +93,13 @@ def unreachable(url: str) -> str | None:
                 return None
         except urllib.error.HTTPError as error:
             reason = f"HTTP {error.code} {error.reason}"
-            if error.code == 405:
-                return None  # it is there, and answers no HEAD
+            if error.code in (401, 403, 405, 407):
+                return None  # it is there: pip may have a password for it, and asks otherwise than by HEAD
             if error.code < 500:
                 return reason
         except ssl.SSLCertVerificationError:
             return None  # pip may have other certificates
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return None

@@ -30,7 +30,7 @@ def install(venv: Path, torch_index: str, *, uv: str | None) -> None:
     )
     if not uv:
         _run([*tool, "--upgrade", "pip"], "pip could not be renewed")
-    if not _has_torch(python):
+    if not _has_torch(tool):
         source, line = torch_source(tool, torch_index)
         if line:
             print(line, flush=True)
@@ -109,9 +109,10 @@ def _is_uv(tool: list[str]) -> bool:
     return "-m" not in tool
 
 
-def _has_torch(python: Path) -> bool:
-    code = "from importlib import metadata; metadata.version('torch')"
-    return subprocess.run([str(python), "-I", "-c", code], capture_output=True).returncode == 0
+def _has_torch(tool: list[str]) -> bool:
+    """Whether a torch is installed that the project takes; asked of the installer, which would find one nowhere else."""
+    command = [*tool, "--dry-run", "--no-deps", "--no-index", torch_requirement()]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _run(command: list[str], failure: str) -> None:

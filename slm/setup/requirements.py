@@ -94,7 +94,7 @@ def too_little_room(venv: Path) -> Iterator[str]:
     for folder, needed, what in folders:
         free = shutil.disk_usage(folder).free / 1e9
         if free < needed:
-            yield f"the disk of {folder.absolute()} has {free:.1f} GB free: {what} need {needed:.0f} GB"
+            yield f"the disk of {folder.absolute()} has {free:.1f} GB free: {what} need {needed:.1f} GB"
 
 
 def to_install(*, apt: str, dnf: str, mac: str) -> str:

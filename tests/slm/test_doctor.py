@@ -97,6 +97,7 @@ def test_a_good_machine_needs_nothing():
         ({"cpu_quota": 1.5}, "a CPU quota of 1.5 for 8 cores"),
         ({"hybrid": True, "fast_cores": 4}, "slow cores next to 4 fast ones"),
         ({"llama_cpp": ["AVX2"]}, "llama.cpp was built without AVX512-BF16"),
+        ({"llama_cpp": ["AVX2"]}, "--no-cache-dir --no-deps --no-binary llama-cpp-python llama-cpp-python=="),
         ({"llama_cpp": None}, "llama-cpp-python cannot be loaded"),
         (
             {"llama_cpp_check": {"works": ["f32"], "fault": "dies with SIGSEGV when it computes f16", "unknown": None}},

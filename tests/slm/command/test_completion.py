@@ -57,6 +57,9 @@ def test_file_names(folder):
         "data.files=[books/a.txt,books/b.txt"
     ]
     assert candidates(["export"], "run=.h") == ["run=.hidden"]
+    # configs/model has presets of that name; a server's model is a file.
+    assert candidates(["serve"], "model=ru") == ["model=runs/"]
+    assert candidates(["train"], "model=t") == ["model=tiny"]
 
 
 def shell(command: list[str], text: str, folder) -> list[str]:

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from slm.command import demo
+from slm.configuration import assigned
 from tests.helpers import REPOSITORY
 
 SMALL = (
@@ -98,3 +100,10 @@ def test_ctrl_c_reaches_the_training_which_saves(tmp_path):
     assert process.returncode == 130, out
     assert "Traceback" not in out
     assert list((tmp_path / "runs/demo/checkpoints").glob("step-*")), out
+
+
+def test_a_value_in_the_quotes_that_hydra_wants_names_the_same_folder():
+    _, root = demo.own_words(demo.OUR_WORDS, ["runs_dir='/tmp/a(b)'", 'name="it\\"s"'])
+    assert root == Path('/tmp/a(b)/it"s')
+    evaluation = demo.steps([], root)[2]
+    assert evaluation[2] == assigned("eval.text", root / "validation.txt")

@@ -65,8 +65,25 @@ def test_where_nothing_helps_it_says_so(flags):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [{"CMAKE_ARGS": "-DGGML_NATIVE=OFF"}, {"CXX": "clang++"}])
+def test_what_the_environment_asks_for_is_built_first(given, monkeypatch):
+    """As the advice above says: the present build knows nothing of it."""
+    for name in ("CMAKE_ARGS", "CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rebuild, "cpu_flags", lambda: {"avx2"})
+    built, left = [], iter([DEAD, GOOD])
+    real = rebuild.mend
+    monkeypatch.setattr(
+        rebuild, "mend", lambda *args, **more: real(*args, **more, try_build=lambda: next(left), build=built.append)
+    )
+    rebuild.main([])
+    assert built == [given.get("CMAKE_ARGS", rebuild.NATIVE)]
+
+
 def test_it_says_which_types_work(monkeypatch, capsys):
-    monkeypatch.setattr(rebuild, "mend", lambda flags, cmake_args: GOOD)
+    monkeypatch.setattr(rebuild, "mend", lambda flags, cmake_args, asked: GOOD)
     rebuild.main([])
     assert capsys.readouterr().out == "llama.cpp works here: f16, q8_0\n"
 

@@ -34,10 +34,11 @@ def test_what_answers_can_be_reached(server, monkeypatch):
     url, asked = server
     assert index.unreachable(f"{url}/simple/pip/") is None
     assert index.unreachable(f"{url}/405/") is None
+    assert index.unreachable(f"{url}/401/") is None  # pip may have a password for it
     assert index.unreachable(f"{url}/404/") == "HTTP 404 Not Found"
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert index.unreachable(f"{url}/503/") == "HTTP 503 Service Unavailable"
-    assert len(asked) == 5  # an ailing server is asked again, once
+    assert len(asked) == 6  # an ailing server is asked again, once
 
 
 def test_a_password_is_sent_and_not_shown(server):
@@ -82,3 +83,23 @@ def test_the_index_is_the_one_that_is_configured(settings, tmp_path):
     assert "UV_DEFAULT_INDEX=URL" in line
     settings.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert list(index.unreachable_index(uv=False)) == []
+
+
+def test_pips_files_are_read_where_there_is_no_pip(settings, tmp_path):
+    """Debian's own Python has none; that of the environment, which is made later, reads them."""
+    folder = tmp_path / ".config/pip"
+    folder.mkdir(parents=True)
+    (folder / "pip.conf").write_text("[global]\nindex-url = http://127.0.0.1:9/of-a-file\n")
+    settings.setenv("HOME", str(tmp_path))
+    settings.delenv("XDG_CONFIG_HOME", raising=False)
+    without_pip = tmp_path / "python"
+    without_pip.write_text("#!/bin/sh\necho No module named pip >&2\nexit 1\n")
+    without_pip.chmod(0o755)
+    settings.setattr(index.sys, "executable", str(without_pip))
+    assert index.configured(uv=False)["index-url"] == "http://127.0.0.1:9/of-a-file"
+
+
+@pytest.mark.parametrize("url", ["https://host:abc/simple", "https://a host/simple", "http://[::1/simple"])
+def test_an_address_that_is_none_is_told(url, monkeypatch):
+    monkeypatch.setattr(index.time, "sleep", lambda _: None)
+    assert index.unreachable(url)

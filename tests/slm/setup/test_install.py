@@ -75,6 +75,13 @@ def test_pip_itself_says_what_comes(tmp_path, monkeypatch, requires, coming):
     assert install.what_comes(tool, "no_such_package") is None
 
 
+def test_only_a_torch_that_the_project_takes_counts(monkeypatch):
+    """Another one would be replaced by that of the ordinary index, which has CUDA."""
+    assert install._has_torch(PIP)
+    monkeypatch.setattr(install, "torch_requirement", lambda: "torch==1.0.0")
+    assert not install._has_torch(PIP)
+
+
 def test_torch_is_the_one_of_pyproject():
     assert install.torch_requirement().startswith("torch>=2.")
 

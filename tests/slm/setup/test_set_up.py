@@ -16,6 +16,7 @@ from tests.helpers import REPOSITORY
 NOTES = """import json, os, sys
 with open(os.environ["NOTES"], "a") as notes:
     notes.write(json.dumps([os.getcwd(), sys.executable, *sys.argv[1:]]) + "\\n")
+sys.exit("--no-index" in sys.argv)  # nothing is installed yet
 """
 
 
@@ -62,7 +63,8 @@ def test_set_up_in_a_path_with_blanks(tmp_path):
     asked = [json.loads(line) for line in notes.read_text().splitlines()]
     python = str(folder / ".venv" / "bin" / "python")
     assert {(each[0], each[1]) for each in asked} == {(str(folder), python)}
-    upgrade, torch, slm, llama = (each[2:] for each in asked)
+    upgrade, has_torch, torch, slm, llama = (each[2:] for each in asked)
+    assert has_torch[-4:-1] == ["--dry-run", "--no-deps", "--no-index"]
     assert upgrade[-2:] == ["--upgrade", "pip"]
     assert torch[-3:-1] == ["--index-url", f"file://{index}"]
     assert torch[-1].startswith("torch")
