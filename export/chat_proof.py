@@ -27,7 +27,10 @@ def chat_failures(llama: Model, tokenizer: Tokenizer, *, nfc: bool = False) -> l
 
     Compared are the ids that transformers gives for rendered prompts and those of the file. ``nfc``: on NFC text only.
     """
-    if own_template(tokenizer) is None or not llama.chat_template():
+    own, written = own_template(tokenizer), llama.chat_template()
+    if own is not None and written is not None and own != written:
+        return ["its chat template is another one than the checkpoint's"]
+    if own is None or not written:
         return []
     try:
         encoder = ChatEncoder(tokenizer)

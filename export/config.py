@@ -61,8 +61,8 @@ class Naming:
 
     name: str | None = None
     """Base of the file names and general.name; None takes the run's name."""
-    version: str = "v1.0"
-    """Version part of the file names."""
+    version: str | None = None
+    """Version part of the file names; None takes that of a model from elsewhere, else v1.0."""
     license: str | None = None
     """SPDX name; None takes the model card's, where there is one."""
 
@@ -88,8 +88,8 @@ class ExportConfig:
     """Folder of the files."""
     name: str | None = None
     """Base of the file names."""
-    version: str = "v1.0"
-    """Version part of the file names."""
+    version: str | None = None
+    """Version part of the file names; None takes that of a model from elsewhere, else v1.0."""
     license: str | None = None
     """SPDX name."""
     pre: str | None = None

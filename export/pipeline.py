@@ -139,17 +139,20 @@ def _prove_unquantized(making: _Making) -> Proof:
     """Compare what was written. Returns the proof, which other files of the checkpoint are compared by, too."""
     source, options = making.source, making.config.proof
     making.log("comparing with the checkpoint: token ids, logits, perplexity")
+    # Windows of the proof that are no longer than the model's would show nothing of these.
+    n_ctx = max(options.n_ctx, 2 * (source.model.config.sliding_window or 0))
     with making.steps.step("proof: the checkpoint's side"):
         proof = Proof(
             source.scorer,
             source.tokenizer.encode,
             making.proof_text.content,
-            n_ctx=options.n_ctx,
+            n_ctx=n_ctx,
             chunks=options.chunks,
             kl_tokens=options.kl_tokens,
-            nfc=bool(source.vocab.warnings),
+            nfc=source.vocab.nfc,
+            unlike=source.vocab.unmarked,
             n_threads=making.threads,
-            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=bool(source.vocab.warnings)),
+            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=source.vocab.nfc),
         )
     for kind, path in making.unquantized.items():
         with making.steps.step(f"proof: {kind}"):
@@ -223,10 +226,23 @@ def _publish(making: _Making, proof: Proof) -> dict[str, Any]:
             making.staging.publish(finished)
     record |= making.steps.record()
     if published:
-        atomic_write_json(out / RECORD_FILE, record)
+        atomic_write_json(out / RECORD_FILE, record | {"files": [*_rows_before(out, record), *record["files"]]})
         models_written = [out / each["file"] for each in record["files"] if each["type"] != ADAPTER_TYPE]
         modelfile.write(out, making.source.tokenizer, models_written)
     return record
+
+
+def _rows_before(out: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The figures of the folder's other files that an earlier export has compared with the same checkpoint's, on the
+    same text."""
+    try:
+        before = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
+        if any(before[key] != record[key] for key in ("run", "checkpoint", "text", "n_ctx", "tokens")):
+            return []
+        new = {each["file"] for each in record["files"]}
+        return [each for each in before["files"] if each["file"] not in new and each["file"] in record["sha256"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def forget_sums(out: Path, names: Collection[str]) -> dict[str, str]:

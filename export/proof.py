@@ -119,15 +119,18 @@ class Proof:
         chunks: int,
         kl_tokens: int,
         nfc: bool = False,
+        unlike: Sequence[str] = (),
         n_threads: int | None = None,
         more: Callable[[Model], list[str]] = lambda llama: [],
     ) -> None:
-        """``nfc``: compare token ids on NFC text only (the tokenizer normalizes, llama.cpp does not). ``more``: further
+        """``nfc``: compare token ids on NFC text only (the tokenizer normalizes, llama.cpp does not). ``unlike``:
+        tokens that llama.cpp reads otherwise in a plain text; strings that spell one are left out. ``more``: further
         checks of a file, as messages about what failed."""
         self.more = more
         self.checkpoint, self.n_threads = checkpoint, n_threads
         pieces = [text[start : start + TEXT_PIECE] for start in range(0, len(text), TEXT_PIECE)][:TEXT_PIECES]
         strings = [*PROBES, *pieces]
+        strings = [each for each in strings if not any(token in each for token in unlike)]
         self.strings = [unicodedata.normalize("NFC", each) for each in strings] if nfc else strings
         self.ids = [encode(each) for each in self.strings]
         ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])

@@ -45,6 +45,9 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise UserError(f"cannot write into {self.out} ({reason}): make room, or give out=DIR") from error
 
     def path(self, name: str) -> Path:
         """Where to write the file that will be ``out/name``."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from data.errors import UserError, nearest, one_line
+from slm.cli import spelled
 
 T = TypeVar("T")
 _PACKAGED = Path(__file__).resolve().parent / "configs"
@@ -73,7 +74,9 @@ def assigned(key: str, path: Path) -> str:
 
 def _items(text: str) -> list[str]:
     """``[a,'b, c']`` or ``a,b`` as a list of texts. A quote ends an item where a comma or the end follows it."""
-    rest, found = text.strip().removeprefix("[").removesuffix("]").strip(), []
+    rest, found = text.strip(), []
+    if rest.startswith("[") and rest.endswith("]"):
+        rest = rest[1:-1].strip()
     while rest:
         quote = rest[0]
         end = re.search(rf"{quote}\s*(,|$)", rest[1:]) if quote in ("'", '"') else None
@@ -240,6 +243,12 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
         known = _known_keys(config_name, overrides, compose, OmegaConf)
         hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
         return f"there is no option {key!r}; {hint or 'see --help for the list'}"
+    if many := re.search(r"Ambiguous value for argument '([^=']+)=(.*?)'", text):
+        name, values = many.groups()
+        return (
+            f"{name} takes one value, not {values}: write {name}=[{values}] for a list, put a text with a comma into "
+            f"quotes, or compare values with {spelled('sweep')}"
+        )
     merged = re.search(r"Error merging override ([\w.]+)=", text)
     if merged:
         return f"{merged.group(1)} is a group of options: give one of them, as in {merged.group(1)}.NAME=VALUE"
@@ -361,7 +370,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Path and isinstance(value, str | Path):
-        return Path(value)
+        return Path(value).expanduser()
     if hint is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)  # name=125 is a name
     if hint is bool and isinstance(value, bool):

@@ -20,9 +20,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], cap
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*("" if cell is None else str(cell) for cell in row))
-    console = Console()
+    # What is in brackets is text here (a list, a path), and no markup.
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=200)
+        console = Console(width=200, markup=False, emoji=False)
     console.print(grid)
 
 

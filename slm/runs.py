@@ -184,7 +184,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
 
     Raises UserError that says what is there instead, and which runs exist.
     """
-    root = Path(path)
+    root = Path(path).expanduser()
     if not root.exists():
         raise UserError(_missing(root))
     if root.is_file() and root.suffix == ".gguf":

@@ -34,8 +34,8 @@ def check_memory(
     The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights, their blocks and what
     rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are
-    recomputed) and 3 of the feed-forward's (0 where that is recomputed), of ``value_bytes`` each. Where the kernels keep
-    ``packed`` weights, there are two more copies of these.
+    recomputed) and 3 of the feed-forward's (0 where that is recomputed), of ``value_bytes`` each. Where the kernels
+    keep ``packed`` weights, there are two more copies of these.
 
     ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
     """

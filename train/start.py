@@ -17,6 +17,7 @@ from data.stream.loader import Loader, at_saved_commits, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
+from slm.kernels.fused import unsupported_shape
 from slm.llama.verdict import require_working_build
 from slm.machine.hardware import process_seconds
 from slm.model import checkpoint, resize

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from data.errors import UserError, excerpt
+from data.errors import UserError, excerpt, one_line
 
 EOT = "<|endoftext|>"
 # Tokens that end a document in well-known vocabularies: tried where tokenizer.json comes without its configuration.
@@ -79,18 +79,21 @@ class Tokenizer:
         return [token["content"] for token in self.spec.get("added_tokens") or [] if token.get("special")]
 
     def _find_eot(self, vocab: dict[str, int]) -> str:
-        config = json.loads(self.files.get("tokenizer_config.json", b"{}"))
-        declared = config.get("eos_token")
-        if isinstance(declared, dict):
-            declared = declared.get("content")
-        if declared:
-            return declared
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            try:
+                declared = json.loads(self.files.get(name, b"{}")).get("eos_token")
+            except (ValueError, AttributeError) as error:
+                raise UserError(f"{self.name}: {name} cannot be read ({one_line(error)}): copy it again") from error
+            if isinstance(declared, dict):
+                declared = declared.get("content")
+            if declared:
+                return declared
         for candidate in KNOWN_EOT:
             if candidate in vocab:
                 return candidate
         raise UserError(
-            f"{self.name} does not say which token ends a document: set tokenizer.eot_token to one of "
-            f"{', '.join(self._special_names()) or 'its tokens'}"
+            f"{self.name} does not say which token ends a document: give tokenizer_config.json an eos_token, or for "
+            f"training tokenizer.eot_token, one of {', '.join(self._special_names()) or 'its tokens'}"
         )
 
     def encode(self, text: str) -> list[int]:

@@ -7,7 +7,8 @@ Tested in tests/export/bench/test_sweep.py.
 
 import hashlib
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class KeptRows:
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             if kept["key"] == self.key:
-                self.rows = {label: FileResult(**row) for label, row in kept["rows"].items()}
+                self.rows = {label: FileResult(**_numbers(row)) for label, row in kept["rows"].items()}
                 self.choices = dict(kept["choices"])
                 self.unmet = dict(kept.get("unmet", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -58,6 +59,12 @@ class KeptRows:
         rows = {name: asdict(each) for name, each in self.rows.items()}
         content = {"key": self.key, "rows": rows, "choices": self.choices, "unmet": self.unmet}
         atomic_write_json(self.path, content)
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it was: JSON has null for a figure that is not a number."""
+    optional = {each.name for each in fields(FileResult) if "None" in str(each.type)}
+    return {name: math.nan if value is None and name not in optional else value for name, value in row.items()}
 
 
 def fingerprint(path: Path) -> list[Any]:

@@ -41,6 +41,11 @@ class Vocab:
     """SentencePiece's compiled normalization table."""
     warnings: list[str] = field(default_factory=list)
     """What llama.cpp's tokenizer will not do the way the checkpoint's does."""
+    nfc: bool = False
+    """Whether the checkpoint's tokenizer applies Unicode NFC first, which llama.cpp's does not."""
+    unmarked: tuple[str, ...] = ()
+    """Control tokens that the tokenizer's files do not mark as special: the checkpoint's tokenizer finds them in any
+    text, and llama.cpp's where it is asked to parse control tokens."""
 
     def write(self, writer: Any) -> None:
         """Add everything to a ``gguf.GGUFWriter``."""
@@ -109,8 +114,9 @@ def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
 
 def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pre: str | None) -> Vocab:
     warnings = []
-    normalizer = (parsed.get("normalizer") or {}).get("type")
-    if normalizer == "NFC":
+    steps = [step.get("type") for step in _steps(parsed.get("normalizer")) if step.get("type") != "Sequence"]
+    normalizer, nfc = ", ".join(map(str, steps)), bool(steps) and set(steps) == {"NFC"}
+    if nfc:
         warnings.append(
             "the tokenizer applies Unicode NFC first and llama.cpp does not: text with combining marks may get "
             "other ids there (ids are compared on NFC text)"
@@ -132,7 +138,8 @@ def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pr
         _check_id(token_id, vocab_size)
         tokens[token_id], types[token_id] = text.encode(), NORMAL
     _put_added(parsed.get("added_tokens", []), tokens, types, vocab_size)
-    return Vocab(model="gpt2", pre=pre, tokens=tokens, types=types, merges=_merges(parsed["model"]), warnings=warnings)
+    merges = _merges(parsed["model"])
+    return Vocab(model="gpt2", pre=pre, tokens=tokens, types=types, merges=merges, warnings=warnings, nfc=nfc)
 
 
 def _merges(model: dict[str, Any]) -> list[str]:
@@ -258,6 +265,9 @@ def _ids_beyond(parsed: dict[str, Any], vocab_size: int) -> set[int]:
 
 def _note_left_out(vocab: Vocab, tokenizer_json: Path, vocab_size: int) -> None:
     added = _load_json(tokenizer_json).get("added_tokens") or [] if tokenizer_json.is_file() else []
+    vocab.unmarked = tuple(
+        token["content"] for token in added if not token.get("special") and _looks_special(token["content"])
+    )
     if names := [token["content"] for token in added if _is_beyond(token, vocab_size)]:
         vocab.warnings.append(
             f"the model has no row for {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}: left out of the GGUF"

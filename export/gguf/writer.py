@@ -1,7 +1,8 @@
 """Writing a checkpoint as one GGUF file: standard metadata, tokenizer, tensors, standard file name."""
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,12 @@ def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) ->
     if run.is_hf:
         try:
             metadata = gguf.Metadata.load(None, checkpoint, run.name if run.pinned else None, n_params)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(
                 f"the header of {checkpoint / 'README.md'} is not valid YAML ({str(error).splitlines()[0]}); "
                 "correct it or move it away"
             ) from error
+        _as_text(metadata)
         if run.pinned:  # a download's folder has the name of a commit
             metadata.basename, metadata.finetune, metadata.version, metadata.size_label = run.name, None, None, None
         metadata.name = metadata.name or run.name
@@ -80,21 +82,47 @@ def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) ->
         metadata.sampling_top_p = sampling.get("top_p")
     if naming.name:
         metadata.name = metadata.basename = naming.name
-    metadata.version = metadata.version or naming.version
+        metadata.finetune = None
+    metadata.version = naming.version or metadata.version or "v1.0"
     metadata.size_label = metadata.size_label or gguf.size_label(n_params, n_params, 0, 0)
     metadata.license = naming.license or metadata.license
     return Identity(metadata=metadata)
 
 
+def _as_text(metadata: Any) -> None:
+    """A model card's header may hold numbers (``version: 1.0``) where GGUF wants text."""
+    for field in fields(metadata):
+        value = getattr(metadata, field.name)
+        if isinstance(value, list) and all(not isinstance(each, dict) for each in value):
+            setattr(metadata, field.name, [each for each in value if isinstance(each, str)] or None)
+        elif value is not None and not isinstance(value, str | list) and "str" in str(field.type):
+            setattr(metadata, field.name, str(value))
+
+
 def run_record(run: Run, checkpoint: Path) -> str:
-    """The resolved configuration of the run as one JSON string; for a model from elsewhere its config.json."""
+    """The resolved configuration of the run as one JSON string; for a model from elsewhere its config.json.
+
+    Of absolute paths only the last part is in it: the file may go anywhere.
+    """
     record: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name}
     if (checkpoint / RECORD).is_file():
         record["trained_for"] = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))["file_type"]
     if config := saved_config(run.root):
-        record["config"] = config
+        record["config"] = without_folders(config)
     record["model"] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     return json.dumps(record, ensure_ascii=False, default=str)
+
+
+def without_folders(value: Any) -> Any:
+    """A configuration without the folders of this machine, and with the Hub's names of models in its cache."""
+    if isinstance(value, dict):
+        return {key: each if key == "sample_prompts" else without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_folders(each) for each in value]
+    if not isinstance(value, str) or not value.startswith(("/", "~")):
+        return value
+    name = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", value)
+    return f"{name[1]}/{name[2]}" if name else Path(value).name
 
 
 def write_gguf(

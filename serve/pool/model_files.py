@@ -51,7 +51,7 @@ def _of_the_hub(name: HubName) -> tuple[Path, str | None]:
     fitting = models.choose([path.name for path in made], name, strict=False) if name.quant else []
     if fitting or (made and not name.quant):
         path, note = (folder / fitting[0], None) if fitting else _pick(made)
-        return path, note or f"serving {path}, which was exported here from {name.repo}"
+        return path, note or f"serving {path}, which was exported here from {name.words}"
     found = models.gguf(name)
     if found is None:
         raise UserError(

@@ -14,13 +14,14 @@ PLAIN_SECONDS = 30.0
 @contextmanager
 def progress_bar(name: str, total: int, unit: str = "tokens") -> Iterator[Progress | None]:
     """A bar with the time left in a terminal, else a line now and then."""
+    from rich.markup import escape
     from rich.progress import Progress as Bar
 
     if not sys.stdout.isatty():
         yield plain_progress(name, total, unit)
         return
     with Bar(transient=True) as bar:
-        task = bar.add_task(name, total=total)
+        task = bar.add_task(escape(name), total=total)
         yield lambda tokens: bar.advance(task, tokens)
 
 

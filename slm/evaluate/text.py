@@ -48,14 +48,14 @@ def read_text(path: Path | None) -> Text:
 
 
 def shorten(scorer: Scorer, content: str, max_tokens: int | None) -> tuple[str, np.ndarray]:
-    """The text, or its whole words from the start with about ``max_tokens`` at most; and its ids."""
+    """The text, or its whole words from the start with about ``max_tokens`` at most; and its ids. A text without white
+    space is cut anywhere."""
     ids = scorer.tokenize(content)
     if max_tokens is None or len(ids) <= max_tokens:
         return content, ids
-    part = content[: int(len(content) * max_tokens / len(ids))]
-    while part and not part[-1].isspace():
-        part = part[:-1]
-    part = part.rstrip() or content
+    cut = content[: int(len(content) * max_tokens / len(ids))]
+    stop = next((at for at in range(len(cut) - 1, -1, -1) if cut[at].isspace()), 0)
+    part = cut[:stop].rstrip() or cut or content[:1]
     return part, scorer.tokenize(part)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError, one_line
 from slm.exported import MODELFILE, RECORD_FILE
 from slm.report import perplexity_text, size
 from slm.runs import Run, checkpoint_step, saved_config
@@ -51,7 +52,10 @@ def read_facts(
     from safetensors import safe_open
 
     def read(path: Path) -> dict[str, Any]:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({one_line(error)}): bring it back, or export again") from error
 
     n_params = 0
     for file in sorted(checkpoint.glob("*.safetensors")):
@@ -59,14 +63,20 @@ def read_facts(
             with safe_open(file, framework="np") as tensors:
                 shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
                 n_params += sum(_product(shape) for shape in shapes)
-    settings = read(checkpoint / "tokenizer_config.json")
+    settings, export = read(checkpoint / "tokenizer_config.json"), read(run.gguf_dir / RECORD_FILE)
+    if ggufs and export.get("checkpoint", checkpoint.name) != checkpoint.name:
+        print(
+            f"note: the exported files are of {export['checkpoint']}, and this is {checkpoint.name}: the card leaves "
+            "their figures out"
+        )
+        export = {}
     return Facts(
         repo=repo,
         title=repo.partition("/")[2],
         model=read(checkpoint / "config.json"),
         config=saved_config(run.root),
         state=read(checkpoint / "trainer_state.json"),
-        export=read(run.gguf_dir / RECORD_FILE),
+        export=export,
         n_params=n_params,
         license=license,
         chat=bool(settings.get("chat_template")) or (checkpoint / "chat_template.jinja").is_file(),
@@ -133,8 +143,9 @@ def _data(facts: Facts) -> str:
         name = source.get("name") or source.get("kind")
         lines.append(f"- {name}" + (f": {origin}{subset}" if origin and origin != name else ""))
     share = data.get("val_fraction")
-    if share:
-        lines += ["", f"A share of {share:g} of the documents was held out for validation."]
+    if share and not all(each.get("val_split") or each.get("val_files") for each in data.get("sources") or [data]):
+        of = " of sources without a validation text of their own" if data.get("sources") else ""
+        lines += ["", f"A share of {share:g} of the documents{of} was held out for validation."]
     return "\n".join(lines)
 
 
@@ -144,7 +155,10 @@ def _training(facts: Facts) -> str:
         return ""
     rows = {
         "optimizer steps": f"{state['step']:,}" if "step" in state else None,
-        "training tokens": f"{state['tokens']:,}" if "tokens" in state else None,
+        # A bag of several tokens takes one position.
+        "training positions" if (train.get("superposition") or 1) > 1 else "training tokens": (
+            f"{state['tokens']:,}" if "tokens" in state else None
+        ),
         "time of training": f"{state['elapsed_s'] / 60:,.1f} minutes" if "elapsed_s" in state else None,
         "tokens per step": f"{train['seq_len'] * train['micro_batch'] * train['grad_accum']:,}",
         "sequence length": f"{train['seq_len']:,} tokens",
@@ -161,15 +175,21 @@ def _training(facts: Facts) -> str:
 def _figures(facts: Facts) -> str:
     validation = facts.state.get("validation") or {}
     lines = ["## Figures", ""]
+    preference = (facts.config.get("preference") or {}).get("loss")
+    data = facts.config.get("data") or {}
+    chats = any(each.get("kind") in ("chat", "story_chat") for each in [data, *(data.get("sources") or [])])
+    text = "the chosen answers" if preference else "the held-out answers" if chats else "the held-out text"
     if validation.get("val_loss") is not None:
-        lines += [
-            f"- validation loss {validation['val_loss']:.4f}: the mean of -ln(probability) of each token of the "
-            "held-out text, in nats per token",
-        ]
+        what = (
+            f"the mean {preference.upper()} loss of the held-out pairs of answers, in nats per pair"
+            if preference
+            else f"the mean of -ln(probability) of each token of {text}, in nats per token"
+        )
+        lines += [f"- validation loss {validation['val_loss']:.4f}: {what}"]
     if validation.get("val_bits_per_byte") is not None:
         lines += [
-            f"- validation {validation['val_bits_per_byte']:.4f} bits per byte: the bits spent on that text's ordinary "
-            "tokens over the UTF-8 bytes that they stand for; it does not depend on the tokenizer",
+            f"- validation {validation['val_bits_per_byte']:.4f} bits per byte: the bits spent on the ordinary tokens "
+            f"of {text} over the UTF-8 bytes that they stand for; it does not depend on the tokenizer",
         ]
     rows = [each for each in facts.export.get("files", []) if each["file"] in facts.ggufs]
     if rows:

@@ -84,8 +84,9 @@ def directory(word: str) -> str:
 
 
 def made_folder(name: HubName) -> Path:
-    """The folder of what is made of a downloaded model."""
-    return FOLDER.joinpath(*name.repo.split("/")).absolute()
+    """The folder of what is made of a downloaded model; each revision that is named has its own."""
+    revision = f"@{name.revision.replace('/', '-')}" if name.revision else ""
+    return FOLDER.joinpath(*f"{name.repo}{revision}".split("/")).absolute()
 
 
 def checkpoint(name: HubName) -> Path:

@@ -15,7 +15,7 @@ from data.storage import atomic_write_text
 from slm import cli, runs
 from slm.configuration import load
 from slm.exported import MODELFILE, damage, recorded_sums, shown, stale_lines
-from slm.hub import card
+from slm.hub import card, models
 from slm.hub.errors import host, hub_errors
 from slm.hub.name import valid_repo
 from slm.llama.gguf_check import read_header
@@ -65,7 +65,12 @@ def main(argv: list[str]) -> int:
     config = load(PublishConfig, "publish", argv, literal=("run", "to"))
     if config.to is None:
         raise UserError(f"to= is missing: `{cli.spelled('publish', run=config.run, to='org/name')}`")
-    run = runs.resolve(config.run)
+    run = models.resolve(config.run)
+    if not run.is_hf and not run.checkpoints() and run.ggufs():
+        raise UserError(
+            f"{shown(run.root)} holds exported files only, and the model card needs their model: name the run, or the "
+            "model on the Hub that they were made of (run=org/name)"
+        )
     checkpoint = run.checkpoint()
     if line := run.choice_line():
         print(line)
@@ -130,7 +135,7 @@ def write_card(config: PublishConfig, run: runs.Run, checkpoint: Path, ggufs: li
     """The card's path, in the run's folder. A card that a person has taken over is left as it is."""
     assert config.to is not None
     path = run.root / CARD
-    if path.is_file() and card.MARK not in path.read_text(encoding="utf-8"):
+    if path.is_file() and card.MARK not in path.read_text(encoding="utf-8", errors="replace"):
         print(f"note: {shown(path)} is yours and goes up as it is (a new one is written where there is none)")
         return path
     models = [each for each in ggufs if not runs.is_adapter(each)]

@@ -6,10 +6,11 @@ from typing import Any
 
 from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder, own_template
-from data.errors import UserError
+from data.errors import UserError, one_line
 from data.tokenizers.make import load_tokenizer
 
-_IDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "eom")
+_IDS = ("bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom")
+"""Those for which GGUF has a key."""
 _ADDED = ("bos", "eos", "sep")
 
 
@@ -56,7 +57,17 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
     """
     import gguf
 
-    special = gguf.SpecialVocab(directory, load_merges=False, n_vocab=vocab_size)
+    class Special(gguf.SpecialVocab):
+        def _set_special_token(self, typ: str, tid: Any) -> None:
+            if not (isinstance(tid, int) and tid < 0):  # some configurations say -1 for none
+                super()._set_special_token(typ, tid)
+
+    try:
+        special = Special(directory, load_merges=False, n_vocab=vocab_size)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"the tokenizer's files in {directory} cannot be read ({one_line(error)}): copy them again"
+        ) from error
     ids = {name: token for name, token in special.special_token_ids.items() if name in _IDS}
     if "eot" not in ids and (turn := _end_of_turn(directory)) is not None and turn < vocab_size:
         ids["eot"] = turn
@@ -71,4 +82,7 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
             added["bos"] = Tokenizer.from_file(str(tokenizer_json)).encode("a").ids[:1] == [ids["bos"]]
         else:
             added["bos"] = True
-    return SpecialTokens(ids=ids, added=added, chat_template=special.chat_template)
+    template, jinja = special.chat_template, directory / "chat_template.jinja"
+    if jinja.is_file() and not isinstance(template, list):  # as transformers: it wins over tokenizer_config.json
+        template = jinja.read_bytes().decode("utf-8")
+    return SpecialTokens(ids=ids, added=added, chat_template=template)

@@ -110,7 +110,7 @@ def _is_uv(tool: list[str]) -> bool:
 
 
 def _has_torch(tool: list[str]) -> bool:
-    """Whether a torch is installed that the project takes; asked of the installer, which would find one nowhere else."""
+    """Whether a torch is installed that the project takes, asked of the installer without an index."""
     command = [*tool, "--dry-run", "--no-deps", "--no-index", torch_requirement()]
     return subprocess.run(command, capture_output=True).returncode == 0
 

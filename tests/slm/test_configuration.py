@@ -218,3 +218,18 @@ def test_an_option_of_other_data_names_the_choice_that_has_it():
         load_config("train", ["preset=tiny", "data.files=[a.txt]"])
     with pytest.raises(UserError, match=r"data\.separator is an option of data=local: add data=local to the command"):
         load_config("train", ["preset=tiny", "data.separator=x"])
+
+
+def test_several_values_are_refused_with_what_would_be_right():
+    with pytest.raises(UserError, match=r"optim.lr takes one value, not 0.01,0.02: .*compare values with"):
+        load_config("train", ["optim.lr=0.01,0.02"])
+
+
+def test_a_path_may_begin_with_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        text: Path
+
+    assert build(Options, {"text": "~/x.txt"}).text == Path("/home/somebody/x.txt")

@@ -39,3 +39,10 @@ def test_json_is_strict(tmp_path):
     path = tmp_path / "a.json"
     atomic_write_json(path, {"loss": math.nan, "steps": [1, 2]})
     assert json.loads(path.read_text()) == {"loss": None, "steps": [1, 2]}
+
+
+def test_what_is_in_brackets_is_text(capsys):
+    """And no markup, which raised an error for [/t/a.txt] and swallowed [q_proj]."""
+    table("runs/[a]", ["data.files", "lora.targets"], [["[/t/a.txt]", "[q_proj]"]], caption="[b]")
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("runs/[a]", "[/t/a.txt]", "[q_proj]", "[b]"))

@@ -161,7 +161,18 @@ def test_normalizers(bpe, tmp_path):
     def lowercase(tokenizer):
         tokenizer.normalizer = normalizers.Lowercase()
 
-    assert "NFC" in build_vocab(edited(bpe, tmp_path / "nfc", nfc), 400).warnings[0]
+    def nothing(tokenizer):
+        tokenizer.normalizer = normalizers.Sequence([])
+
+    def several(tokenizer):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC()])
+
+    for change in (nfc, several):
+        vocab = build_vocab(edited(bpe, tmp_path / change.__name__, change), 400)
+        assert vocab.nfc
+        assert "NFC" in vocab.warnings[0]
+    vocab = build_vocab(edited(bpe, tmp_path / "nothing", nothing), 400)
+    assert (vocab.nfc, vocab.warnings) == (False, [])
     with pytest.raises(UserError, match="Lowercase"):
         build_vocab(edited(bpe, tmp_path / "lower", lowercase), 400)
 
@@ -244,3 +255,34 @@ def test_sentencepiece(kind, tmp_path):
     strings = PLAIN if kind == "bpe" else ["the fox saw the river", " two  foxes ", "café 12345"]
     with Model(path, vocab_only=True) as llama:
         assert token_failures(llama, strings, [processor.encode(each) for each in strings]) == []
+
+
+def test_special_tokens_that_gguf_has_no_key_for_or_that_are_none(bpe, tmp_path):
+    folder = edited(bpe, tmp_path / "cls", lambda tokenizer: None)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"cls_token": "<|endoftext|>"}))
+    (folder / "config.json").write_text(json.dumps({"pad_token_id": -1, "cls_token_id": 3}))
+    vocab = build_vocab(folder, 400)
+    assert not {"cls", "pad"} & vocab.special.ids.keys()
+    assert differences(folder, tmp_path, 400) == []
+    settings.write_text("{,")
+    with pytest.raises(UserError, match=r"tokenizer.* cannot be read|not valid JSON"):
+        build_vocab(folder, 400)
+
+
+def test_the_template_of_a_file_of_its_own_wins(bpe, tmp_path):
+    folder = edited(bpe, tmp_path / "jinja", lambda tokenizer: None)
+    settings = folder / "tokenizer_config.json"
+    for given in ("old", None):
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": given}))
+        (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
+        assert build_vocab(folder, 400).special.chat_template == "new {{ messages[0].content }}"
+
+
+def test_tokens_that_are_not_marked_as_special_are_named(bpe, tmp_path):
+    def add(tokenizer):
+        tokenizer.add_tokens(["<|im_start|>"])
+
+    vocab = build_vocab(edited(bpe, tmp_path / "unmarked", add), 400)
+    assert vocab.unmarked == ("<|im_start|>",)
+    assert vocab.types[vocab.tokens.index(b"<|im_start|>")] == CONTROL

@@ -3,12 +3,14 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data.errors import UserError
 from export.config import ExportConfig
 from export.pipeline import export
 from slm.evaluate.evaluate import ROW_KEYS, main
+from slm.evaluate.text import shorten
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
 
@@ -147,3 +149,14 @@ def test_mistakes_are_one_line(run, tmp_path, options, message):
         main([f"run={run}", f"eval.text={run / 'text.txt'}", "eval.threads=1", *options])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["\u4e2d" * 5000, "x" * 5000, "one " * 1000])
+def test_a_text_is_shortened_also_where_it_has_no_white_space(content):
+    class Bytes:
+        def tokenize(self, text):
+            return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    part, ids = shorten(Bytes(), content, 100)
+    assert content.startswith(part)
+    assert 90 <= len(ids) <= 100

@@ -1,16 +1,21 @@
 """A run published to a Hub on this machine, and what is shown before."""
 
 import json
+import shutil
 
 import pytest
 import yaml
 
 from data.errors import UserError
 from export.config import ExportConfig
+from export.gguf.writer import without_folders
 from export.pipeline import export
 from serve.pool.model_files import resolve_model
+from slm.exported import CONFIG_KEY
 from slm.hub import models, publish
 from slm.hub.card import MARK
+from slm.llama.gguf_check import read_header
+from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -142,3 +147,62 @@ def test_ollamas_modelfile_goes_up_next_to_the_file_that_it_names(run, hub, caps
     assert "it is not made FROM one of the files that go up" in out
     assert "Modelfile" not in json.loads(out.splitlines()[-1])["files"]
     assert "ollama create" not in (run / "README.md").read_text()
+
+
+def test_the_files_hold_no_folder_of_the_author(run, hub):
+    (path,) = resolve(run).ggufs()
+    record = read_header(path).metadata[CONFIG_KEY]
+    assert json.loads(record)["config"]["data"]["files"] == ["notes.txt"]
+    assert b"somebody" not in path.read_bytes()
+
+
+def test_folders_are_left_out_of_a_configuration():
+    snapshot = "/home/me/.cache/huggingface/hub/models--org--name/snapshots/0123"
+    found = without_folders(
+        {"init_from": snapshot, "data": {"files": ["~/a/b.txt", "rel/c.txt"]}, "train": {"sample_prompts": ["/start"]}}
+    )
+    assert found == {
+        "init_from": "org/name",
+        "data": {"files": ["b.txt", "rel/c.txt"]},
+        "train": {"sample_prompts": ["/start"]},
+    }
+
+
+def test_figures_of_another_checkpoint_are_left_out(run, hub, capsys):
+    older = run / "checkpoints/step-00000005"
+    shutil.copytree(run / "checkpoints/step-00000010", older)
+    assert publish.main([f"run={older}", "to=org/mine"]) == 0
+    assert "the exported files are of step-00000010, and this is step-00000005" in capsys.readouterr().out
+    assert "bits per weight" not in (run / "README.md").read_text()
+
+
+def test_a_second_export_keeps_the_first_ones_figures(run, hub):
+    assert export(ExportConfig(threads=1, run=run, quant=["q4_0"]))["published"]
+    types = [each["type"] for each in json.loads((run / "gguf/export.json").read_text())["files"]]
+    assert sorted(types) == ["q4_0", "q8_0"]
+    assert publish.main(["run=runs/mine", "to=org/mine"]) == 0
+    card = (run / "README.md").read_text()
+    assert "-Q8_0.gguf | " in card
+    assert "-Q4_0.gguf | " in card
+
+
+@pytest.mark.parametrize(
+    ("change", "has", "lacks"),
+    [
+        ({"data": {"name": "x", "kind": "hub", "val_split": "validation", "val_fraction": 0.1}}, "- x", "held out for"),
+        ({"preference": {"loss": "dpo"}}, "the mean DPO loss of the held-out pairs", "each token"),
+        ({"data": {"name": "x", "kind": "chat"}}, "each token of the held-out answers", "the held-out text"),
+        (
+            {"train": {"seq_len": 8, "micro_batch": 1, "grad_accum": 1, "superposition": 4}},
+            "training positions",
+            "training tokens",
+        ),
+    ],
+)
+def test_the_card_says_what_the_figures_are_of(run, hub, change, has, lacks):
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    assert publish.main(["run=runs/mine", "to=org/mine", "gguf=false"]) == 0
+    card = (run / "README.md").read_text()
+    assert has in card
+    assert lacks not in card
