@@ -35,8 +35,8 @@ class SourceConfig:
     embedded stories never end.)"""
 
     files: list[str] = field(default_factory=list)
-    """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst. Of a folder, a ``.json`` file
-    counts only if its first line has the ``text_field``."""
+    """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst. Of a folder, hidden
+    files do not count, and a ``.json`` file only if its first line has the ``text_field``."""
     val_files: list[str] = field(default_factory=list)
     """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
     document_chars: int = WHOLE_FILE

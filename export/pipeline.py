@@ -237,7 +237,10 @@ def _rows_before(out: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     same text."""
     try:
         before = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
-        if any(before[key] != record[key] for key in ("run", "checkpoint", "text", "n_ctx", "tokens")):
+        if any(
+            before[key] != record[key]
+            for key in ("run", "checkpoint", "checkpoint_perplexity", "text", "n_ctx", "tokens")
+        ):
             return []
         new = {each["file"] for each in record["files"]}
         return [each for each in before["files"] if each["file"] not in new and each["file"] in record["sha256"]]

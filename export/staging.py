@@ -5,6 +5,7 @@ rename), flushed to the disk, checked, and only then moved. The folder goes away
 command left behind is removed by the next.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -20,6 +21,10 @@ from data.storage import fsync
 from slm.machine.crash_guard import command_pid, temporary
 
 _STAGING = re.compile(r"\.export-(\d+)")
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
+"""What a disk says that is full, or that may not be written."""
 
 
 class Staging:
@@ -45,7 +50,7 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno in _REFUSED:
             reason = error.strerror or error
             raise UserError(f"cannot write into {self.out} ({reason}): make room, or give out=DIR") from error
 

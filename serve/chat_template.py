@@ -156,8 +156,8 @@ class ChatPrompt:
             last = {**messages[-1], "content": said + mark + tail}
             with contextlib.suppress(TemplateRefusesError):
                 marked = self._template.text([*messages[:-1], last], list(tools), options=options)
-                end = marked.find(mark)
-                if end >= 0 and text[:end].endswith(said.lstrip()):
+                end = len(text[: max(0, marked.find(mark))].rstrip())  # some templates write what ends the content
+                if end > 0 and text[:end].endswith(said.lstrip()):
                     return end + len(tail) if tail and text.startswith(tail, end) else end
         raise ChatTemplateError(
             "the last message cannot be continued: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import secrets
 import signal
@@ -45,6 +46,9 @@ _HELP = """/help         this text
 /save FILE    add the conversation to a file, as a line of JSON that make tune reads
 /exit         leave (or Ctrl-D)
 Ctrl-C stops a reply. A message that begins with a slash and a word is written with a space before it."""
+_HELP_OF_A_BASE_MODEL = """/help         this text
+/exit         leave (or Ctrl-D)
+Ctrl-C stops the text. One that begins with a slash and a word is written with a space before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +188,8 @@ class Conversation:
             while True:
                 for event in events:
                     if isinstance(event, Failure):
-                        raise UserError(f"{event.message} (/reset forgets the conversation)")
+                        hint = " (/reset forgets the conversation)" if self.chat.own else ""
+                        raise UserError(f"{event.message}{hint}")
                     if isinstance(event, PrefillDone):
                         began = time.perf_counter()
                     elif isinstance(event, Delta):
@@ -281,7 +286,7 @@ def _obey(conversation: Conversation, word: str, text: str) -> bool:
         case "/exit" | "/quit":
             return False
         case "/help":
-            print(_HELP)
+            print(_HELP if conversation.chat.own else _HELP_OF_A_BASE_MODEL)
         case "/reset":
             conversation.reset()
             print("(forgotten)")
@@ -293,7 +298,7 @@ def _obey(conversation: Conversation, word: str, text: str) -> bool:
         case "/save":
             if not text:
                 raise UserError("/save needs the name of a file after it, such as /save chats.jsonl")
-            conversation.save(Path(text).expanduser())
+            conversation.save(Path(os.path.expanduser(text)))
             print(f"(added to {text})")
         case "/retry":
             reply = conversation.retry(_show)

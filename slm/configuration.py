@@ -17,6 +17,7 @@ for callers in Python; ``tests/test_configs.py`` requires that it is the same.
 
 import dataclasses
 import functools
+import os
 import re
 import types
 import typing
@@ -243,11 +244,12 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
         known = _known_keys(config_name, overrides, compose, OmegaConf)
         hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
         return f"there is no option {key!r}; {hint or 'see --help for the list'}"
-    if many := re.search(r"Ambiguous value for argument '([^=']+)=(.*?)'", text):
-        name, values = many.groups()
+    if many := re.search(r"Ambiguous value for argument '([^=']+)=", text):
+        name = many.group(1)
+        values = next((word.partition("=")[2] for word in overrides if word.startswith(f"{name}=")), "")
         return (
-            f"{name} takes one value, not {values}: write {name}=[{values}] for a list, put a text with a comma into "
-            f"quotes, or compare values with {spelled('sweep')}"
+            f"{name} takes one value, not {values}: put a text with a comma into quotes, a list into brackets, or "
+            f"compare values with {spelled('sweep')}"
         )
     merged = re.search(r"Error merging override ([\w.]+)=", text)
     if merged:
@@ -370,7 +372,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Path and isinstance(value, str | Path):
-        return Path(value).expanduser()
+        return Path(os.path.expanduser(value))  # which leaves "~nobody" as it is
     if hint is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)  # name=125 is a name
     if hint is bool and isinstance(value, bool):

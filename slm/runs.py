@@ -35,7 +35,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.root.name
+        """That of its folder, of a model from the Hub without the revision."""
+        return self.root.name.partition("@")[0] if self.is_hf and self.pinned else self.root.name
 
     @property
     def gguf_dir(self) -> Path:
@@ -184,7 +185,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
 
     Raises UserError that says what is there instead, and which runs exist.
     """
-    root = Path(path).expanduser()
+    root = Path(os.path.expanduser(path))
     if not root.exists():
         raise UserError(_missing(root))
     if root.is_file() and root.suffix == ".gguf":

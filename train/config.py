@@ -1,6 +1,7 @@
 """The options of a training run as frozen, checked dataclasses. The YAML under ``configs/`` holds the values."""
 
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -524,4 +525,4 @@ class RunConfig:
     @property
     def root(self) -> Path:
         """The run's directory."""
-        return Path(self.runs_dir) / (self.name or self.preset)
+        return Path(os.path.expanduser(self.runs_dir)) / (self.name or self.preset)

@@ -212,7 +212,8 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     """The training batches, from where the run resumes, and the validation blocks [N, seq_len + 1]."""
     train = config.train
     position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
-    data = at_saved_commits(config.data, position)
+    saved = point.state.get("config", {}).get("data", {})
+    data = at_saved_commits(config.data, point.state.get("loader"), began_with=saved.get("revision") or "")
     blocks_NT1 = ranks.broadcast_from_main(
         lambda: validation_blocks(
             data, tokenizer, train.seq_len, train.eval_blocks, train.seed, pairs=config.preference.on

@@ -35,6 +35,7 @@ BATCH, BATCH_CHARS = 256, 4 << 20  # documents given to the library at once, and
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\w+")  # Chinese and Japanese: a character is a word
 
 WITHOUT_LIST = "data.dedup=none"
+"""The option with which no list of duplicates is needed."""
 
 Verdict = Literal["", "exact", "near"]
 

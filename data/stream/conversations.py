@@ -155,7 +155,7 @@ class ConversationPacker:
         return self
 
     def __next__(self) -> np.ndarray:
-        if self._blocks is not None and self._index == len(self._blocks):
+        if self._blocks is not None and self._index >= len(self._blocks):  # ">": see Pieces on older runs
             self._number += 1
             self._start, self._blocks, self._index = self._conversations.state_dict(), None, 0
         if self._blocks is None:
@@ -193,7 +193,7 @@ class ConversationPacker:
         return 0
 
     def state_dict(self) -> State:
-        if self._blocks is not None and self._index == len(self._blocks):
+        if self._blocks is not None and self._index >= len(self._blocks):
             return {"group": self._number + 1, "index": 0, "start": self._conversations.state_dict()}
         return {"group": self._number, "index": self._index, "start": self._start}
 

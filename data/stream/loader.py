@@ -156,12 +156,12 @@ class Loader:
         for key, mine in self._identity.items():
             saved = state.get(key)
             if saved != mine:
-                if key == "revision" and not saved:
+                if key == "revision" and len(_commits(state)) != len(_commits(self._identity)):
                     continue  # a position from before conversations' commits were kept: the text tells
                 if key == "revision":
                     raise UserError(
-                        f"the saved position is in the commit {saved} of the data set on the Hub, not {mine}: leave "
-                        "the revision out, which goes on with the saved one, or start a new run"
+                        f"the saved position is in the commit {saved} of the data set on the Hub, not {mine}: name the "
+                        "revision that it began with, or none, or start a new run"
                     )
                 if key == "text":
                     raise UserError(
@@ -303,18 +303,29 @@ def _plans(config: DataConfig, split: Split, pairs: bool) -> list[Plan]:
     return plans
 
 
-def at_saved_commits(config: DataConfig, position: dict[str, Any] | None) -> DataConfig:
-    """``config`` with the commits that a saved position is in for data sets of the Hub whose revision nobody gave.
+def _commits(position: dict[str, Any]) -> list[str]:
+    """Those of a position's data sets of the Hub, in the order of the sources."""
+    return str(position.get("revision", "")).split(", ")
 
-    A long run then goes on with the text that it began with, whatever is changed on the Hub meanwhile.
+
+def at_saved_commits(config: DataConfig, position: dict[str, Any] | None, *, began_with: str = "") -> DataConfig:
+    """``config`` with the commits that a saved position is in for data sets of the Hub.
+
+    A long run then goes on with the text that it began with, whatever is changed on the Hub meanwhile. Another
+    ``data.revision`` than the run ``began_with`` stays: the loader compares it with the position.
     """
+    if config.kind != "mixture" and config.revision != began_with:
+        return config
     sources: list[SourceConfig] = config.sources if config.kind == "mixture" else [config]
-    commits = str((position or {}).get("revision", "")).split(", ")
-    if len(commits) != sum(each.from_hub for each in sources):
+    commits = _commits(position or {})
+    pinned_here = [each.from_hub for each in sources]
+    if len(commits) != sum(pinned_here):  # the position may be from before conversations' commits were kept
+        pinned_here = [each.kind == "hub" for each in sources]
+    if len(commits) != sum(pinned_here):
         return config
     left = iter(commits)
-    of_each = [next(left) if each.from_hub else "" for each in sources]
-    pinned = [replace(each, revision=each.revision or commit) for each, commit in zip(sources, of_each, strict=True)]
+    of_each = [next(left) if here else "" for here in pinned_here]
+    pinned = [replace(each, revision=commit or each.revision) for each, commit in zip(sources, of_each, strict=True)]
     return replace(config, sources=pinned) if config.kind == "mixture" else replace(config, revision=pinned[0].revision)
 
 

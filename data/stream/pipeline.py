@@ -74,6 +74,8 @@ def open_pipeline(
     chats = any(plan.source.is_chat for plan in plans)
 
     def tokens(number: int, plan: Plan, shard_index: int, num_shards: int) -> TokenStream:
+        """One shard's documents, or where text is mixed with conversations, its pieces."""
+
         def cached(corpus: Corpus[str]) -> Corpus[Document]:
             if not token_cache.is_wanted(cache_option, plan):
                 return corpus
@@ -100,12 +102,19 @@ def open_pipeline(
             return text
         if not plan.long_documents or not shuffle_buffer:
             return Pieces(text, seq_len=seq_len)
-        spread = ShuffledBlocks(Packer(text, seq_len=seq_len), seed=f"{seed}/{number}/{shard_index}/blocks")
-        return Pieces(spread, seq_len=seq_len)
+        return Pieces(in_groups(Packer(text, seq_len=seq_len), number, shard_index), seq_len=seq_len)
+
+    def in_groups(packer: Packer, number: int, shard_index: int) -> ResumableStream[np.ndarray]:
+        return ShuffledBlocks(packer, seed=f"{seed}/{number}/{shard_index}/blocks")
 
     mixing_seed = f"{seed}/{shard_index}"
     if chats or not any(plan.long_documents for plan in plans):
-        streams = [tokens(number, plan, shard_index, num_shards) for number, plan in enumerate(plans)]
+        streams: list[TokenStream] = []
+        for number, plan in enumerate(plans):
+            if chats and not plan.source.is_chat and plan.few_documents(num_shards):
+                streams.append(EveryNth(tokens(number, plan, 0, 1), index=shard_index, n=num_shards))
+            else:
+                streams.append(tokens(number, plan, shard_index, num_shards))
         mixed = mix(streams, plans, measure=len, seed=mixing_seed)
         if chats:
             whole = ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=mixing_seed)
@@ -121,7 +130,7 @@ def open_pipeline(
         packer = Packer(tokens(number, plan, *shard), seq_len=seq_len)
         stream: ResumableStream[np.ndarray] = packer
         if plan.long_documents and shuffle_buffer:
-            stream = ShuffledBlocks(packer, seed=f"{seed}/{number}/{shard[0]}/blocks")
+            stream = in_groups(packer, number, shard[0])
         if share_out:
             stream = EveryNth(stream, index=shard_index, n=num_shards)
         packers.append(packer)

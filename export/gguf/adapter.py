@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data.errors import UserError
 from export.gguf.tensors import in_gguf_order
-from export.gguf.writer import Identity
+from export.gguf.writer import Identity, without_folders
 from slm.exported import CONFIG_KEY
 from slm.llama.adapter_file import BASE_FINGERPRINT_KEY, BASE_KEY
 from slm.llama.blocks.names import gguf_name
@@ -41,7 +41,7 @@ def write_adapter(path: Path, *, model: ModelConfig, adapter: Adapter, identity:
         writer.add_string(CONFIG_KEY, record)
         if adapter.base_fingerprint:
             writer.add_string(BASE_FINGERPRINT_KEY, adapter.base_fingerprint)
-            writer.add_string(BASE_KEY, adapter.base)
+            writer.add_string(BASE_KEY, without_folders(adapter.base))
         for name, tensor in adapter_tensors(model, adapter):
             writer.add_tensor(name, tensor.contiguous().numpy())
         writer.write_header_to_file()

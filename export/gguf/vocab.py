@@ -114,7 +114,7 @@ def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
 
 def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pre: str | None) -> Vocab:
     warnings = []
-    steps = [step.get("type") for step in _steps(parsed.get("normalizer")) if step.get("type") != "Sequence"]
+    steps = [step.get("type") for step in _steps(parsed.get("normalizer"))]
     normalizer, nfc = ", ".join(map(str, steps)), bool(steps) and set(steps) == {"NFC"}
     if nfc:
         warnings.append(
@@ -322,9 +322,11 @@ def _looks_special(text: str) -> bool:
 
 
 def _steps(section: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, those of sequences within sequences, too."""
     if not section:
         return []
-    return section.get("normalizers") or section.get("pretokenizers") or [section]
+    inner = section.get("normalizers", section.get("pretokenizers"))
+    return [section] if inner is None else [step for each in inner for step in _steps(each)]
 
 
 def _load_json(path: Path) -> dict[str, Any]:

@@ -119,10 +119,10 @@ def without_folders(value: Any) -> Any:
         return {key: each if key == "sample_prompts" else without_folders(each) for key, each in value.items()}
     if isinstance(value, list):
         return [without_folders(each) for each in value]
-    if not isinstance(value, str) or not value.startswith(("/", "~")):
+    if not isinstance(value, str) or not value.startswith(("/", "~", "..", "file:")):
         return value
     name = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", value)
-    return f"{name[1]}/{name[2]}" if name else Path(value).name
+    return f"{name[1]}/{name[2]}" if name else Path(value).name or value
 
 
 def write_gguf(

@@ -11,6 +11,7 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -18,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data.errors import UserError
-from serve.api.errors import engine_down
+from serve.api.errors import ApiError, engine_down
 from serve.engine.messages import Delta, PrefillDone
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -62,10 +63,13 @@ def record_of(scope: Scope) -> Record:
 
 
 class AccessLog:
-    """ASGI middleware, the outermost: gives every request an id and writes its line when it has ended."""
+    """ASGI middleware, the outermost: gives every request an id and writes its line when it has ended.
 
-    def __init__(self, app: ASGIApp, *, write: Writer | None) -> None:
-        self._app, self._write = app, write
+    ``respond`` makes the response for a request that the end of the server cuts off.
+    """
+
+    def __init__(self, app: ASGIApp, *, write: Writer | None, respond: Callable[[Scope, ApiError], ASGIApp]) -> None:
+        self._app, self._write, self._respond = app, write, respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +95,8 @@ class AccessLog:
             if begun:
                 raise  # uvicorn closes the connection: the client sees that the response is not whole
             record.error = "engine_unavailable"
-            await engine_down("The server is shutting down; try again.").response()(scope, receive, send_with_id)
+            error = engine_down("The server is shutting down; try again.")
+            await self._respond(scope, error)(scope, receive, send_with_id)
         finally:
             if self._write is not None:
                 self._write.line(scope, record, status if complete else 499)

@@ -53,7 +53,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
     )
     form = options.access_form
     writer = None if form == "off" else Writer(form, options.access_log_file)
-    return AccessLog(app, write=writer)
+    return AccessLog(app, write=writer, respond=_error_response)
 
 
 def _is_open(path: str) -> bool:

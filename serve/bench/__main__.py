@@ -36,8 +36,10 @@ def main(argv: list[str]) -> int:
     prompts = Prompts(options)
     doing(f"reading the vocabulary of {path.name}")
     prompt_tokens = mean_tokens(path, [prompts.take() for _ in range(32)])
-    context = min(read_facts(path).n_ctx_train, SLOT_CONTEXT)
     servers, notes = contenders(options)
+    facts = read_facts(path)
+    # Other servers share out a context of their own among their slots.
+    context = facts.context(0) if len(servers) == 1 else min(facts.n_ctx_train, SLOT_CONTEXT)
     for line in notes:
         print(line, file=sys.stderr)
     limiter = Limiter(options, path, round(prompt_tokens))

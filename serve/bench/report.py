@@ -50,8 +50,7 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
         for key, by_n in by_key.items():
             for n, each in by_n.items():
                 if each["failed"]:
-                    what = f"{name}, {key} {n}: {each['failed']} of {each['requests']} requests failed"
-                    print(f"{what}, the first so: {each['error']}")
+                    print(f"{name}, {key} {n}: {each['failed']} requests failed, the first so: {each['error']}")
     for name, each in record["single_stream"].items():
         print(f"{name}: prefill {each['prefill']:,.0f}, decode {each['decode']:,.0f} tokens/s, one sequence")
     for name, by_key in record["servers"].items():

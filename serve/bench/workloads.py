@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
@@ -95,7 +96,9 @@ def cases(
     if "prefix" in options.extra:
         # A word is a token or more. What follows the prefix has 20 words.
         tokens_per_word = prompt_tokens / options.prompt_words
-        room = context - options.new_tokens - round(30 * tokens_per_word) - _SPARE
+        room = max(1, context - options.new_tokens - round(30 * tokens_per_word) - _SPARE)
+        if room < options.prefix_tokens:
+            print(f"the shared prefix has {room:,} tokens: a context of {context:,} leaves no more", file=sys.stderr)
         prefix = prompts.take(max(1, round(min(options.prefix_tokens, room) / tokens_per_word)))
         bodies = [[body(f"{prefix}\n\n{prompts.take(20)}") for _ in range(rounds)] for _ in range(n)]
         found.append(Case(key="prefix", n=n, bodies=bodies))

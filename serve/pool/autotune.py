@@ -96,7 +96,10 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
         chosen = Tuned(**json.loads(done.stdout))
     except subprocess.TimeoutExpired:
         # A large model, most likely: it would take as long at every start.
-        print(f"tuning   not done in {_MEASURE_S} s; a thread per core it is", flush=True)
+        print(
+            f"tuning   not done in {_MEASURE_S} s: a thread per core (serve.tune=force measures again)",
+            flush=True,
+        )
         chosen = untuned()
     except (subprocess.SubprocessError, OSError, ValueError, TypeError):
         return untuned()

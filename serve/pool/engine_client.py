@@ -131,7 +131,8 @@ class EngineClient:
                 began = time.perf_counter()
                 try:
                     self.info = await self._spawn()
-                except (UserError, OSError, EOFError) as error:  # also: there is no process or memory to be had now
+                except (UserError, OSError, EOFError, RuntimeError, MemoryError) as error:
+                    # Also where there is no process, thread or memory to be had now.
                     self._log(f"the engine{self._of_model} does not start: {one_line(error)}")
                     continue
                 if not self.ready:

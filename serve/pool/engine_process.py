@@ -65,8 +65,12 @@ class EngineProcess:
         events_in.close()
         self._to_send: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._on_events, self._on_end = on_events, on_end
-        threading.Thread(target=self._write, name="engine-commands", daemon=True).start()
-        threading.Thread(target=self._read, name="engine-events", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, name="engine-commands", daemon=True).start()
+            threading.Thread(target=self._read, name="engine-events", daemon=True).start()
+        except RuntimeError:  # there is no thread to be had
+            self._process.kill()
+            raise
 
     @property
     def pid(self) -> int | None:

@@ -3,6 +3,7 @@
 The words go to the training.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def own_words(ours: Sequence[str], argv: list[str]) -> tuple[list[str], Path]:
     given = {word.partition("=")[0] for word in argv}
     words = [word for word in ours if word.partition("=")[0] not in given] + argv
     values = {key: unquoted(value) for key, _, value in (word.partition("=") for word in words)}
-    return words, Path(values.get("runs_dir", "runs")) / values["name"]
+    return words, Path(os.path.expanduser(values.get("runs_dir", "runs"))) / values["name"]
 
 
 def unquoted(value: str) -> str:

@@ -36,6 +36,8 @@ class Facts:
     """export.json."""
     n_params: int
     license: str | None
+    base: str | None
+    """The Hub's name of the model that a tuned run began from, or that the files were made of."""
     chat: bool
     """Whether the tokenizer has a chat template."""
     ggufs: list[str] = field(default_factory=list)
@@ -55,7 +57,7 @@ def read_facts(
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({one_line(error)}): bring it back, or export again") from error
+            raise UserError(f"{path} cannot be read ({one_line(error)}): bring back the file as it was") from error
 
     n_params = 0
     for file in sorted(checkpoint.glob("*.safetensors")):
@@ -79,6 +81,7 @@ def read_facts(
         export=export,
         n_params=n_params,
         license=license,
+        base=_hub_name(saved_config(run.root).get("init_from") or checkpoint),
         chat=bool(settings.get("chat_template")) or (checkpoint / "chat_template.jinja").is_file(),
         ggufs=[path.name for path in ggufs],
         checkpoint=weights,
@@ -100,14 +103,14 @@ def _header(facts: Facts) -> str:
     header |= {"pipeline_tag": "text-generation", "tags": list(TAGS)}
     if facts.checkpoint:
         header["library_name"] = "transformers"
-    if base := _base(facts):
-        header["base_model"] = base
+    if facts.base:
+        header["base_model"] = facts.base
     return f"---\n{yaml.safe_dump(header, sort_keys=False).strip()}\n---"
 
 
-def _base(facts: Facts) -> str | None:
-    """The Hub's name of the model that a tuned run began from, where its files came from the Hub's cache."""
-    found = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", str(facts.config.get("init_from") or ""))
+def _hub_name(path: str | Path) -> str | None:
+    """The Hub's name of a model in the Hub's cache."""
+    found = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{path}/")
     return f"{found[1]}/{found[2]}" if found else None
 
 
@@ -116,7 +119,7 @@ def _what(facts: Facts) -> str:
     kind = "A chat model" if facts.chat else "A base model that continues text"
     layers, width, context = (m.get(key) for key in ("num_hidden_layers", "hidden_size", "max_position_embeddings"))
     lines = [
-        f"{kind}, trained with slm on a CPU.",
+        f"{kind}, trained with slm on a CPU." if facts.config else f"{kind}.",
         "",
         "| | |",
         "|---|---|",
@@ -127,8 +130,8 @@ def _what(facts: Facts) -> str:
         f"| context | {context:,} tokens |" if context else "",
         f"| licence | {facts.license or 'not stated'} |",
     ]
-    if base := _base(facts):
-        lines.append(f"| started from | {base} |")
+    if facts.base:
+        lines.append(f"| {'started from' if facts.config else 'made of'} | {facts.base} |")
     return "\n".join(line for number, line in enumerate(lines) if line or number == 1)
 
 
@@ -177,7 +180,8 @@ def _figures(facts: Facts) -> str:
     lines = ["## Figures", ""]
     preference = (facts.config.get("preference") or {}).get("loss")
     data = facts.config.get("data") or {}
-    chats = any(each.get("kind") in ("chat", "story_chat") for each in [data, *(data.get("sources") or [])])
+    validated = [each for each in data.get("sources") or [data] if each.get("validated", True)]
+    chats = bool(validated) and all(each.get("kind") in ("chat", "story_chat") for each in validated)
     text = "the chosen answers" if preference else "the held-out answers" if chats else "the held-out text"
     if validation.get("val_loss") is not None:
         what = (

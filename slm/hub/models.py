@@ -75,6 +75,7 @@ def directory(word: str) -> str:
 
     Anything else is returned unchanged. ``UserError`` for a run without a checkpoint.
     """
+    word = os.path.expanduser(word)
     if hub_name(word) is None and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):
         return word
     run = resolve(word)

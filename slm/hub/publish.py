@@ -112,7 +112,7 @@ def collect(config: PublishConfig, run: runs.Run, checkpoint: Path) -> tuple[dic
                 raise UserError(fault)
         files |= {path.name: path for path in ggufs} | modelfile(run, ggufs)
         if not ggufs:
-            advice = cli.spelled("export", run=shown(run.root))
+            advice = cli.spelled("export", run=config.run if run.is_hf else shown(run.root))
             if not config.checkpoint:
                 raise UserError(f"{shown(run.root)} has no exported model yet; run `{advice}` first")
             print(f"note: there is no GGUF file to publish; `{advice}` makes one")
@@ -135,16 +135,17 @@ def write_card(config: PublishConfig, run: runs.Run, checkpoint: Path, ggufs: li
     """The card's path, in the run's folder. A card that a person has taken over is left as it is."""
     assert config.to is not None
     path = run.root / CARD
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and card.MARK not in path.read_text(encoding="utf-8", errors="replace"):
         print(f"note: {shown(path)} is yours and goes up as it is (a new one is written where there is none)")
         return path
-    models = [each for each in ggufs if not runs.is_adapter(each)]
+    whole = [each for each in ggufs if not runs.is_adapter(each)]
     facts = card.read_facts(
         run,
         checkpoint,
         config.to,
-        license=config.license or licence_of(models),
-        ggufs=models,
+        license=config.license or licence_of(whole),
+        ggufs=whole,
         weights=config.checkpoint,
         modelfile=for_ollama,
     )

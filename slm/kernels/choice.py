@@ -75,7 +75,7 @@ def fault(variant: Variant) -> str | None:
     try:
         load(variant.name)
     except (RuntimeError, OSError) as error:
-        return f"cannot be loaded ({one_line(error)})"
+        return f"cannot be loaded ({one_line(error)}; {cache_dir()} holds them)"
     return None
 
 
@@ -98,13 +98,12 @@ def _found_fault(variant: Variant) -> str | None:
 def slowness(variant: Variant) -> str | None:
     """Why these kernels are not worth taking, in some words; None where they are. They must be built.
 
-    The measured rate is kept beside the library, for one number of threads.
+    The measured rate is kept beside the library, for each number of threads.
     """
-    kept = variant.build().with_suffix(".gain.json")
     threads, found = torch.get_num_threads(), 0.0
+    kept = variant.build().with_suffix(f".gain-{threads}.json")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(kept.read_text())
-        found = known["gain"] if known["threads"] == threads else 0.0
+        found = json.loads(kept.read_text())["gain"]
     if not found:
         with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError):
             done = run_trial("slm.kernels.step_rate", variant.name, str(threads))
@@ -112,7 +111,7 @@ def slowness(variant: Variant) -> str | None:
         if not found:
             return "could not be timed"
         with contextlib.suppress(OSError):  # it is measured again the next time
-            atomic_write_json(kept, {"gain": found, "threads": threads})
+            atomic_write_json(kept, {"gain": found})
     if found >= WORTH_IT:
         return None
     return f"are {found:.2f} times as fast as PyTorch, not {WORTH_IT} times (train.kernels={variant.name} takes them)"

@@ -244,4 +244,6 @@ def load(name: str) -> Kernels:
 
     RuntimeError where that fails.
     """
+    if name == "amx":
+        _tiles_permitted()  # each process asks for itself, also one that a trial has started
     return Kernels(VARIANTS[name].build(), name)

@@ -45,7 +45,7 @@ def remedies(verdict: Verdict, flags: Set[str], cmake_args: str, *, asked: bool 
     # Of two options with one name, CMake takes the last one.
     if verdict.signal == "SIGILL":
         yield "for this processor", NATIVE
-    if asked:
+    if asked and not (verdict.signal == "SIGILL" and cmake_args == NATIVE):
         yield "as the environment asks", cmake_args
     if "amx_tile" in flags:
         if "-fno-tree-dse" not in cmake_args:

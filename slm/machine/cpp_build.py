@@ -16,27 +16,40 @@ from pathlib import Path
 
 from data.storage import cache_home, fsync
 
+_LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
+
 
 def compiler(*, gcc_only: bool = False) -> str | None:
     """The path of the C++ compiler, or None where there is none.
 
     This is the one that torch.compile takes: ``$CXX`` where that is set, else g++, else clang++. ``gcc_only`` leaves
     clang++ out, for libraries that share torch's OpenMP threads: torch brings GCC's runtime, and clang++ would load a
-    second one. A ``$CXX`` that is not GCC's is then passed over. Of ``CXX="ccache g++"`` the compiler counts.
+    second one. A ``$CXX`` that is not GCC's is then passed over. Of ``CXX="ccache g++ -m64"`` it is ``g++``.
     """
-    named = (shlex.split(os.environ.get("CXX", "")) or [""])[-1]
+    named = _named()
     if not gcc_only:
         return shutil.which(named or "g++") or shutil.which("clang++")
     name = Path(named).name
     return (shutil.which(named) if "g++" in name and "clang" not in name else None) or shutil.which("g++")
 
 
+def _named() -> str:
+    """The compiler in ``$CXX``, without a cache before it and options behind it; empty where none is named."""
+    try:
+        words = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:  # quotes that are not closed
+        return ""
+    return next((each for each in words if Path(each).name not in _LAUNCHERS), "")
+
+
 def torch_compile_lacks() -> str | None:
     """What torch.compile lacks here, and what to install; None where it has all. Its loops are OpenMP's, in modules of
     Python's."""
-    command = compiler()
+    command, named = compiler(), os.environ.get("CXX", "")
     if command is None:
         return "there is no C++ compiler (apt install g++)"
+    if named and shutil.which(named) is None:
+        return f'it takes CXX="{named}" for the name of one program'
     with contextlib.suppress(OSError):
         tried = subprocess.run(
             [command, "-fopenmp", "-fsyntax-only", "-x", "c++", "-"],

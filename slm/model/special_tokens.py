@@ -83,6 +83,9 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
         else:
             added["bos"] = True
     template, jinja = special.chat_template, directory / "chat_template.jinja"
-    if jinja.is_file() and not isinstance(template, list):  # as transformers: it wins over tokenizer_config.json
-        template = jinja.read_bytes().decode("utf-8")
+    if jinja.is_file():  # as in transformers, it wins over tokenizer_config.json
+        own = jinja.read_bytes().decode("utf-8")
+        named = template if isinstance(template, list) else []
+        others = [each for each in named if each.get("name") != "default"]
+        template = [{"name": "default", "template": own}, *others] if others else own
     return SpecialTokens(ids=ids, added=added, chat_template=template)

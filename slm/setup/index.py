@@ -59,6 +59,8 @@ def _pip_settings() -> Iterator[tuple[str, str]]:
     # Debian's Python has no pip of its own; the environment's will read these.
     own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pip/pip.conf"
     named = [Path(each)] if (each := os.environ.get("PIP_CONFIG_FILE")) else []
+    if named == [Path(os.devnull)]:
+        return  # as pip: no file at all
     for path in (*named, own, Path.home() / ".pip/pip.conf", Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")):
         parser = configparser.RawConfigParser()
         with contextlib.suppress(OSError, configparser.Error, UnicodeError):

@@ -112,7 +112,8 @@ def _is_uv(tool: list[str]) -> bool:
 def _has_torch(tool: list[str]) -> bool:
     """Whether a torch is installed that the project takes, asked of the installer without an index."""
     command = [*tool, "--dry-run", "--no-deps", "--no-index", torch_requirement()]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    own = {name: value for name, value in os.environ.items() if not name.endswith("FIND_LINKS")}
+    return subprocess.run(command, capture_output=True, env=own).returncode == 0
 
 
 def _run(command: list[str], failure: str) -> None:

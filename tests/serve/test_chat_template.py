@@ -134,6 +134,22 @@ def test_what_is_continued_may_stand_in_the_templates_own_text(begun):
     assert prompt(trims).render(messages, continues=True).text == f"<|im_start|>Hi<|im_end|><|im_start|>{begun.strip()}"
 
 
+@pytest.mark.parametrize("begun", ["<think>\n\n</think>\n\n", "<think>\nhm\n</think>\n\n", "</think>", "hm"])
+def test_a_message_that_ends_in_its_reasoning_is_continued(begun):
+    """Qwen3's template takes the content apart at </think> and writes it anew."""
+    taken_apart = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+        "{%- if '</think>' in m.content %}"
+        "{{- '<think>\\n' + m.content.split('</think>')[0].split('<think>')[-1].strip('\\n') + '\\n</think>\\n\\n' }}"
+        "{{- m.content.split('</think>')[-1].lstrip('\\n') }}"
+        "{%- else %}{{- m.content }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}"
+    )
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+    text = prompt(taken_apart).render(messages, continues=True).text
+    assert text.rstrip().endswith(begun.rstrip())
+    assert "<|im_end|>" not in text.rpartition("<|im_start|>")[2]
+
+
 def test_bos_that_a_content_spells_is_no_bos():
     chat = prompt("{{ messages[0].content }}{{ eos_token }}")
     messages = [{"role": "user", "content": "<s> hi"}]

@@ -177,8 +177,9 @@ def test_the_drain_has_a_limit(tmp_path, slow_path, start_server):
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
             with concurrent.futures.ThreadPoolExecutor() as threads:
-                whole = threads.submit(httpx.post, server.url + "/v1/completions", json=body | {"stream": False})
-                time.sleep(0.5)
+                url = server.url + "/v1/completions"
+                whole = threads.submit(httpx.post, url, json=body | {"stream": False}, timeout=30)
+                server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 2)
                 engine, began = server.engine_pid(), time.perf_counter()
                 server.process.send_signal(signal.SIGTERM)
                 got = []
@@ -188,8 +189,8 @@ def test_the_drain_has_a_limit(tmp_path, slow_path, start_server):
                     got.append("cut off")
                 refused = whole.result()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-        assert "Traceback" not in server.log.read_text()
         assert server.process.wait(20) == 0
+        assert "Traceback" not in server.log.read_text()
         assert time.perf_counter() - began < 10
         assert "data: [DONE]" not in got
         assert not psutil.pid_exists(engine)

@@ -233,3 +233,4 @@ def test_a_path_may_begin_with_the_home_directory(monkeypatch):
         text: Path
 
     assert build(Options, {"text": "~/x.txt"}).text == Path("/home/somebody/x.txt")
+    assert build(Options, {"text": "~nobody.txt"}).text == Path("~nobody.txt")

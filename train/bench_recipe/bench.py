@@ -6,6 +6,7 @@ each document after the token that starts one, contiguous windows of the model's
 Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,7 +42,9 @@ def main(argv: list[str]) -> int:
     config = load(BenchRecipeConfig, "bench_recipe", [word for word in argv if word != f"preset={AUTO}"])
     if config.data.has_chat:
         raise UserError("bench-recipe compares models of text: conversations are not for it")
-    folder = config.bench.resume or Path(config.runs_dir) / "bench-recipe" / time.strftime("%Y%m%d-%H%M%S")
+    folder = config.bench.resume or Path(os.path.expanduser(config.runs_dir)) / "bench-recipe" / time.strftime(
+        "%Y%m%d-%H%M%S"
+    )
     texts = [validation_documents(config)]
     if config.bench.second_text is not None:
         name = config.bench.second_text.name

@@ -45,6 +45,8 @@ LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
 the time that this may take."""
 BIGRAMS_PER_S, FACTORS_SECONDS = 1_000_000, 2.5
 """Pairs that are counted in a second, and how long their factors take."""
+READABLE = 0.97
+"""Of the text that ``data.max_epochs`` allows: its tokens are estimated, and so is what a bag reads."""
 MOST_EPOCHS = 8.0
 """How often a run reads its text at most: it ends before its time where that would allow more. Of 1 MB, twice as many
 readings give .06 % fewer bits per byte (docs/results/recipe.md)."""
@@ -314,7 +316,7 @@ def make(
         tokens_per_s=pace * per_step / step_seconds,
         seconds=seconds - training * (1 - steps / in_time) / (1 - VALIDATION_SHARE - OVERHEAD),
         ends_early=steps < in_time,
-        most_steps=readable,
+        most_steps=readable / (1 if wanted.superposition else text_read(1.0, bag=bag, share=share)),
         memory_bytes=memory_bytes(model, micro_batch, seq_len) + (4 * model.n_params if born_again else 0),
         bits_per_byte=value,
         low=low / (1 + blur),
@@ -331,7 +333,7 @@ def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
     if wanted.superposition is not None:
         return wanted.superposition
     read = text_read(n_bytes, bag=BAG, share=wanted.superposition_share)
-    return BAG if bags_fit(BAG, seq_len) and read <= text else 1
+    return BAG if bags_fit(BAG, seq_len) and read <= text * (READABLE if wanted.max_epochs == 1 else 1) else 1
 
 
 def _short(wanted: Wanted, seq_len: int) -> int:
@@ -375,7 +377,7 @@ def _readable(wanted: Wanted) -> float:
     tokens are estimated. A bag that a person has asked for reads more."""
     if wanted.max_epochs is None:
         return math.inf
-    return 0.97 * wanted.max_epochs / (1 + ((wanted.superposition or 1) - 1) * wanted.superposition_share)
+    return READABLE * wanted.max_epochs / (1 + ((wanted.superposition or 1) - 1) * wanted.superposition_share)
 
 
 def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:

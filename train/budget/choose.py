@@ -170,7 +170,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "tokenizer.vocab_size": chosen.vocab_size,
         "tokenizer.sample_bytes": chosen.sample_bytes,
         "optim.momentum_steps": min(300, max(20, chosen.last_steps // 4)),
-        "train.max_steps": steps if chosen.ends_early else round(min(SPARE_STEPS * steps, chosen.most_steps)),
+        "train.max_steps": steps if chosen.ends_early else math.floor(min(SPARE_STEPS * steps, chosen.most_steps)),
         "train.seq_len": chosen.seq_len,
         "train.micro_batch": chosen.micro_batch,
         "train.grad_accum": chosen.sequences // chosen.micro_batch,

@@ -6,6 +6,7 @@ Tested in tests/train/objective/test_teacher.py.
 """
 
 import hashlib
+import os
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -80,7 +81,7 @@ class Named:
     ) -> None:
         self._config, self._environment = config, environment
         self._n_ids, self._temperature, self._eot_id = tokenizer.vocab_size, temperature, eot_id
-        self.path = Path(name)
+        self.path = Path(os.path.expanduser(name))
         self.is_gguf = self.path.suffix == ".gguf"
         if self.is_gguf and not self.path.is_file():
             hint = nearest(self.path.name, [each.name for each in self.path.parent.glob("*.gguf")])

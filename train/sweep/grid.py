@@ -1,6 +1,8 @@
 """The grid of a sweep, read from the command line: Hydra's syntax for several values of an option."""
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,8 +12,9 @@ from data.errors import UserError
 SEED = "train.seed"
 """Runs that differ in it only are one setting: mean and spread."""
 MOST_RUNS = 500
-LONGEST_LABEL = 100
-"""Characters; a file system takes 255, and the names of logs and of renamed runs are longer."""
+LONGEST_LABEL = 180
+"""Characters; a file system takes 255, and the names of logs and of renamed runs are longer. What is longer is cut, and
+a hash of the values follows."""
 NEVER_SWEPT = ("name", "runs_dir", "resume", "logger", "nproc", "nnodes", "main")
 """What names a run or starts it is no choice between settings."""
 
@@ -54,10 +57,12 @@ class Grid:
         for values in product(*(values for _, values in self.axes)):
             pairs = tuple(zip(keys, values, strict=True))
             found.append(Point(label(names, pairs) or "run", pairs))
-        labels = [point.label for point in found]
-        if len(set(labels)) < len(labels):  # values that differ in signs only, or where their names are cut
-            found = [Point(f"{index}-{point.label}", point.values) for index, point in enumerate(found)]
-        return found
+        labels = Counter(point.label for point in found)
+        # Values that differ in signs only. A number would be another one when values are added.
+        return [
+            Point(f"{point.label}-{_digest(point.values)}", point.values) if labels[point.label] > 1 else point
+            for point in found
+        ]
 
 
 def read_grid(words: Sequence[str], lists: Collection[str]) -> Grid:
@@ -119,7 +124,12 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 def label(names: dict[str, str], values: Values) -> str:
     """``lr_0.01-d_model_256``: a name that a directory and a command line can have, cut where it is long."""
     parts = (f"{names[key]}_{re.sub(r'[^A-Za-z0-9.+-]+', '_', value).strip('_')}" for key, value in values)
-    return "-".join(parts)[:LONGEST_LABEL]
+    whole = "-".join(parts)
+    return whole if len(whole) <= LONGEST_LABEL else f"{whole[:LONGEST_LABEL]}-{_digest(values)}"
+
+
+def _digest(values: Values) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:8]
 
 
 def describe(values: Values) -> str:

@@ -6,6 +6,7 @@ repeated, a run that was broken off resumes from its checkpoint, and values may 
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def main(argv: list[str], start: Start = start_training) -> int:
     own = [word for word in whole.fixed if word.partition("=")[0] in OF_THE_SWEEP or word.startswith("sweep.")]
     grid = Grid(tuple(word for word in whole.fixed if word not in own), whole.axes)
     name = (config.name or config.preset) + ("-range" if config.sweep.range_test else "")
-    folder = Path(config.runs_dir) / "sweeps" / name
+    folder = Path(os.path.expanduser(config.runs_dir)) / "sweeps" / name
     runs, reason = plan_runs(grid, config.sweep, folder)
     if config.resume not in ("auto", "never"):
         raise UserError(f"resume={config.resume}: a sweep takes resume=auto (go on) or resume=never (start anew)")

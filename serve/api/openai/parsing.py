@@ -139,12 +139,16 @@ def _path(loc: tuple[int | str, ...], value: Any) -> list[str]:
     mean nothing to a caller."""
     path: list[str] = []
     for i, part in enumerate(loc):
+        last = i == len(loc) - 1
         if isinstance(value, list) and isinstance(part, int):
-            value = value[part] if part < len(value) else None
-        elif isinstance(value, dict) and (part in value or i == len(loc) - 1):
-            value = value.get(part)
+            inner = value[part] if part < len(value) else None
+        elif isinstance(value, dict) and (part in value or last):
+            inner = value.get(part)
         else:
             continue
+        if not last and not isinstance(inner, dict | list):
+            continue  # the branch has the name of a field beside the one that is meant
+        value = inner
         path.append(str(part))
     return path
 

@@ -34,6 +34,7 @@ from serve.chat_template import ChatTemplateError, RenderedChat
 from serve.engine.messages import Generate, Tokenize
 from serve.history import HistoryWindow, prompt_limit
 from serve.pool.request_stream import RequestFailedError
+from serve.tools.call_form import END_OF_THINK
 from serve.tools.call_grammar import Reasoning
 
 _ADVICE = {
@@ -58,7 +59,8 @@ class _Json(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The body as UTF-8, with a question mark for each such half."""
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
 
 
 class GenerationRoutes(ModelRoutes):
@@ -168,7 +170,7 @@ class GenerationRoutes(ModelRoutes):
         elif grammar is not None:
             if reasoning == "open" and body.grammar is None:
                 grammar = await run_in_threadpool(thoughtful_grammar, grammar)
-            elif reasoning == "open":
+            elif reasoning == "open" and END_OF_THINK not in grammar:
                 reasoning = "none"  # the caller's own grammar holds from the first character on
         form = ReplyForm(calls=None if use is None else chat.call_form, reasoning=reasoning)
         base = Generate(

@@ -88,7 +88,8 @@ async function ask(messages) {
   await run("/v1/chat/completions", body, reply);
   running = null;
   keep();
-  if (!message && !mine.isRemoved && !isLeaving) {
+  // Behind another tab of the page the message stays, without a reply.
+  if (!message && !mine.isRemoved && !isLeaving && mode === "chat") {
     Object.assign(mine, { messages: before, updated, name: nameBefore });
     if (isKept) attempt(() => store.keep(mine));
     else store.remove(mine.id);

@@ -186,11 +186,14 @@ def take(batches) -> list[np.ndarray]:
     return found
 
 
-def test_text_that_is_mixed_in_comes_whole(tmp_path):
+@pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
+def test_text_that_is_mixed_in_comes_whole(name, tmp_path):
     """A long document in pieces, each of its tokens once an epoch, and from any place on after a resume."""
-    words = [f"word{i}" for i in range(3000)]
-    (tmp_path / "book.txt").write_text(" ".join(words))
-    book = SourceConfig(kind="files", files=[str(tmp_path / "book.txt")], validated=False)
+    text = " ".join(f"word{i}" for i in range(3000))
+    (tmp_path / name).write_text(text if name.endswith(".txt") else json.dumps({"text": text}) + "\n")
+    (tmp_path / "other.txt").write_text("Something else.")
+    other = [str(tmp_path / "other.txt")]
+    book = SourceConfig(kind="files", files=[str(tmp_path / name)], val_files=other, validated=False)
     config = DataConfig(kind="mixture", sources=[SourceConfig(kind="story_chat"), book])
 
     def make() -> Loader:
@@ -213,3 +216,33 @@ def test_text_that_is_mixed_in_comes_whole(tmp_path):
             next(first)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert all(np.array_equal(next(second)[0], block) for block in batches[cut:])
+
+
+def test_a_position_from_before_text_was_packed_is_its_documents(tmp_path):
+    """Of a tuning run that has replayed a text file since then."""
+    (tmp_path / "book.txt").write_text(" ".join(f"word{i}" for i in range(3000)))
+    book = SourceConfig(kind="files", files=[str(tmp_path / "book.txt")], validated=False)
+    config = DataConfig(kind="mixture", sources=[SourceConfig(kind="story_chat"), book])
+
+    def make() -> Loader:
+        return Loader(config, TOKENIZER, seq_len=256, micro_batch=1, seed=1, workers=0)
+
+    first = make()
+    next(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    mixed = state["streams"][0]["start"]
+    mixed["streams"][1] = {"epoch": 0, "seen": False, "at": {"part": 0, "record": 0, "ordinal": 0, "at": None}}
+    state["streams"][0]["index"] = 1
+    second = make()
+    second.load_state_dict(state)
+    assert len([next(second) for _ in range(20)]) == 20
+
+
+def test_shards_share_out_a_book_that_is_mixed_in(tmp_path):
+    (tmp_path / "book.txt").write_text(" ".join(f"word{i}" for i in range(3000)))
+    book = SourceConfig(kind="files", files=[str(tmp_path / "book.txt")], validated=False)
+    config = DataConfig(kind="mixture", sources=[SourceConfig(kind="story_chat"), book])
+    for rank in range(2):
+        loader = Loader(config, TOKENIZER, seq_len=256, micro_batch=1, seed=1, workers=0, rank=rank, world_size=2)
+        blocks = [TOKENIZER.decode(marks.ids_of(next(loader)[0])) for _ in range(30)]
+        assert any("word" in each for each in blocks), rank

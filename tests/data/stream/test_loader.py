@@ -389,7 +389,7 @@ def test_a_moved_branch_is_named(corpus, tokenizer):
     """As after a new commit to the data set on the Hub; tests/data/sources/test_retry.py has the Hub itself."""
     batches = loader(files(corpus), tokenizer)
     state = batches.state_dict() | {"revision": "abc"}
-    with pytest.raises(UserError, match=r"in the commit abc of the data set .*: leave the revision out"):
+    with pytest.raises(UserError, match=r"in the commit abc of the data set .*: name the revision that it began with"):
         batches.load_state_dict(state)
 
 
@@ -399,8 +399,12 @@ def test_a_resumed_run_reads_the_commits_that_it_began_with():
     assert at_saved_commits(one, None) == at_saved_commits(one, {"revision": ""}) == one
     named = replace(one, revision="v1")
     assert at_saved_commits(named, {"revision": "abc"}) == named
+    assert at_saved_commits(named, {"revision": "abc"}, began_with="v1").revision == "abc"
     parts = [SourceConfig(kind="hub", path="a/b"), SourceConfig(kind="tales"), SourceConfig(kind="chat", path="c/d")]
     mixed = DataConfig(kind="mixture", sources=parts)
     found = at_saved_commits(mixed, {"revision": "abc, def"})
     assert [each.revision for each in found.sources] == ["abc", "", "def"]
-    assert at_saved_commits(mixed, {"revision": "abc"}) == mixed  # from before conversations' commits were kept
+    # From before conversations' commits were kept.
+    assert [each.revision for each in at_saved_commits(mixed, {"revision": "abc"}).sources] == ["abc", "", ""]
+    named = replace(mixed, sources=[replace(parts[0], revision="main"), *parts[1:]])
+    assert at_saved_commits(named, {"revision": "abc, def"}).sources[0].revision == "abc"

@@ -53,9 +53,9 @@ def test_a_busy_load_lasts_so_long_that_the_server_can_adapt():
 
 def test_a_shared_prefix_fits_the_context():
     options = replace(OPTIONS, prefix_tokens=80, new_tokens=10)
-    (prefix,) = (each for each in cases(options, Prompts(options), LIMIT, 25.0, context=120) if each.key == "prefix")
+    (prefix,) = (each for each in cases(options, Prompts(options), LIMIT, 25.0, context=100) if each.key == "prefix")
     words = {len(body["prompt"].split()) for bodies in prefix.bodies for body in bodies}
-    assert max(words) * 25 / 20 + 10 < 120
+    assert max(words) * 25 / 20 + 10 < 100
 
 
 def test_prompts_from_a_file(tmp_path, tiny_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from slm.kernels import choice, self_check
 from slm.kernels import step_rate as speed
@@ -129,7 +130,7 @@ def test_kernels_of_unknown_speed_have_to_beat_pytorch_here(monkeypatch, tmp_pat
         assert chosen is (None if says else UNTIMED)
         assert reason is None if says is None else says in reason
     assert count.read_text() == "x\nx\n", "one child for right and wrong, one for the speed"
-    assert json.loads(cache.with_name("kernels.gain.json").read_text())["gain"] == measured
+    assert json.loads(cache.with_name(f"kernels.gain-{torch.get_num_threads()}.json").read_text())["gain"] == measured
 
 
 def test_kernels_that_could_not_be_timed_are_timed_again(monkeypatch, tmp_path, cache):
@@ -225,6 +226,7 @@ def test_amx_needs_linuxs_permission(monkeypatch):
     assert amx.unavailable() == "this processor has no amx_bf16"
 
 
+@needs_avx2
 def test_a_library_that_cannot_be_loaded_is_a_fault(monkeypatch, cache):
     """The cache's folder allows no programs (noexec), or a power cut has left an empty file."""
     monkeypatch.undo()

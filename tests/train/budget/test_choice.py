@@ -71,9 +71,12 @@ def test_a_run_reads_its_text_no_more_often_than_it_may():
     assert free.epochs > 4
     assert free.most_steps == math.inf
     # Time enough for one reading only: the machine may prove faster, the text does not grow.
-    short = chosen(60, small, wanted=Wanted(max_epochs=1))
-    options = dict(word.split("=", 1) for word in choose.words(short, []))
-    assert int(options["train.max_steps"]) <= short.most_steps
+    for seconds in (60, 150, 305, 600):
+        short = chosen(seconds, small, wanted=Wanted(max_epochs=1))
+        options = dict(word.split("=", 1) for word in choose.words(short, []))
+        positions = int(options["train.max_steps"]) * short.sequences * short.seq_len
+        read = positions * (1 + (short.superposition - 1) * 0.1) * 2.9
+        assert read <= 4e6, seconds
 
 
 def test_a_run_is_born_again_where_its_text_is_read_often():

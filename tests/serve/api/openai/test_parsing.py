@@ -68,6 +68,12 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
             "messages.0.content.0.text",
             "missing",
         ),
+        (
+            MessagesRequest,
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]},
+            "messages.0.content.0.foo",
+            "Unknown parameter",
+        ),
     ],
 )
 def test_the_field_that_is_wrong_is_named_as_the_caller_knows_it(cls, body, param, said):
