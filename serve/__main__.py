@@ -10,6 +10,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,12 +34,23 @@ def main(argv: list[str]) -> int:
     # With several models, ``share_cores`` first changes the environment that the engines see.
     if not any(word.startswith(("serve.models", "serve.lora")) for word in argv):
         preload()
-    config = load(ServeConfig, "serve", argv, literal=("model", "serve.models", "serve.lora", "serve.draft_model"))
+    config = load(
+        ServeConfig,
+        "serve",
+        argv,
+        literal=("model", "serve.models", "serve.lora", "serve.draft_model", "serve.api_keys"),
+    )
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
     adapters = named_adapters(config.serve.lora, next(iter(paths.items())), paths)
     for note in [*notes, *stale_lines([*paths.values(), *adapters.values()])]:
         print(note, flush=True)
     listener = _listen(config.host, config.port)
+    if config.serve.access_log_file is not None:
+        from serve.api.access_log import Writer
+
+        Writer(config.serve.access_form, config.serve.access_log_file)  # what is wrong with it is said before the work
+    # As process 1 of a container, a program without a handler is not ended by SIGTERM. The HTTP server takes it over.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.closing(listener):
         require_working_build()
         try:
@@ -58,8 +70,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         # Listening now makes a second server on this port fail, even while the first is still loading.
         listener.listen()
-    except socket.gaierror as error:
-        raise UserError(f"host={host} is not known ({error.strerror}); use 127.0.0.1 or 0.0.0.0") from None
+    except (socket.gaierror, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"host={host} is not known ({reason}); use 127.0.0.1 or 0.0.0.0") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} on {host} is in use; choose another with port=...") from None
@@ -74,13 +87,15 @@ async def _serve(
     config: ServeConfig, paths: dict[str, Path], adapters: dict[str, Path], listener: socket.socket
 ) -> int:
     from serve.pool.engine_settings import engine_config
-    from serve.pool.memory_plan import budget_bytes, fewer_slots, read_facts
+    from serve.pool.memory_plan import budget_bytes, fit_slots
     from serve.pool.model_pool import Pool, Served
 
     _cancel_on_interrupt()
     options = config.serve
-    keys = [*options.api_keys, *filter(None, [os.environ.get("SLM_API_KEY")])]
-    engines = {name: engine_config(options, path) for name, path in paths.items()}
+    # A key from a file often ends with a line end, which no header has.
+    keys = [key.strip() for key in (*options.api_keys, os.environ.get("SLM_API_KEY") or "") if key.strip()]
+    # In threads: measuring a model takes seconds, and a signal must end it.
+    engines = {name: await asyncio.to_thread(engine_config, options, path) for name, path in paths.items()}
     base = next(iter(engines.values()))
     # Each adapter has an engine of its own: its KV caches hold nothing that was computed without it.
     engines |= {name: replace(base, adapter=path) for name, path in adapters.items()}
@@ -89,8 +104,7 @@ async def _serve(
         share_cores()  # or engines that compute at the same time would wait for each other's spinning threads
         budget = budget_bytes(options.memory_budget_gb)
         if not options.slots:
-            for name, each in engines.items():
-                engines[name] = fewer_slots(read_facts(each.model_path), each, budget=budget, n_models=len(engines))
+            engines = fit_slots(engines, budget=budget)
     parent = next(iter(paths))
     models = [Served(name, each, parent if name in adapters else None) for name, each in engines.items()]
     pool = Pool(models, budget=budget, max_waiting=options.queue)
@@ -123,9 +137,8 @@ def _cancel_on_interrupt() -> None:
 
 
 def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -> None:
-    from serve.chat_template import ChatPrompt
-
-    chat = ChatPrompt(info)
+    assert pool.default.loaded is not None
+    chat = pool.default.loaded.chat
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")

@@ -79,8 +79,15 @@ class ServerOptions(EngineOptions):
         for name in ("queue", "drain_s", "request_timeout_s", "memory_budget_gb"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be 0 or more")
-        if any(not key for key in self.api_keys):
+        if any(not key.strip() for key in self.api_keys):
             raise UserError("serve.api_keys holds an empty key; leave the list empty for no key")
+        for origin in self.cors_origins:
+            scheme, sign, rest = origin.partition("://")
+            if origin != "*" and (not sign or not scheme or not rest or "/" in rest):
+                raise UserError(
+                    f"serve.cors_origins: {origin} is no origin; write scheme, host and port as a browser sends them, "
+                    "such as http://localhost:3000 (or * for all)"
+                )
         if self.access_log_file is not None and self.access_form == "off":
             raise UserError("serve.access_log_file is given, but serve.access_log is off; set it to text or json")
 
@@ -141,6 +148,9 @@ class TerminalConfig:
             "top_p": (0, 1),
             "min_p": (0, 1),
             "repeat_penalty": (0.01, 10),
+            "context": (0, 1 << 20),
+            "threads": (0, 1024),
+            "n_gpu_layers": (-1, 1 << 16),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)

@@ -37,8 +37,6 @@ class Record:
     """The number of the request's key, counted from 1; 0: none of the server's keys."""
     model: str | None = None
     stream: bool | None = None
-    submitted: float | None = None
-    """When the engine got the request: after the body was read and the model loaded."""
     queue_s: float | None = None
     """Seconds of waiting for a slot."""
     first_text: float | None = None
@@ -145,6 +143,12 @@ class _FileHandler(_ReportsOnce, logging.handlers.WatchedFileHandler):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._target = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file was renamed, and a new one cannot be opened
+            self.handleError(record)
 
 
 class _StdoutHandler(_ReportsOnce, logging.StreamHandler[TextIO]):

@@ -66,7 +66,12 @@ def has_llama_cpp_server(python: str) -> bool:
     """Whether that interpreter can start ``llama_cpp.server`` (its extra dependencies are optional)."""
     probe = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     modules = ("llama_cpp", "uvicorn", "fastapi", "sse_starlette", "starlette_context", "pydantic_settings")
-    return subprocess.run([python, "-c", probe, *modules], capture_output=True).returncode == 0
+    try:
+        return subprocess.run([python, "-c", probe, *modules], capture_output=True).returncode == 0
+    except OSError as error:
+        raise UserError(
+            f"bench.llama_cpp_server={python} cannot be run ({error.strerror}): give the path of a Python, or off"
+        ) from error
 
 
 def contenders(options: BenchOptions) -> tuple[list[Contender], list[str]]:

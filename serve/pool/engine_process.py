@@ -72,11 +72,6 @@ class EngineProcess:
             self._process.kill()
             raise
 
-    @property
-    def pid(self) -> int | None:
-        """The process's number."""
-        return self._process.pid
-
     def send(self, command: Command) -> None:
         """Queues a command; never blocks."""
         self._to_send.put(command)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def read_facts(path: Path) -> ModelFacts:
     n_kv_heads = number("attention.head_count_kv", n_heads)
     return ModelFacts(
         architecture=architecture,
-        n_params=sum(_count(tensor.shape) for tensor in header.tensors),
+        n_params=sum(math.prod(tensor.shape) for tensor in header.tensors),
         size_bytes=sum(tensor.n_bytes for tensor in header.tensors),
         n_vocab=_n_vocab(header, number("vocab_size", 0)),
         n_embd=n_embd,
@@ -70,16 +72,13 @@ def read_facts(path: Path) -> ModelFacts:
     )
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    n = 1
-    for each in shape:
-        n *= each
-    return n
-
-
 def _n_vocab(header: GgufHeader, default: int) -> int:
     value = header.metadata.get("tokenizer.ggml.tokens[]", default)
     return value if isinstance(value, int) else default
+
+
+_FEW_SLOTS = 4
+"""Fewer slots than this do not pay for keeping another model loaded."""
 
 
 def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | None = None) -> int:
@@ -99,18 +98,39 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
     return round(total)
 
 
-def fewer_slots(facts: ModelFacts, config: EngineConfig, *, budget: int, n_models: int) -> EngineConfig:
-    """The configuration with its slots halved until the memory suffices.
+def fit_slots(configs: Mapping[str, EngineConfig], *, budget: int) -> dict[str, EngineConfig]:
+    """The configurations by model, with so few slots that the models fit into ``budget`` bytes.
 
-    With more than four slots, a model may take its share of the budget, so that all can stay loaded together. With
-    four or fewer it may take the whole budget, and the models are loaded one after the other.
+    Where slots down to four let all of them stay loaded together, the largest ones get fewer. Else each model only has
+    to fit alone, and they are loaded one after the other. Slots that share one cache (``kv_tokens``) need no memory.
     """
-    draft = read_facts(config.draft_model) if config.draft_model else None
-    while (config.slots > 4 and needed_bytes(facts, config, draft) > budget // n_models) or (
-        config.slots > 1 and needed_bytes(facts, config, draft) > budget
-    ):
-        config = replace(config, slots=config.slots // 2)
-    return config
+    facts = {
+        name: (read_facts(each.model_path), read_facts(each.draft_model) if each.draft_model else None)
+        for name, each in configs.items()
+    }
+
+    def need(name: str, config: EngineConfig) -> int:
+        return needed_bytes(facts[name][0], config, facts[name][1])
+
+    alone = dict(configs)
+    for name, config in configs.items():
+        while config.slots > 1 and not config.kv_tokens and need(name, config) > budget:
+            config = _halved(config)
+        alone[name] = config
+    together = dict(alone)
+    while sum(need(name, each) for name, each in together.items()) > budget:
+        many = [name for name, each in together.items() if each.slots > _FEW_SLOTS and not each.kv_tokens]
+        if not many:
+            return alone
+        largest = max(many, key=lambda name: need(name, together[name]))
+        together[largest] = _halved(together[largest])
+    return together
+
+
+def _halved(config: EngineConfig) -> EngineConfig:
+    """With half of the slots, but never from more than four to fewer at once."""
+    half = config.slots // 2
+    return replace(config, slots=max(half, _FEW_SLOTS) if config.slots > _FEW_SLOTS else half)
 
 
 def budget_bytes(gigabytes: float) -> int:

@@ -221,8 +221,10 @@ class Pool:
         )
         try:
             info = await engine.start()
-        except BaseException:
+        except BaseException as error:
             await engine.close()
+            if isinstance(error, OSError | EOFError | RuntimeError | MemoryError):
+                raise UserError(f"no engine process can be started: {one_line(error)}") from error
             raise
         from serve.chat_template import ChatPrompt  # its libraries are imported while the engine starts
 

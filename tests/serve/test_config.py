@@ -30,7 +30,13 @@ def test_values_out_of_range_are_named():
         with pytest.raises(UserError, match=rf"serve\.{name} is "):
             ServerOptions(**wrong)
     with pytest.raises(UserError, match="empty key"):
-        ServerOptions(api_keys=["a", ""])
+        ServerOptions(api_keys=["a", " "])
+    for origin in ("http://localhost:3000/", "localhost:3000", "http://"):
+        with pytest.raises(UserError, match=f"serve.cors_origins: {origin} is no origin"):
+            ServerOptions(cors_origins=[origin])
+    ServerOptions(cors_origins=["*", "http://localhost:3000"])
+    with pytest.raises(UserError, match=r"^context=-5 is out of range"):
+        TerminalConfig(model="x", context=-5)
     with pytest.raises(UserError, match="port=70000"):
         ServeConfig(model="m", port=70000)
     with pytest.raises(UserError, match="top_p=2 is out of range"):

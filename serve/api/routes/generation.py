@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,7 +38,7 @@ from serve.tools.call_grammar import Reasoning
 
 _ADVICE = {
     False: '"truncation": "auto" drops the oldest messages instead.',
-    True: "The last turn alone is too long, and it is never dropped.",
+    True: "The system messages and the last turn alone are too long, and these are never dropped.",
 }
 """About a conversation that does not fit the context, by whether its oldest turns may be dropped."""
 
@@ -233,7 +232,7 @@ class GenerationRoutes(ModelRoutes):
     ) -> Response:
         """``if_too_long``: added to the error where the prompt does not fit the context."""
         record, receive = context.record, context.request.receive
-        record.submitted, record.stream = time.perf_counter(), streams
+        record.stream = streams
         request_stream = context.lease.engine.submit(sequences)
         expiry = expire_later(request_stream, context.ends_at)
 

@@ -111,6 +111,21 @@ def test_a_client_that_leaves(tmp_path, slow_path, start_server):
         assert lines(server)[0]["route"] == "/health"
 
 
+def test_a_log_that_cannot_be_opened_again_is_lost_and_no_request_is(tmp_path, tiny_path, start_server):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    with start_server(tmp_path / "server.log", tiny_path, f"serve.access_log_file={folder / 'access'}") as server:
+        with httpx.Client() as client:
+            assert client.get(server.url + "/health").status_code == 200
+            server.wait((folder / "access").exists)
+            folder.rename(tmp_path / "elsewhere")
+            for _ in range(3):
+                assert client.get(server.url + "/health").status_code == 200
+        log = server.log.read_text()
+        assert "Traceback" not in log
+        assert log.count("the access log cannot be written") == 1
+
+
 def test_the_line_for_people(server):
     before = len(server.log.read_text().splitlines())
     body = {"prompt": SAID, "max_tokens": 3, "ignore_eos": True}

@@ -18,7 +18,7 @@ def every_route(model_path) -> list[tuple[str, str]]:
     return sorted((method, route.path) for route in routes for method in route.methods)
 
 
-KEYED = ["serve.api_keys=[first]", "serve.cors_origins=[http://friend.example]"]
+KEYED = ["serve.api_keys=[first,1_000,c2xtLWtleQ==]", "serve.cors_origins=[http://friend.example]"]
 WRONG = [
     {},
     {"Authorization": "Bearer"},
@@ -69,6 +69,20 @@ def test_a_wrong_key_opens_nothing_but_health_and_the_page(keyed, tiny_path):
     for key in ("first", "second"):
         for headers in ({"Authorization": f"Bearer {key}"}, {"authorization": f"bearer   {key}"}, {"x-api-key": key}):
             assert httpx.get(keyed.url + "/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["first", "1_000", "c2xtLWtleQ=="])
+def test_keys_are_taken_as_they_are_typed(keyed, key):
+    answer = httpx.get(keyed.url + "/v1/models", headers={"Authorization": f"Bearer {key}"})
+    assert answer.status_code == 200
+
+
+def test_a_line_end_behind_a_key_is_none_of_it(tmp_path, tiny_path, start_server, monkeypatch):
+    monkeypatch.setenv("SLM_API_KEY", "of-a-file\n")
+    with start_server(tmp_path / "log", tiny_path) as server:
+        url = server.url + "/v1/models"
+        assert httpx.get(url, headers={"Authorization": "Bearer of-a-file"}).status_code == 200
+        assert httpx.get(url).status_code == 401
 
 
 def test_no_other_origin_may_read(keyed, server):

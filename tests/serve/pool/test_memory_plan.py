@@ -5,7 +5,7 @@ import sys
 
 from serve.engine.config import EngineConfig
 from serve.pool import memory_plan
-from serve.pool.memory_plan import budget_bytes, fewer_slots, needed_bytes, read_facts
+from serve.pool.memory_plan import budget_bytes, fit_slots, needed_bytes, read_facts
 from slm.machine import memory
 from slm.machine.memory import available_bytes
 
@@ -51,18 +51,31 @@ def test_the_budget():
 def test_slots_that_nobody_chose_follow_the_budget(slow_path):
     facts = read_facts(slow_path)
 
-    def slots(budget, n_models=2):
-        return fewer_slots(facts, config(slow_path, slots=16), budget=budget, n_models=n_models).slots
+    def slots(budget, n=16, **more):
+        configs = {name: config(slow_path, slots=n, **more) for name in "ab"}
+        return [each.slots for each in fit_slots(configs, budget=budget).values()]
 
     def need(n):
         return needed_bytes(facts, config(slow_path, slots=n))
 
-    assert slots(2 * need(16)) == 16
-    assert slots(2 * need(16) - 2) == 8
-    # Rather one after the other than with fewer than four.
-    assert slots(need(4)) == 4
-    assert slots(need(4) - 1) == 2
-    assert slots(1) == 1
+    assert slots(2 * need(16)) == [16, 16]
+    assert sorted(slots(2 * need(16) - 1)) == [8, 16]
+    assert slots(2 * need(4)) == [4, 4]
+    # Rather one after the other, with as many as fit alone, than together with fewer than four.
+    assert slots(2 * need(4) - 1) == [8, 8]
+    assert slots(need(16) - 1) == [8, 8]
+    assert slots(need(4) - 1) == [2, 2]
+    assert slots(1) == [1, 1]
+    for n in (5, 6, 7, 10):
+        assert slots(2 * need(4), n=n) == [4, 4]
+    assert slots(2 * need(4), kv_tokens=512) == [16, 16], "slots that share a cache need no memory"
+
+
+def test_only_the_large_model_gets_fewer_slots(slow_path, tiny_path):
+    large, small = (config(path, slots=16) for path in (slow_path, tiny_path))
+    needs = [needed_bytes(read_facts(each.model_path), each) for each in (large, small)]
+    found = fit_slots({"large": large, "small": small}, budget=sum(needs) - 1)
+    assert (found["large"].slots, found["small"].slots) == (8, 16)
 
 
 def test_the_budget_does_not_count_the_page_cache_as_used(tmp_path, monkeypatch):
