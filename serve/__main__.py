@@ -45,10 +45,11 @@ def main(argv: list[str]) -> int:
     for note in [*notes, *stale_lines([*paths.values(), *adapters.values()])]:
         print(note, flush=True)
     listener = _listen(config.host, config.port)
-    if config.serve.access_log_file is not None:
+    form = config.serve.access_form
+    if config.serve.access_log_file is not None and form != "off":
         from serve.api.access_log import Writer
 
-        Writer(config.serve.access_form, config.serve.access_log_file)  # what is wrong with it is said before the work
+        Writer(form, config.serve.access_log_file)  # what is wrong with it is said before the work
     # As process 1 of a container, a program without a handler is not ended by SIGTERM. The HTTP server takes it over.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.closing(listener):

@@ -51,8 +51,8 @@ def test_the_budget():
 def test_slots_that_nobody_chose_follow_the_budget(slow_path):
     facts = read_facts(slow_path)
 
-    def slots(budget, n=16, **more):
-        configs = {name: config(slow_path, slots=n, **more) for name in "ab"}
+    def slots(budget, n=16, names="ab", **more):
+        configs = {name: config(slow_path, slots=n, **more) for name in names}
         return [each.slots for each in fit_slots(configs, budget=budget).values()]
 
     def need(n):
@@ -63,9 +63,9 @@ def test_slots_that_nobody_chose_follow_the_budget(slow_path):
     assert slots(2 * need(4)) == [4, 4]
     # Rather one after the other, with as many as fit alone, than together with fewer than four.
     assert slots(2 * need(4) - 1) == [8, 8]
-    assert slots(need(16) - 1) == [8, 8]
-    assert slots(need(4) - 1) == [2, 2]
-    assert slots(1) == [1, 1]
+    assert slots(need(16) - 1, names="a") == [8]
+    assert slots(need(4) - 1, names="a") == [2]
+    assert slots(1, names="a") == [1]
     for n in (5, 6, 7, 10):
         assert slots(2 * need(4), n=n) == [4, 4]
     assert slots(2 * need(4), kv_tokens=512) == [16, 16], "slots that share a cache need no memory"
