@@ -17,6 +17,7 @@ from slm.machine.record import machine_record
 from slm.machine.waiting import wait_awake
 from slm.runs import list_checkpoints, saved_config
 from train.config import RunConfig
+from train.model_shape import model_shape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 SMALLER_WINS = 0.98
@@ -71,11 +72,11 @@ def _kept(config: RunConfig) -> RunConfig | None:
 
 def _best(config: RunConfig, sequences: int) -> int:
     machine = machine_record()
-    shape = dict(vars(config.model))
+    shape = dict(vars(model_shape(config)))
     train = config.train
     choices = (train.threads, train.precision, train.kernels, train.compile, train.gradient_checkpointing)
-    facts = [machine["cpu"], machine["cores"], shape, config.tokenizer.vocab_size, train.seq_len, sequences, *choices]
-    key = json.dumps(facts, sort_keys=True)
+    facts = [machine["cpu"], machine["cores"], shape, train.seq_len, sequences, *choices]
+    key = json.dumps(facts, sort_keys=True, default=str)
     cache = cache_path()
     known = kept_choices()
     if key not in known:
@@ -117,7 +118,6 @@ def _rate(config: RunConfig) -> float | None:
     from slm.model.transformer import LanguageModel
     from train.backend import attention_bytes, make_backend
     from train.environment import prepare
-    from train.model_shape import model_shape
 
     train = config.train
     shape = model_shape(config)

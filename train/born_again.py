@@ -67,15 +67,15 @@ class BornAgain:
         keep_model(self._folder, model, self._tokenizer)
         self.__dict__.pop("_taught", None)
 
-    def begin(self, model: LanguageModel) -> None:
-        """Give ``model`` new first weights, from the seed after the run's own."""
+    def fresh(self, model: LanguageModel) -> LanguageModel:
+        """A model of the same shape with first weights from the seed after the run's own."""
         config = self._config
         with torch.random.fork_rng():
             torch.manual_seed(config.train.seed + 1)
             new = LanguageModel(model.config, config.optim.init)
         if config.optim.init_bigrams:
             start_from_bigrams(config, self._tokenizer, new)
-        model.load_state_dict(new.state_dict())
+        return new
 
     @cached_property
     def _taught(self) -> Objective:

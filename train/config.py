@@ -374,6 +374,11 @@ class PreferenceConfig:
             raise UserError("preference.label_smoothing and preference.sft are for preference.loss=dpo: leave them 0")
 
     @property
+    def loss_unit(self) -> str:
+        """What the run's losses are counted in."""
+        return "nats per pair" if self.on else "nats per token"
+
+    @property
     def on(self) -> bool:
         """Whether the run learns from pairs."""
         return self.loss is not None
@@ -519,7 +524,7 @@ class RunConfig:
         if any(source.kind != "chat" for source in self.data.all_sources()):
             raise UserError(
                 f"preference.loss={self.preference.loss} learns from pairs of answers: give data=chat "
-                "data.files=[pairs.jsonl] with the fields prompt, chosen and rejected, and nothing else"
+                "data.files=[pairs.jsonl] with the fields prompt, chosen and rejected, without text (tune.replay=0)"
             )
 
     @property

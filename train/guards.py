@@ -1,13 +1,13 @@
 """Guards of a run against losses that are not finite, losses that jump, and a machine that slept."""
 
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from data.errors import UserError
+from slm.machine.hardware import clocks
 from train.config import TrainConfig
 
 SKIPS_IN_A_ROW = 10
@@ -99,19 +99,12 @@ class Guards:
         self.rollbacks = list(state.get("rollbacks", ()))
 
 
-def _clocks() -> tuple[int, int]:
-    """The clock that stops while the machine sleeps, and the one that does not."""
-    if sys.platform == "darwin":
-        return time.CLOCK_UPTIME_RAW, time.CLOCK_MONOTONIC
-    return time.CLOCK_MONOTONIC, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
 class AwakeClock:
     """Seconds for which the machine was awake, and how long it slept."""
 
     def __init__(self, read: Callable[[int], float] = time.clock_gettime) -> None:
         self._read = read
-        self._awake, self._total = _clocks()
+        self._awake, self._total = clocks()
         self._asleep = read(self._total) - read(self._awake)
 
     def __call__(self) -> float:

@@ -3,6 +3,7 @@
 Tested in tests/train/tools/test_plan.py, tests/slm/test_presets.py.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from slm.model.config import ModelConfig
@@ -12,10 +13,16 @@ TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100
 
 
 def model_shape(config: RunConfig) -> ModelConfig:
-    """The model of a configuration before its tokenizer exists: the settings give the vocabulary's size.
+    """The model of a configuration before its tokenizer exists: the settings give the vocabulary's size, or the model
+    that the run starts from gives all.
 
     A tokenizer that is neither trained (``bpe``) nor listed in ``TIKTOKEN_IDS`` is loaded to count its ids.
     """
+    if config.init_from:
+        from slm.hub.models import directory
+        from slm.model.checkpoint import load_config
+
+        return replace(load_config(directory(config.init_from)), seq_len=config.train.seq_len)
     tokenizer = config.tokenizer
     if tokenizer.kind == "bpe":
         ids = tokenizer.vocab_size

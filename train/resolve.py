@@ -11,6 +11,7 @@ from slm.configuration import build, choices, load_config
 from slm.durations import seconds_of
 from slm.hub import models
 from train.config import RunConfig
+from train.run.wandb_logger import require_wandb
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 AUTO = "auto"
@@ -98,6 +99,7 @@ def with_run_directory(config: RunConfig) -> RunConfig:
     """``config`` with a name. Without one, the path of a checkpoint to resume from gives the run's directory."""
     if config.name is None and config.resume not in ("auto", "never"):
         checkpoint = Path(config.resume)
+        checkpoint = checkpoint.resolve() if checkpoint.exists() else checkpoint  # runs/mine/best is a link to one
         if checkpoint.parent.name == "checkpoints":
             run = checkpoint.parent.parent
             return replace(config, name=run.name, runs_dir=str(run.parent))
@@ -106,6 +108,8 @@ def with_run_directory(config: RunConfig) -> RunConfig:
 
 def _check(config: RunConfig) -> None:
     """The preset's name and the widths, before anything is downloaded or trained."""
+    if config.logger.name == "wandb":
+        require_wandb()
     if not config.init_from:
         config.model.model_config(vocab_size=256, seq_len=config.train.seq_len, eos_id=None)
     if config.preference.loss == "dpo" and not config.init_from:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.chat.tokens import end_of_turn
 from data.errors import UserError
 from data.storage import atomic_write_text
 from data.stream.loader import Loader, at_saved_commits, validation_blocks
@@ -151,8 +152,8 @@ def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
     if point.checkpoint:
         check_unchanged(point.state["config"], config, root)
         if not _finished(config, point.state):
-            for name in back_up_later_checkpoints(root, point.checkpoint):
-                print(f"{name} is newer than {point.checkpoint.name} and is kept aside")
+            for name in back_up_later_checkpoints(root, point.checkpoint, point.state["step"]):
+                print(f"{name} is not what the run goes on from, and is kept aside")
             print(f"resuming {root} from {point.checkpoint.name}")
     return point
 
@@ -165,7 +166,9 @@ def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     if (state.get("validation") or {}).get("step") != state["step"]:
         return False  # stopped in its last validation, which is still to be done
     if _stopped_early(config, state):
-        return True
+        # Quantization comes after the last update, and a stop in it leaves the checkpoint from before.
+        rounded_last = config.train.qat in ROUNDED_ONCE and config.train.qat_least_steps
+        return not rounded_last or "qat" in state
     limit = limit_seconds(config.train, state.get("setup_s", 0.0), state.get("closing_s", 0.0))
     return state["elapsed_s"] >= limit or state["step"] >= config.train.max_steps
 
@@ -393,9 +396,13 @@ def _make_trainer(
         ranks, trained, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
     )
 
+    turn = end_of_turn(tokenizer)
+
     def save_description(folder: Path) -> None:
         tokenizer.save(folder)
         trained.describe(folder)
+        if turn is not None and turn != tokenizer.eot_id:
+            checkpoint.also_stop_at(folder, turn)
 
     checkpointer = Checkpointer(
         root,

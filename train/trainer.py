@@ -131,7 +131,8 @@ class Trainer:
         """One line on what came out."""
         text = f"{self.state.tokens:,} tokens in {duration(self.state.elapsed)}"
         if last := self.state.validation:
-            text += f"; validation {last['val_loss']:.4f} nats per token, {last['val_bits_per_byte']:.4f} bits per byte"
+            unit = self.config.preference.loss_unit
+            text += f"; validation {last['val_loss']:.4f} {unit}, {last['val_bits_per_byte']:.4f} bits per byte"
         return text
 
     # The loop.
@@ -142,11 +143,13 @@ class Trainer:
         due = state.step > 0 and state.step % train.eval_every == 0
         if due and state.validation.get("step") != state.step:
             self._validate()  # the run was stopped during this validation
+            if not self.interrupt and self._by_step(state.step):
+                self._save(replace=True)  # its loss decides whether it is kept
         while not self.interrupt and self._fraction_done() < 1:
             if state.out_of_patience:
                 self.log.print(
                     f"step {state.step:,}: the last {train.patience} validations did not improve on "
-                    f"{state.best_loss:.4f} nats per token: stopped early"
+                    f"{state.best_loss:.4f} {self.config.preference.loss_unit}: stopped early"
                 )
                 return
             try:
@@ -260,16 +263,17 @@ class Trainer:
         state = self.state
         if state.validation.get("step") != state.step:
             self._validate()
+        new = self.born_again.fresh(self.model)
         if self.interrupt:
             return  # the same is done when the run goes on
         self.checkpointer.before_update()
         with self.average.in_place():
             self.born_again.keep(self.model)
         self.average.begin_anew()
-        self.born_again.begin(self.model)
+        self.model.load_state_dict(new.state_dict())
         self.optimizer.state.clear()
         self.backend.weights_changed()
-        state.began = state.step
+        state.began, state.validation = state.step, {}  # what was validated is the teacher
         state.forget_losses()
         state.window = MetricsWindow()
         self.log.guard_event("born_again", state.step, share=self.config.distill.born_again)
@@ -322,6 +326,7 @@ class Trainer:
             if not state.validation and state.step > 1:
                 scored = len(self.validator.blocks) * train.seq_len * train.validation_share(self.model.config)
                 self._expect_closing(scored / record["tokens_per_s"])
+        if train.max_minutes is not None:
             record["limit_s"] = state.limit_seconds
         # The first step waits for the compiler: its speed predicts nothing.
         self.log.training(record, None if state.step == 1 else state.seconds_left(record["tokens_per_s"]))

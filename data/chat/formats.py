@@ -69,7 +69,7 @@ def read_record(record: Any) -> tuple[Format, dict[str, Any]]:
     kind = format_of(record)
     tools = _tools(record.get("tools"))
     if kind == "preference":
-        messages = [*_prompt(record), *_answer(record["chosen"], record)]
+        messages = _answered(record["chosen"], record)
     elif kind == "messages":
         messages = _messages(record["messages"])
     elif kind == "conversations":
@@ -80,11 +80,11 @@ def read_record(record: Any) -> tuple[Format, dict[str, Any]]:
     elif kind == "instruction":
         messages = _instruction(record)
     else:
-        messages = [*_prompt(record), *_answer(record.get("completion", record.get("response")), record)]
+        messages = _answered(record.get("completion", record.get("response")), record)
     _check(messages)
     more: dict[str, Any] = {"tools": tools} if tools else {}
     if kind == "preference":
-        more["rejected"] = [*_prompt(record), *_answer(record["rejected"], record)]
+        more["rejected"] = _answered(record["rejected"], record)
         _check(more["rejected"])
     return kind, {"messages": messages} | more
 
@@ -130,14 +130,18 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     calls = turn.get("tool_calls")
     if name == "function_call":
         calls, content = [content], ""
+    elif role == "assistant" and not calls and turn.get("function_call"):  # OpenAI's older form
+        calls = [turn["function_call"]]
     message: dict[str, Any] = {"role": role, "content": _text(content, number)}
     if role == "assistant" and calls:
         if not isinstance(calls, list):
             raise BadRecordError(f"the tool calls of message {number} are no list")
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
-    for key in ("name", "tool_call_id"):
+    for key in ("name", "tool_call_id", *(("reasoning_content",) if role == "assistant" else ())):
         if isinstance(turn.get(key), str):
             message[key] = turn[key]
+    if role == "assistant" and turn.get("weight") == 0:  # OpenAI's mark of an answer that is not learned
+        message["weight"] = 0
     return message
 
 
@@ -205,18 +209,21 @@ def _prompt(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [*start, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt))]
 
 
-def _answer(answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages of an answer without the prompt, which some data sets repeat in it (in some without its system
-    message)."""
-    if not isinstance(answer, str):
-        messages, prompt = _messages(answer), _prompt(record)
-        for start in (prompt, [each for each in prompt if each["role"] != "system"]):
-            if start and messages[: len(start)] == start:
-                return messages[len(start) :]
+def _answered(answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of a prompt and its answer. Some data sets have all of it as the answer, the prompt (or its last
+    question) again beside it."""
+    prompt = _prompt(record)
+    if isinstance(answer, str):
+        if record.get("prompt") is None:
+            raise BadRecordError("its chosen answer is text, and there is no prompt")
+        return [*prompt, {"role": "assistant", "content": answer}]
+    messages = _messages(answer)
+    spoken = [each["role"] for each in messages if each["role"] != "system"]
+    if spoken[:1] == ["assistant"]:
+        return [*prompt, *messages]
+    if messages[0]["role"] == "system":
         return messages
-    if record.get("prompt") is None:
-        raise BadRecordError("its chosen answer is text, and there is no prompt")
-    return [{"role": "assistant", "content": answer}]
+    return [*(each for each in prompt if each["role"] == "system"), *messages]
 
 
 def _check(messages: list[dict[str, Any]]) -> None:

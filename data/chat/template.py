@@ -111,7 +111,7 @@ class ChatTemplate:
         literal = self._literal(text, messages, tools)
         scored = []
         for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             before = self.text(messages[:number], tools, prompt=True)
             with_answer = text if number == len(messages) - 1 else self.text(messages[: number + 1], tools)

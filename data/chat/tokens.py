@@ -56,6 +56,16 @@ def chat_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer if own_template(tokenizer) else with_chatml(tokenizer)
 
 
+def end_of_turn(tokenizer: Tokenizer) -> int | None:
+    """The token that ends the assistant's turn in the tokenizer's chat template; None without a template that works."""
+    if own_template(tokenizer) is None:
+        return None
+    try:
+        return ChatEncoder(tokenizer).end_of_turn
+    except UserError:
+        return None
+
+
 class ChatEncoder:
     """Conversations as token ids. UserError at construction for a tokenizer without a valid chat template."""
 
@@ -67,6 +77,7 @@ class ChatEncoder:
         added = {token["content"]: token["id"] for token in tokenizer.spec.get("added_tokens") or []}
         self._ids = {name: id for name, id in added.items() if id in tokenizer.special_ids}
         self._tokenizer = tokenizer
+        self._prepends = _prepends_space(tokenizer.spec)
         self._split = re.compile(f"({'|'.join(map(re.escape, sorted(self._ids, key=len, reverse=True))) or '(?!)'})")
         self.template = ChatTemplate(
             text,
@@ -137,15 +148,36 @@ class ChatEncoder:
         """Ids of a part of the text: control tokens outside of literal spans are parsed."""
         ids: list[int] = []
         at = start
+        begins = start == 0 or text.endswith(tuple(self._ids), 0, start)
         for begin, end in [*literal, (stop, stop)]:
             begin, end = min(max(begin, at), stop), min(max(end, at), stop)
             for piece in self._split.split(text[at:begin]):
                 if piece:
-                    ids += [self._ids[piece]] if piece in self._ids else self._tokenizer.encode(piece)
+                    ids += [self._ids[piece]] if piece in self._ids else self._plain(piece, begins=begins)
+                    begins = piece in self._ids
             if begin < end:
-                ids += self._tokenizer.encode(text[begin:end])
+                ids += self._plain(text[begin:end], begins=begins)
+                begins = False
             at = max(at, end)
         return ids
+
+    def _plain(self, text: str, *, begins: bool) -> list[int]:
+        """Ids of text without control tokens. ``begins``: whether it is the first, or comes after such a token; else it
+        goes on with other text, and has no space of its own before it."""
+        if begins or not self._prepends:
+            return self._tokenizer.encode(text)
+        before, both = self._tokenizer.encode("\n"), self._tokenizer.encode("\n" + text)
+        return both[len(before) :] if both[: len(before)] == before else self._tokenizer.encode(text)
+
+
+def _prepends_space(spec: dict[str, Any]) -> bool:
+    """Whether a tokenizer puts a space before each text (SentencePiece's way)."""
+    normalizer, pre = spec.get("normalizer") or {}, spec.get("pre_tokenizer") or {}
+    steps = [*(normalizer.get("normalizers") or [normalizer]), *(pre.get("pretokenizers") or [pre])]
+    return any(
+        each.get("type") == "Prepend" or (each.get("type") == "Metaspace" and each.get("prepend_scheme") != "never")
+        for each in steps
+    )
 
 
 def _settings(tokenizer: Tokenizer) -> dict[str, Any]:

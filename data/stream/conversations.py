@@ -8,6 +8,7 @@ Shape suffixes: none; arrays are tokens with their marks (``data.stream.marks``)
 """
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,6 +22,29 @@ GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""
 MOST_WITHOUT_PAIRS = 10_000
 """So many records in a row without a pair, or without an answer that fits, end the run."""
+
+
+Part = tuple[np.ndarray, np.ndarray]
+"""A conversation's ids, and which of them are scored."""
+
+
+def in_block(parts: Sequence[Part], size: int) -> list[Part] | None:
+    """What a block of ``size`` tokens takes of a conversation, or of the two of a pair, which then have half of it each
+    where they are too long together. None where one of them has no answer in that part."""
+    room = size // len(parts) if sum(len(ids) for ids, _ in parts) > size else size
+    cut = [(ids[:room], scored[:room]) for ids, scored in parts]
+    return cut if all(scored[1:].any() for _, scored in cut) else None
+
+
+def n_blocks(lengths: Sequence[int], size: int) -> int:
+    """The blocks that conversations of these lengths fill, in tokens, packed as ``ConversationPacker`` does."""
+    blocks, group = 0, list[int]()
+    for length in [*lengths, 0]:
+        group.append(length)
+        if sum(group) >= GROUP_BLOCKS * size or length == 0:
+            blocks += len(place([np.empty(each, np.int8) for each in group if each], size))
+            group = []
+    return blocks
 
 
 class Conversations:
@@ -43,9 +67,8 @@ class Conversations:
                 ids, scored, _ = self._encoder.conversation(document)
             except TemplateRefusesError:
                 continue
-            ids, scored = ids[: self._size], scored[: self._size]
-            if scored[1:].any():
-                return marks.mark(ids, scored)
+            if fitting := in_block([(ids, scored)], self._size):
+                return marks.mark(*fitting[0])
         raise UserError(
             f"{MOST_WITHOUT_PAIRS:,} conversations in a row have no answer in their first train.seq_len="
             f"{self._size - 1} tokens, or are refused by the chat template: raise train.seq_len (make data-stats shows "
@@ -82,10 +105,8 @@ class Pairs:
                 continue
             if both is None:
                 continue
-            if sum(len(ids) for ids, _ in both) > self._size:
-                both = tuple((ids[: self._size // 2], scored[: self._size // 2]) for ids, scored in both)
-            if all(scored[1:].any() for _, scored in both):
-                return np.concatenate([marks.mark(ids, scored) for ids, scored in both])
+            if fitting := in_block(both, self._size):
+                return np.concatenate([marks.mark(ids, scored) for ids, scored in fitting])
         raise UserError(
             f"{MOST_WITHOUT_PAIRS:,} records in a row hold no pair of answers that fits train.seq_len="
             f"{self._size - 1}: preference.loss needs the fields prompt, chosen and rejected"

@@ -33,6 +33,8 @@ def make_encode(tokenizer: Tokenizer) -> Callable[[str], Any]:
             return backend.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
             return backend.encode_to_numpy(well_formed(text), disallowed_special=())
+        except ValueError:  # a million blanks in a row are too many for its regular expressions
+            return np.array(tokenizer.encode(text), dtype=np.uint32)
 
     return encode
 

@@ -160,7 +160,7 @@ def _normalizers(model: Model) -> list[dict[str, Any]]:
     if model.charsmap:
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
     if model.remove_extra_whitespaces:
-        steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if model.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": SPACE})

@@ -1,5 +1,6 @@
 """From a configuration or a path to a tokenizer: every kind is first converted to the same files."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,8 +76,14 @@ def make_tokenizer(
 
 
 def _with_config(files: dict[str, bytes], *, name: str, eot_token: str) -> Tokenizer:
-    """A tokenizer from disk, with the ``tokenizer_config.json`` that it lacks."""
+    """A tokenizer from disk, with the ``tokenizer_config.json`` that it lacks, or that names another end of text."""
     tokenizer = Tokenizer(files, name=name, eot_token=eot_token)
     if "tokenizer_config.json" not in files:
         tokenizer.files["tokenizer_config.json"] = tokenizer_config(eot=tokenizer.eot_token)
+    elif eot_token:  # kept with the tokenizer, so that whoever loads it later takes the same token
+        settings = json.loads(files["tokenizer_config.json"])
+        declared = settings.get("eos_token")
+        if (declared.get("content") if isinstance(declared, dict) else declared) != eot_token:
+            changed = json.dumps(settings | {"eos_token": eot_token}, ensure_ascii=False, indent=2)
+            tokenizer.files["tokenizer_config.json"] = changed.encode()
     return tokenizer

@@ -5,6 +5,7 @@ import ctypes
 import math
 import os
 import sys
+import time
 from pathlib import Path
 
 SPINS_VARIABLE = "GOMP_SPINCOUNT"
@@ -69,12 +70,27 @@ def waits_as_told() -> bool:
 
 
 def process_seconds() -> float:
-    """Seconds since this process was started, its imports included."""
-    import time
-
+    """Seconds since this process was started, its imports included; the machine's sleep since then is not counted."""
     import psutil
 
-    return max(0.0, time.time() - psutil.Process().create_time())
+    return max(0.0, time.time() - psutil.Process().create_time() - (asleep_seconds() - _ASLEEP))
+
+
+def clocks() -> tuple[int, int]:
+    """The clock that stops while the machine sleeps, and the one that does not."""
+    if sys.platform == "darwin":
+        return time.CLOCK_UPTIME_RAW, time.CLOCK_MONOTONIC
+    return time.CLOCK_MONOTONIC, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def asleep_seconds() -> float:
+    """For how long the machine has slept since it was started."""
+    awake, total = clocks()
+    return time.clock_gettime(total) - time.clock_gettime(awake)
+
+
+_ASLEEP = asleep_seconds()
+"""When this process began, or nearly: it imports this module early."""
 
 
 def rss_bytes() -> int:

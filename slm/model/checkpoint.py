@@ -33,7 +33,7 @@ OPTIMIZER = "optimizer.safetensors"
 TRAINER_STATE = "trainer_state.json"
 MANIFEST = "manifest.json"
 ADAPTER = f"{lora.FOLDER}/{lora.WEIGHTS}"
-TEMPORARY, REMOVED = ".tmp", ".old"
+TEMPORARY, REMOVED, REPLACED = ".tmp", ".old", ".replaced"
 """How hidden directories end: a checkpoint in the making, one being deleted. A kill leaves them behind."""
 
 MARGIN_BYTES = 1 << 20
@@ -144,6 +144,15 @@ def _write_config(directory: Path, config: ModelConfig) -> None:
     )
 
 
+def also_stop_at(directory: Path, token: int) -> None:
+    """Let other programs end a reply at ``token``, too: that which ends a turn in the chat template."""
+    path = directory / "generation_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    known = settings["eos_token_id"]
+    settings["eos_token_id"] = [*(known if isinstance(known, list) else [known] if known is not None else []), token]
+    atomic_write_json(path, settings)
+
+
 def take_snapshot(
     weights: dict[str, Tensor],
     tensors: dict[str, Tensor],
@@ -205,10 +214,12 @@ def write_checkpoint(
             fsync(path)
         atomic_write_json(temporary / MANIFEST, {"sha256": dict(sorted(hashes.items()))})
         fsync(temporary)
+        aside = directory.with_name(f".{directory.name}{REPLACED}")
         if directory.exists():
-            remove(directory)
+            os.replace(directory, aside)  # ``sweep`` brings it back where this process is killed here
         os.replace(temporary, directory)
         fsync(directory.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
@@ -268,8 +279,13 @@ def remove(directory: Path) -> None:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Delete what killed saves and removals left in ``folder``; only for whoever holds the run's lock."""
-    left = [path for path in folder.glob(".step-*") if path.name.endswith((TEMPORARY, REMOVED))]
+    """Delete what killed saves and removals left in ``folder``, and bring back a checkpoint whose successor did not
+    come; only for whoever holds the run's lock."""
+    for aside in folder.glob(f".step-*{REPLACED}"):
+        own = aside.with_name(aside.name[1 : -len(REPLACED)])
+        if not own.exists():
+            os.replace(aside, own)
+    left = [path for path in folder.glob(".step-*") if path.name.endswith((TEMPORARY, REMOVED, REPLACED))]
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in left]

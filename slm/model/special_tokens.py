@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder, own_template
+from data.chat.tokens import end_of_turn
 from data.errors import UserError, one_line
 from data.tokenizers.make import load_tokenizer
 
@@ -38,15 +37,7 @@ class SpecialTokens:
 
 def _end_of_turn(directory: Path) -> int | None:
     """The token that ends the assistant's turn in the model's chat template; None without one."""
-    if not (directory / "tokenizer.json").is_file():
-        return None
-    tokenizer = load_tokenizer(directory)
-    if own_template(tokenizer) is None:
-        return None
-    try:
-        return ChatEncoder(tokenizer).end_of_turn
-    except (UserError, TemplateRefusesError):
-        return None  # a template that does not render: the GGUF has it as it is
+    return end_of_turn(load_tokenizer(directory)) if (directory / "tokenizer.json").is_file() else None
 
 
 def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:

@@ -112,10 +112,11 @@ class ComputedTargets(DenseTargets):
     ) -> float:
         scored = (targets_R != IGNORED).nonzero()[:, 0]
         some = scored[::SHOWN]
-        mine_SV, losses_S, targets_S = dlogits_RV[some].float() / weight, losses_R[some], targets_R[some]
         gradient_RV = self.gradient(rows, targets_R, share)
+        mine_RV = dlogits_RV[:, : gradient_RV.shape[1]]  # the model may have more rows, which stand for no token
+        mine_SV, losses_S, targets_S = mine_RV[some].float() / weight, losses_R[some], targets_R[some]
         its_SV = gradient_RV[some].float() / share
-        dlogits_RV -= gradient_RV
+        mine_RV -= gradient_RV
         if not len(some):
             return 0.0
         return _divergence(mine_SV, its_SV, losses_S, targets_S) * len(scored) / len(some)

@@ -182,6 +182,11 @@ class RunRecord:
         shares += [self.elapsed() / limit] if limit else []
         return min(1.0, max(shares, default=0.0))
 
+    @property
+    def loss_unit(self) -> str:
+        """What losses are counted in."""
+        return "nats per pair" if self.setting("preference.loss") else "nats per token"
+
     def planned_steps(self) -> int | None:
         """The steps that end the run; None where time does, of which ``train.max_steps`` is only a bound."""
         max_steps, limit = self.setting("train.max_steps"), self._limit_seconds()

@@ -27,12 +27,12 @@ def headline(run: RunRecord, status: str) -> str:
     return text + (f"  ETA {duration(left)}" if status == "running" and left is not None else "")
 
 
-def validation_line(validation: Validation) -> str:
+def validation_line(run: RunRecord, validation: Validation) -> str:
     """A validation in one line."""
     loss, bits = number_text(validation.loss), number_text(validation.bits_per_byte)
     return (
         f"step {validation.step:,}  {count_text(validation.tokens)} tokens  {duration(validation.elapsed_s or 0)}  "
-        f"validation {loss} nats per token, {bits} bits per byte"
+        f"validation {loss} {run.loss_unit}, {bits} bits per byte"
     )
 
 
@@ -78,7 +78,7 @@ def _progress_line(run: RunRecord, running: bool) -> str:
 
 def _figures(run: RunRecord, width: int) -> Iterator[tuple[str, Text]]:
     """Labels and figures, one line each."""
-    yield "loss", Text(f"{number_text(run.recent('loss'))} nats per token, {run.recent_note('loss')}")
+    yield "loss", Text(f"{number_text(run.recent('loss'))} {run.loss_unit}, {run.recent_note('loss')}")
     yield from _validation_figures(run, width)
     if (forecast := run.forecast()) and run.progress() < 1:
         yield "at the end", Text(forecast)
@@ -104,7 +104,7 @@ def _validation_figures(run: RunRecord, width: int) -> Iterator[tuple[str, Text]
         return
     first, last, best = run.validations[0], run.validations[-1], run.best()
     bits = number_text(last.bits_per_byte)
-    yield "validation", Text(f"{number_text(last.loss)} nats per token, {bits} bits per byte at step {last.step:,}")
+    yield "validation", Text(f"{number_text(last.loss)} {run.loss_unit}, {bits} bits per byte at step {last.step:,}")
     line = sparkline([each.bits_per_byte for each in run.validations], min(40, max(8, width - 50)))
     text = f"{number_text(first.bits_per_byte, 3)} {line} {number_text(last.bits_per_byte, 3)}"
     yield "bits per byte", Text(text + (f"  best at step {best.step:,}" if best else ""))

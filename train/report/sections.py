@@ -72,7 +72,8 @@ def _loss_tiles(run: RunRecord) -> list[dict[str, str]]:
     if best:
         bits_note = f"of validation text; best {number_text(best.bits_per_byte)} at step {best.step:,}"
     if loss is not None:
-        loss_note = f"nats per token; perplexity {math.exp(min(loss, 700)):,.4g}"
+        of_tokens = not run.setting("preference.loss")
+        loss_note = run.loss_unit + (f"; perplexity {math.exp(min(loss, 700)):,.4g}" if of_tokens else "")
     stories = []
     if last and last.coherence is not None:
         known = [each.coherence for each in run.validations if each.coherence is not None]
@@ -81,7 +82,7 @@ def _loss_tiles(run: RunRecord) -> list[dict[str, str]]:
         *stories,
         _tile("bits per byte", number_text(bits), bits_note),
         _tile("validation loss", number_text(loss), loss_note),
-        _tile("training loss", number_text(run.recent("loss")), f"nats per token; {run.recent_note('loss')}"),
+        _tile("training loss", number_text(run.recent("loss")), f"{run.loss_unit}; {run.recent_note('loss')}"),
     ]
 
 

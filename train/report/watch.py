@@ -141,7 +141,7 @@ def _follow_in_lines(followed: FollowedRun, every_s: float) -> None:
             print(headline(record, followed.status), flush=True)
         for validation in record.validations:
             if validation.step > printed_step:
-                print(validation_line(validation), flush=True)
+                print(validation_line(record, validation), flush=True)
         printed_step = max((validation.step for validation in record.validations), default=0)
         if followed.is_over():
             break

@@ -80,11 +80,12 @@ def _load(path: Path) -> ResumePoint:
     return ResumePoint(path, tensors, state)
 
 
-def back_up_later_checkpoints(root: Path, start: Path) -> list[str]:
-    """Rename checkpoints newer than ``start``, since the run continues from there. Returns their former names."""
+def back_up_later_checkpoints(root: Path, start: Path, step: int) -> list[str]:
+    """Rename the run's checkpoints after ``step``, since it continues from ``start``, the checkpoint of that step: one
+    of its own, or from elsewhere, in whose place another of that step is renamed, too. Returns their former names."""
     renamed = []
     for path in list_checkpoints(root):
-        if start.parent == path.parent and path.name > start.name:  # names have their steps in eight digits
+        if path != start and checkpoint_step(path) >= step:
             back_up(path)
             renamed.append(path.name)
     return renamed

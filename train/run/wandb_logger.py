@@ -4,6 +4,7 @@ Tested in tests/train/test_main.py.
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from data.errors import UserError, one_line
 from slm.configuration import to_dict
 from train.config import RunConfig
 
+FINISH_SECONDS = 60.0
 WANDB_ID = "wandb-id"
 """The file of a run with its name at Weights & Biases."""
 
@@ -19,10 +21,10 @@ class WandbLogger:
     """Sends each record to wandb. Online, offline or disabled as ``WANDB_MODE`` says; offline without an account."""
 
     def __init__(self, config: RunConfig, root: Path) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("logger=wandb needs the wandb package: pip install 'slm[logging]'") from None
+        os.environ.setdefault("WANDB_SILENT", "true")  # or it asks for an account, and waits for an answer
+        require_wandb()
+        import wandb
+
         self._run = None
         mode = os.environ.get("WANDB_MODE")
         if mode is None and not _has_account(wandb):
@@ -37,8 +39,10 @@ class WandbLogger:
                 dir=str(root),
                 config=to_dict(config),
                 mode=mode,  # type: ignore[arg-type]  # wandb itself refuses an unknown WANDB_MODE
-                settings=wandb.Settings(init_timeout=30, silent=True),
+                settings=wandb.Settings(init_timeout=30, silent=True, **_ending(wandb)),
             )
+            # A run that goes back to an earlier checkpoint draws these steps anew; wandb's own count only rises.
+            self._run.define_metric("*", step_metric="step")
         except Exception as error:  # whatever wandb's service does, training goes on
             print(f"wandb: not logging this run ({one_line(error)}); metrics.jsonl has everything")
 
@@ -46,8 +50,7 @@ class WandbLogger:
         if self._run is None:
             return
         try:
-            values = {key: value for key, value in record.items() if key != "step"}
-            self._run.log(values, step=record["step"])
+            self._run.log(record)
         except Exception as error:
             print(f"wandb: logging stopped ({one_line(error)}); metrics.jsonl goes on")
             self._run = None
@@ -59,6 +62,18 @@ class WandbLogger:
             self._run.finish()
         except Exception as error:
             print(f"wandb: the run was not closed cleanly ({one_line(error)}); metrics.jsonl is complete")
+
+
+def require_wandb() -> None:
+    """UserError where the package is not installed."""
+    if find_spec("wandb") is None:
+        raise UserError("logger=wandb needs the wandb package: pip install 'slm[logging]'")
+
+
+def _ending(wandb: Any) -> dict[str, Any]:
+    """The setting for how long the end waits for uploads, where this version has one: without a network it would wait
+    for ever."""
+    return {"finish_timeout": FINISH_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
 
 
 def _has_account(wandb: Any) -> bool:

@@ -66,11 +66,16 @@ def count(
     config: DataConfig, encoder: ChatEncoder, *, seq_len: int, max_docs: int, seed: int
 ) -> dict[str, ChatStatistics]:
     """The statistics of each source of conversations, by name: those of the training split."""
-    return {
-        plan.source.label: _count(plan, encoder, seq_len, max_docs, seed)
-        for plan in plan_sources(config, "train")
-        if plan.source.is_chat
-    }
+    counted: dict[str, ChatStatistics] = {}
+    for plan in plan_sources(config, "train"):
+        if not plan.source.is_chat:
+            print(f"{plan.source.label}: plain text, not counted next to conversations (make data-stats with it alone)")
+            continue
+        name = plan.source.label
+        while name in counted:
+            name += "'"
+        counted[name] = _count(plan, encoder, seq_len, max_docs, seed)
+    return counted
 
 
 def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:

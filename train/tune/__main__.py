@@ -46,7 +46,7 @@ def tuning(
     for name, right in (("lora.rank", "tune.lora"), ("init_from", "base")):
         if given(name):
             raise UserError(f"a tuned run has {right}={words[name]} in place of {name}={words[name]}")
-    own = build(TuneConfig, load_config("tune", argv, literal=("base",)))
+    own = build(TuneConfig, load_config("tune", recipe.without_auto(argv), literal=("base",)))
     if not own.base:
         raise UserError(
             f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
@@ -71,8 +71,7 @@ def tuning(
     steps = options.get("train.max_steps", config.train.max_steps)
     if not given("optim.warmup_steps"):
         options["optim.warmup_steps"] = min(recipe.WARMUP_STEPS, steps // 5)
-    every = max(10, options.get("train.max_steps", config.train.max_steps) // 10)
-    options |= {name: every for name in ("train.eval_every", "train.checkpoint_every") if not given(name)}
+    options |= recipe.together(config.train, max(10, steps // 10), given=given)
     config = resolve([*recipe.words(options), *typed], choose)
     if replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))

@@ -52,7 +52,7 @@ def continuing(
     """
     names = {word.partition("=")[0] for word in argv}
     given = names.__contains__
-    own = build(QatConfig, load_config("qat", argv, literal=("base",)))
+    own = build(QatConfig, load_config("qat", recipe.without_auto(argv), literal=("base",)))
     if not own.base:
         raise UserError(
             f"no model to continue is named: `{cli.spelled('qat', base='runs/NAME')}`, or a Hugging Face model "
@@ -71,7 +71,7 @@ def continuing(
     done = _steps_done(directory)
     steps = STEPS if done is None else max(FEWEST_STEPS, round(own.qat.steps_share * done))
     options["train.max_steps"] = own.train.max_steps if given("train.max_steps") else steps
-    options["train.eval_every"] = options["train.checkpoint_every"] = max(10, options["train.max_steps"] // 4)
+    options |= recipe.together(own.train, max(10, options["train.max_steps"] // 4), given=given)
     options |= several.shared_step(options, own.train, processes, given=given)
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "qat."))]

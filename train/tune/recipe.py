@@ -6,7 +6,7 @@ Tested in tests/train/tune/test_tune.py.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from data.config import DataConfig, SourceConfig
 from data.errors import UserError, one_line
 from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
+from data.stream.conversations import in_block, n_blocks
 from data.tokenizers.make import load_tokenizer
-from slm.configuration import build
+from slm.configuration import assigned, build
 from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
+from train.config import TrainConfig
 from train.report.run_record import RunRecord
 from train.tune.config import TuneOptions
 
@@ -138,10 +140,15 @@ def start_from(
 def _own_optimizer(run: Run) -> dict[str, Any] | None:
     """The optimizer that a run was trained with: a model that changes it forgets more.
 
-    None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's.
+    None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's. Those
+    for pairs of answers are as for conversations again.
     """
     config = saved_config(run.root)
-    return None if not config or (config.get("lora") or {}).get("rank") else config["optim"]
+    if not config or (config.get("lora") or {}).get("rank"):
+        return None
+    ratio = PREFERENCE_LR_RATIO.get(str((config.get("preference") or {}).get("loss")), 1.0)
+    own = dict(config["optim"])
+    return own | {name: own[name] / ratio for name in ("lr", *OTHER_RATES) if own.get(name) is not None}
 
 
 def _own_data(run: Run) -> tuple[DataConfig, list[SourceConfig]]:
@@ -221,15 +228,17 @@ def length(
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
     lengths: list[int] = []
     used: list[int] = []
-    """Tokens of each that training reads: a long one's end is cut off, and one without an answer before is left out."""
-    count = fitting = refused = 0
+    """Tokens of each that training reads."""
+    count = looked_at = refused = 0
     why = ""
     while True:
         try:
             document = next(stream)
         except StopIteration:
             break
-        if len(lengths) < MEASURED:
+        count += 1
+        if looked_at < MEASURED:
+            looked_at += 1
             try:
                 parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
             except TemplateRefusesError as error:
@@ -238,33 +247,51 @@ def length(
             if parts is None:
                 continue
             lengths.append(sum(len(ids) for ids, _ in parts))
-            fits = any(scored[1 : seq_len + 1].any() for _, scored in parts)
-            used.append(sum(min(len(ids), seq_len + 1) for ids, _ in parts) if fits else 0)
-            fitting += fits
-        count += 1
+            if fitting := in_block(parts, seq_len + 1):
+                used.append(sum(len(ids) for ids, _ in fitting))
     if refused and not lengths:
         raise UserError(
             f"the chat template of {directory} refuses all conversations, the first so: {why}; give them in the form "
             "that it takes, or tune a base model, which gets ChatML"
         )
-    if lengths and not fitting:
+    first = f"first {'half of ' if pairs else ''}train.seq_len={seq_len} tokens"
+    if lengths and not used:
         raise UserError(
-            f"no conversation has an answer in its first train.seq_len={seq_len} tokens (they have "
+            f"no conversation has an answer in its {first} (they have "
             f"{min(lengths):,} to {max(lengths):,}): raise train.seq_len, or shorten what comes before the answers"
         )
-    tokens = sum(used) / max(1, len(used)) * count
-    steps = max(1, math.ceil(data.max_epochs * tokens / tokens_per_step))
+    blocks = n_blocks(used, seq_len + 1) * count / max(1, looked_at)
+    steps = max(1, math.ceil(data.max_epochs * blocks * seq_len / tokens_per_step))
     found = findings.line(pairs=pairs)
     if refused:
-        looked_at = refused + len(lengths)
         found += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
-    if fitting < len(lengths):
-        late = f"{len(lengths) - fitting:,} of {len(lengths):,} looked at"
-        found += f"; {late} have no answer in their first train.seq_len={seq_len} tokens: left out"
+    if len(used) < len(lengths):
+        late = f"{len(lengths) - len(used):,} of {len(lengths):,} looked at"
+        found += f"; {late} have no answer in their {first}: left out"
     return steps, found
+
+
+def together(train: TrainConfig, every: int, *, given: Callable[[str], bool]) -> dict[str, int]:
+    """Validations and checkpoints at the same steps, so that the best one is kept: ``every`` so many, or as a person
+    has set one of the two."""
+    names = ("train.eval_every", "train.checkpoint_every")
+    for name in names:
+        if given(name):
+            every = getattr(train, name.partition(".")[2])
+    return {name: every for name in names if not given(name)}
+
+
+def without_auto(argv: Sequence[str]) -> list[str]:
+    """``argv`` without a micro-batch that is still to be measured, which is no number."""
+    return [word for word in argv if word != "train.micro_batch=auto"]
 
 
 def words(options: dict[str, Any]) -> list[str]:
     """Options as words of a command line."""
     plain = {True: "true", False: "false", None: "null"}
-    return [f"{name}={plain[v] if v is None or isinstance(v, bool) else v}" for name, v in options.items()]
+    return [
+        assigned(name, Path(v))  # with characters that Hydra's syntax would take for its own
+        if name in ("name", "init_from") and v is not None
+        else f"{name}={plain[v] if v is None or isinstance(v, bool) else v}"
+        for name, v in options.items()
+    ]

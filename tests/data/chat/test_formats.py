@@ -111,3 +111,22 @@ def test_answers_that_repeat_the_prompt_hold_it_once(system):
     assert found == {"messages": [*start, ASKED, ANSWERED], "rejected": [*start, ASKED, no]}
     completed = {"prompt": [ASKED], "completion": [ASKED, ANSWERED]}
     assert read_record(completed)[1]["messages"] == [ASKED, ANSWERED]
+
+
+def test_the_whole_conversation_beside_its_last_question_is_taken_once():
+    asked = {"role": "user", "content": "And you?"}
+    record = {"prompt": "And you? ", "chosen": [{"role": "system", "content": "s"}, asked, ANSWERED], "rejected": "No."}
+    _, found = read_record(record)
+    assert found["messages"] == [{"role": "system", "content": "s"}, asked, ANSWERED]
+    turns = [ASKED, ANSWERED, asked, ANSWERED]
+    assert read_record({"prompt": "And you?", "completion": turns})[1]["messages"] == turns
+    # What goes on from the prompt begins with the assistant.
+    assert read_record({"prompt": [ASKED], "completion": turns[1:]})[1]["messages"] == turns
+
+
+def test_what_openai_and_reasoning_models_add_is_kept():
+    answer = {"role": "assistant", "content": "Fine.", "reasoning_content": "hm", "weight": 0}
+    last = {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}}
+    found = read_record({"messages": [ASKED, answer, ASKED, last]})[1]["messages"]
+    assert found[1] == answer
+    assert found[3]["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": {}}}]

@@ -83,3 +83,9 @@ def test_what_published_templates_use_beside_jinja():
     call = "{'b': 1, 'a': 'é'}|tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=True)"
     found = template("{{ " + call + " }}{% for m in messages %}{{ m.content }}{% endfor %}").render(talk("a", "b"))
     assert found.text == '{"a":"é","b":1}ab'
+
+
+def test_an_answer_of_no_weight_is_not_scored():
+    conversation = talk("a", "b", "c", "d")
+    conversation["messages"][1]["weight"] = 0
+    assert scored(template().render(conversation)) == ["d<|im_end|>"]

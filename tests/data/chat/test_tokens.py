@@ -5,6 +5,7 @@ import pytest
 from data.chat.formats import to_document
 from data.chat.tokens import ChatEncoder, chat_tokenizer, own_template, with_chatml
 from data.errors import UserError
+from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.train_bpe import train
 from tests.data.chat.test_template import LLAMA3, talk
@@ -85,3 +86,24 @@ def test_the_models_own_template_is_kept(base):
 def test_a_base_model_has_no_template(base):
     with pytest.raises(UserError, match="base has no chat template"):
         ChatEncoder(base)
+
+
+def test_text_that_goes_on_has_no_space_before_it(tmp_path):
+    """SentencePiece's way puts one before each text; in a conversation the answer goes on with the prompt's text."""
+    import sentencepiece
+
+    (tmp_path / "text.txt").write_text("\n".join([*TEXTS, "hello fox", "assistant: hello"] * 20))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "small"), vocab_size=380, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=3,
+    )  # fmt: skip
+    load_tokenizer(tmp_path / "small.model").save(tmp_path / "chat")
+    template = "{% for m in messages %}{{ m.role + ':\\n' + m.content + '\\n' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+    (tmp_path / "chat" / "chat_template.jinja").write_text(template)
+    tokenizer = load_tokenizer(tmp_path / "chat")
+    ids, scored, rendered = ChatEncoder(tokenizer).conversation(to_document(talk("the fox", "hello")))
+    assert ids.tolist() == tokenizer.encode(rendered.text)
+    answer = ids[scored].tolist()
+    assert tokenizer.decode(answer).strip() == "hello"
+    assert answer[0] != tokenizer.encode("hello")[0]

@@ -58,9 +58,16 @@ def rename_eot(bpe, name):
 def test_the_end_of_text_token_can_be_named(bpe, tmp_path):
     path = tmp_path / "t.json"
     path.write_bytes(rename_eot(bpe, "<|stop|>"))
-    with pytest.raises(UserError, match=r"does not say .* set tokenizer.eot_token to one of <\|stop\|>"):
+    with pytest.raises(UserError, match=r"does not say .* for training tokenizer.eot_token, one of <\|stop\|>"):
         load_tokenizer(path)
     assert load_tokenizer(path, eot_token="<|stop|>").eot_id == 0
+    folder = tmp_path / "from-elsewhere"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(rename_eot(bpe, "<|stop|>"))
+    for settings in ({}, {"eos_token": {"content": "a"}}):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        load_tokenizer(folder, eot_token="<|stop|>").save(tmp_path / "run")
+        assert load_tokenizer(tmp_path / "run").eot_token == "<|stop|>", "kept with the run"
     with pytest.raises(UserError, match=r"no token '<eos>': .* \(<\|stop\|>\)"):
         load_tokenizer(path, eot_token="<eos>")
 

@@ -276,3 +276,21 @@ def test_a_damaged_index_of_a_download_is_named(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"index\.json cannot be read .*: download it again"):
         checkpoint.load_weights(tmp_path)
+
+
+def test_a_checkpoint_whose_successor_did_not_come_is_brought_back(tmp_path):
+    (tmp_path / ".step-00000003.replaced").mkdir()
+    (tmp_path / ".step-00000003.replaced" / "config.json").write_text("{}")
+    (tmp_path / "step-00000004").mkdir()
+    (tmp_path / ".step-00000004.replaced").mkdir()
+    assert checkpoint.sweep(tmp_path) == [".step-00000004.replaced"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    assert (tmp_path / "step-00000003" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(("known", "stops"), [(5, [5, 7]), ([5, 6], [5, 6, 7]), (None, [7])])
+def test_other_programs_stop_where_a_turn_ends(known, stops, tmp_path):
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": known, "do_sample": True}))
+    checkpoint.also_stop_at(tmp_path, 7)
+    assert json.loads(path.read_text()) == {"eos_token_id": stops, "do_sample": True}

@@ -44,7 +44,7 @@ def test_only_checkpoints_after_the_start_are_renamed(tmp_path):
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
-    assert back_up_later_checkpoints(tmp_path, folders[1]) == ["step-00000003"]
+    assert back_up_later_checkpoints(tmp_path, folders[1], 2) == ["step-00000003"]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000002", "step-00000003.1"]
 
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_the_same_however_it_is_spelled(spelling, tmp_path, monk
         (folder / "config.json").write_text("{}")
     (root / "best").symlink_to("checkpoints/step-00000001")
     start = named_checkpoint(spelling.format(absolute=folders[0].absolute()), root)
-    assert back_up_later_checkpoints(root, start) == ["step-00000002"]
+    assert back_up_later_checkpoints(root, start, 1) == ["step-00000002"]
 
 
 def test_what_a_rollback_renamed_goes_when_the_run_has_passed_it(tmp_path):
@@ -122,3 +122,25 @@ def test_a_run_from_before_one_file_was_one_document_reads_the_same_batches(tmp_
     assert again == data
     with pytest.raises(UserError, match=r"data\.document_chars was 2048, now 4096"):
         check_unchanged(older, resolve([*words, "data.document_chars=4096"], autobatch.choose_micro_batch), tmp_path)
+
+
+def test_a_checkpoint_from_elsewhere_sets_aside_the_runs_own_from_its_step_on(tmp_path):
+    """They would be taken for those of the new training, which would then not be saved."""
+    for folder, steps in (("mine", (1, 2, 3)), ("other", (2,))):
+        for step in steps:
+            path = tmp_path / folder / "checkpoints" / f"step-{step:08d}"
+            path.mkdir(parents=True)
+            (path / "config.json").write_text("{}")
+    start = tmp_path / "other/checkpoints/step-00000002"
+    assert back_up_later_checkpoints(tmp_path / "mine", start, 2) == ["step-00000002", "step-00000003"]
+
+
+@pytest.mark.parametrize("spelled", ["runs/mine/best", "runs/latest/checkpoints/step-00000001"])
+def test_a_link_to_a_checkpoint_names_its_run(spelled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("runs/mine/checkpoints/step-00000001")
+    path.mkdir(parents=True)
+    Path("runs/mine/best").symlink_to("checkpoints/step-00000001")
+    Path("runs/latest").symlink_to("mine")
+    config = resolve(["preset=tiny", f"resume={spelled}"], autobatch.choose_micro_batch)
+    assert config.root.resolve() == (tmp_path / "runs/mine").resolve()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,52 @@ def test_steps_are_of_what_training_reads_of_long_conversations(base, tmp_path):
     words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{path}]", "tune.replay=0"]
     train = tuning([*words, "train.seq_len=64", "train.micro_batch=1"]).train
     assert train.max_steps * train.tokens_per_step <= 3 * 60 * 65 + train.tokens_per_step
+
+
+def test_a_base_may_stand_anywhere(base, tmp_path):
+    """With characters that mean something else in Hydra's syntax."""
+    for name in ("müller", "Projects (new), it's = [here] #1"):
+        folder = tmp_path / name
+        shutil.copytree(base, folder / "base")
+        config = tuning([f"base={folder / 'base'}", f"runs_dir={tmp_path}/runs"])
+        assert Path(config.init_from) == folder / "base/checkpoints/step-00000004"
+        assert config.name == "base-chat"
+
+
+@pytest.mark.parametrize("name", ["eval_every", "checkpoint_every"])
+def test_validations_and_checkpoints_stay_together(base, chats, tmp_path, name):
+    """Else the best model is in no checkpoint."""
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]"]
+    train = tuning([*words, f"train.{name}=25"]).train
+    assert (train.eval_every, train.checkpoint_every) == (25, 25)
+
+
+def test_padding_takes_no_passes(base, tmp_path):
+    """Conversations of more than half a block lie alone in it."""
+    path = tmp_path / "half.jsonl"
+    path.write_text("\n".join(json.dumps({"instruction": f"{n}", "output": "cat " * 30}) for n in range(60)))
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{path}]", "tune.replay=0"]
+    lengths = tuning([*words, "train.seq_len=512", "train.micro_batch=1"]).train.max_steps * 512 / 3 / 60
+    train = tuning([*words, f"train.seq_len={round(lengths * 1.6)}", "train.micro_batch=1"]).train
+    assert train.max_steps == pytest.approx(3 * 60, rel=0.15)
+
+
+def test_rates_for_pairs_are_not_those_for_conversations(base, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(base, runs / "base-dpo")
+    path = runs / "base-dpo/config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    saved["optim"]["lr"] *= recipe.PREFERENCE_LR_RATIO["dpo"]
+    path.write_text(yaml.safe_dump(saved | {"preference": {"loss": "dpo"}}))
+    words = [f"runs_dir={runs}"]
+    after, before = (tuning([f"base={each}", *words]).optim.lr for each in (runs / "base-dpo", base))
+    assert after == pytest.approx(before, rel=0.01)
+
+
+def test_a_micro_batch_may_be_measured(base, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "train.micro_batch=auto"]
+    config = tuning(words, choose=lambda config: replace(config, train=replace(config.train, micro_batch=2)))
+    assert config.train.micro_batch == 2
 
 
 def test_the_latest_run_goes_on_where_it_is_a_tuned_one_that_was_stopped(base, tmp_path):
