@@ -1,6 +1,7 @@
 """The order of an export: read, check, write, prove, measure, quantize, prove, publish."""
 
 import json
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -237,10 +238,10 @@ def _rows_before(out: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     same text."""
     try:
         before = json.loads((out / RECORD_FILE).read_text(encoding="utf-8"))
-        if any(
-            before[key] != record[key]
-            for key in ("run", "checkpoint", "checkpoint_perplexity", "text", "n_ctx", "tokens")
-        ):
+        if any(before[key] != record[key] for key in ("run", "checkpoint", "text", "n_ctx", "tokens")):
+            return []
+        # Other weights under the same name.
+        if not math.isclose(before["checkpoint_perplexity"], record["checkpoint_perplexity"], rel_tol=1e-4):
             return []
         new = {each["file"] for each in record["files"]}
         return [each for each in before["files"] if each["file"] not in new and each["file"] in record["sha256"]]

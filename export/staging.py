@@ -50,7 +50,9 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in _REFUSED:
+        where = getattr(error, "filename", None)
+        ours = where is None or Path(os.fsdecode(where)).is_relative_to(self.out)
+        if isinstance(error, OSError) and error.errno in _REFUSED and ours:
             reason = error.strerror or error
             raise UserError(f"cannot write into {self.out} ({reason}): make room, or give out=DIR") from error
 

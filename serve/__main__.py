@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from data.errors import UserError
 from serve.config import ServeConfig, load
+from serve.pool.autotune import stop_measuring
 from serve.pool.engine_process import preload
 from serve.pool.model_files import named_adapters, named_models
 from slm.cli import run
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Serves until a signal stops it. Raises ``UserError`` for what the caller can mend."""
+    # As process 1 of a container, a program without a handler is not ended by SIGTERM. The HTTP server takes it over.
+    signal.signal(signal.SIGTERM, _end)
     # With several models, ``share_cores`` first changes the environment that the engines see.
     if not any(word.startswith(("serve.models", "serve.lora")) for word in argv):
         preload()
@@ -50,14 +53,17 @@ def main(argv: list[str]) -> int:
         from serve.api.access_log import Writer
 
         Writer(form, config.serve.access_log_file)  # what is wrong with it is said before the work
-    # As process 1 of a container, a program without a handler is not ended by SIGTERM. The HTTP server takes it over.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.closing(listener):
         require_working_build()
         try:
             return asyncio.run(_serve(config, paths, adapters, listener))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+
+
+def _end(number: int, _: object) -> None:
+    stop_measuring()  # its thread would be waited for
+    sys.exit(128 + number)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -93,8 +99,11 @@ async def _serve(
 
     _cancel_on_interrupt()
     options = config.serve
+    of_environment = os.environ.get("SLM_API_KEY")
+    if of_environment and not of_environment.strip():
+        raise UserError("SLM_API_KEY holds blanks only: give a key, or unset it for a server without one")
     # A key from a file often ends with a line end, which no header has.
-    keys = [key.strip() for key in (*options.api_keys, os.environ.get("SLM_API_KEY") or "") if key.strip()]
+    keys = [key.strip() for key in (*options.api_keys, of_environment) if key]
     # In threads: measuring a model takes seconds, and a signal must end it.
     engines = {name: await asyncio.to_thread(engine_config, options, path) for name, path in paths.items()}
     base = next(iter(engines.values()))
@@ -131,6 +140,7 @@ def _cancel_on_interrupt() -> None:
 
     def interrupt(number: int, _: object) -> None:
         seen.append(number)
+        stop_measuring()
         if len(seen) == 1 and not loop.is_closed():
             loop.call_soon_threadsafe(this.cancel)
 

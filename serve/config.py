@@ -82,8 +82,8 @@ class ServerOptions(EngineOptions):
         if any(not key.strip() for key in self.api_keys):
             raise UserError("serve.api_keys holds an empty key; leave the list empty for no key")
         for origin in self.cors_origins:
-            scheme, sign, rest = origin.partition("://")
-            if origin != "*" and (not sign or not scheme or not rest or "/" in rest):
+            scheme, _, rest = origin.partition("://")
+            if origin not in ("*", "null") and (not scheme or not rest or "/" in rest or origin != origin.lower()):
                 raise UserError(
                     f"serve.cors_origins: {origin} is no origin; write scheme, host and port as a browser sends them, "
                     "such as http://localhost:3000 (or * for all)"

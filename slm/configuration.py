@@ -63,7 +63,8 @@ def load_config(config_name: str, overrides: list[str], *, literal: Collection[s
         place = values
         for group in groups:
             place = place[group]
-        place[key] = _items(text) if isinstance(place[key], list) else text
+        is_list = isinstance(place[key], list)
+        place[key] = text if not is_list else [] if text == "null" else _items(text)
     return values
 
 
@@ -85,9 +86,10 @@ def _items(text: str) -> list[str]:
             item, rest = rest[1 : 1 + end.start()], rest[1 + end.end() :]
         else:
             item, _, rest = rest.partition(",")
-        found.append(item.strip() if not end else item)
+        if end or item.strip():  # an empty one only in quotes
+            found.append(item if end else item.strip())
         rest = rest.strip()
-    return [item for item in found if item]
+    return found
 
 
 def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:

@@ -401,7 +401,7 @@ def _make_trainer(
     def save_description(folder: Path) -> None:
         tokenizer.save(folder)
         trained.describe(folder)
-        if turn is not None and turn != tokenizer.eot_id:
+        if turn is not None and turn != model.config.eos_id:
             checkpoint.also_stop_at(folder, turn)
 
     checkpointer = Checkpointer(

@@ -102,7 +102,7 @@ def _as_text(metadata: Any) -> None:
 def run_record(run: Run, checkpoint: Path) -> str:
     """The resolved configuration of the run as one JSON string; for a model from elsewhere its config.json.
 
-    Of absolute paths only the last part is in it: the file may go anywhere.
+    Of paths out of the working directory only the last part is in it: the file may go anywhere.
     """
     record: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name}
     if (checkpoint / RECORD).is_file():
@@ -119,7 +119,7 @@ def without_folders(value: Any) -> Any:
         return {key: each if key == "sample_prompts" else without_folders(each) for key, each in value.items()}
     if isinstance(value, list):
         return [without_folders(each) for each in value]
-    if not isinstance(value, str) or not value.startswith(("/", "~", "..", "file:")):
+    if not isinstance(value, str) or not value.startswith(("/", "~", "../", "file:")):
         return value
     name = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", value)
     return f"{name[1]}/{name[2]}" if name else Path(value).name or value

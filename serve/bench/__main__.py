@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -38,8 +39,10 @@ def main(argv: list[str]) -> int:
     prompt_tokens = mean_tokens(path, [prompts.take() for _ in range(32)])
     servers, notes = contenders(options)
     facts = read_facts(path)
-    # Other servers share out a context of their own among their slots.
-    context = facts.context(0) if len(servers) == 1 else min(facts.n_ctx_train, SLOT_CONTEXT)
+    given = [int(word.partition("=")[2]) for word in options.options if re.fullmatch(r"serve\.context=\d+", word)]
+    context = facts.context(given[-1] if given else 0)
+    if len(servers) > 1:  # the others share out a context of their own among their slots
+        context = min(context, SLOT_CONTEXT)
     for line in notes:
         print(line, file=sys.stderr)
     limiter = Limiter(options, path, round(prompt_tokens))

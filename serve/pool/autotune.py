@@ -85,15 +85,7 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
     cores = FreeCores()
     job = {"model": str(path.resolve()), "n_gpu_layers": n_gpu_layers}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "serve.pool.autotune"],
-            input=json.dumps(job).encode(),
-            capture_output=True,
-            timeout=_MEASURE_S,
-            check=True,
-            cwd=Path(__file__).resolve().parents[2],
-        )
-        chosen = Tuned(**json.loads(done.stdout))
+        chosen = Tuned(**json.loads(_in_a_process(job)))
     except subprocess.TimeoutExpired:
         # A large model, most likely: it would take as long at every start.
         print(
@@ -112,6 +104,35 @@ def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: in
     except OSError:
         pass  # it is measured again the next time
     return chosen
+
+
+_measuring: set[subprocess.Popen[bytes]] = set()
+
+
+def _in_a_process(job: dict[str, Any]) -> bytes:
+    """What the measuring process writes. Raises ``SubprocessError`` and ``OSError``."""
+    command = [sys.executable, "-m", "serve.pool.autotune"]
+    folder = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder
+    ) as child:
+        _measuring.add(child)
+        try:
+            output, _ = child.communicate(json.dumps(job).encode(), timeout=_MEASURE_S)
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            _measuring.discard(child)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return output
+
+
+def stop_measuring() -> None:
+    """Ends a measurement that runs in a thread: its model then has the choice without one."""
+    for child in list(_measuring):
+        child.kill()
 
 
 def _cache_file(path: Path, n_gpu_layers: int) -> Path:

@@ -69,6 +69,7 @@ class EngineProcess:
             threading.Thread(target=self._write, name="engine-commands", daemon=True).start()
             threading.Thread(target=self._read, name="engine-events", daemon=True).start()
         except RuntimeError:  # there is no thread to be had
+            self._to_send.put(None)
             self._process.kill()
             raise
 

@@ -16,6 +16,8 @@ from slm.machine.memory import available_bytes
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 _PROCESS = 56 << 20
 """Python, NumPy and llama.cpp without a model (measured: 44 MiB), and what they allocate while they work."""
+_FEW_SLOTS = 4
+"""Fewer slots than this do not pay for keeping another model loaded."""
 _EMBEDDING_BATCH = 128
 """Tokens of one batch in the context that computes embeddings."""
 
@@ -77,10 +79,6 @@ def _n_vocab(header: GgufHeader, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-_FEW_SLOTS = 4
-"""Fewer slots than this do not pay for keeping another model loaded."""
-
-
 def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | None = None) -> int:
     """Memory of an engine, by estimate: 2 to 14 % more than was measured.
 
@@ -101,8 +99,9 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
 def fit_slots(configs: Mapping[str, EngineConfig], *, budget: int) -> dict[str, EngineConfig]:
     """The configurations by model, with so few slots that the models fit into ``budget`` bytes.
 
-    Where slots down to four let all of them stay loaded together, the largest ones get fewer. Else each model only has
-    to fit alone, and they are loaded one after the other. Slots that share one cache (``kv_tokens``) need no memory.
+    The largest ones get fewer, down to four, until all can stay loaded together. Where that is not enough, models are
+    unloaded for each other, and one that does not fit alone gets fewer still. Slots that share one cache
+    (``kv_tokens``) need no memory.
     """
     facts = {
         name: (read_facts(each.model_path), read_facts(each.draft_model) if each.draft_model else None)
@@ -110,18 +109,18 @@ def fit_slots(configs: Mapping[str, EngineConfig], *, budget: int) -> dict[str, 
     }
 
     def need(name: str, config: EngineConfig) -> int:
-        return needed_bytes(facts[name][0], config, facts[name][1])
+        adapter = config.adapter.stat().st_size if config.adapter is not None else 0
+        return needed_bytes(facts[name][0], config, facts[name][1]) + adapter
 
-    alone = dict(configs)
+    together = dict(configs)
     for name, config in configs.items():
         while config.slots > 1 and not config.kv_tokens and need(name, config) > budget:
             config = _halved(config)
-        alone[name] = config
-    together = dict(alone)
+        together[name] = config
     while sum(need(name, each) for name, each in together.items()) > budget:
         many = [name for name, each in together.items() if each.slots > _FEW_SLOTS and not each.kv_tokens]
         if not many:
-            return alone
+            break
         largest = max(many, key=lambda name: need(name, together[name]))
         together[largest] = _halved(together[largest])
     return together

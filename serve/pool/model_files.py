@@ -139,7 +139,7 @@ def named_models(model: str | None, name: str | None, models: list[str]) -> tupl
             _check_name(chosen_name)
         path, note = resolve_model(word)
         unique = chosen_name or path.stem
-        if unique == "default" and found:
+        if unique == "default" and found and "default" not in found:
             raise UserError(f"default is the first model's other name: give {path} one, serve.models=[NAME={path}]")
         if unique in found:
             if found[unique] == path:

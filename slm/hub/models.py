@@ -73,7 +73,7 @@ def resolve(word: str | os.PathLike[str]) -> runs.Run:
 def directory(word: str) -> str:
     """A model directory that ``word`` names: that of a run's checkpoint, or downloaded where it is a name on the Hub.
 
-    Anything else is returned unchanged. ``UserError`` for a run without a checkpoint.
+    Anything else is returned as it is, but for a ``~``. ``UserError`` for a run without a checkpoint.
     """
     word = os.path.expanduser(word)
     if hub_name(word) is None and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):

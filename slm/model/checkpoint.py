@@ -148,8 +148,7 @@ def also_stop_at(directory: Path, token: int) -> None:
     """Let other programs end a reply at ``token``, too: that which ends a turn in the chat template."""
     path = directory / "generation_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    known = settings["eos_token_id"]
-    settings["eos_token_id"] = [*(known if isinstance(known, list) else [known] if known is not None else []), token]
+    settings["eos_token_id"] = [each for each in (settings["eos_token_id"], token) if each is not None]
     atomic_write_json(path, settings)
 
 
@@ -215,9 +214,14 @@ def write_checkpoint(
         atomic_write_json(temporary / MANIFEST, {"sha256": dict(sorted(hashes.items()))})
         fsync(temporary)
         aside = directory.with_name(f".{directory.name}{REPLACED}")
+        shutil.rmtree(aside, ignore_errors=True)
         if directory.exists():
             os.replace(directory, aside)  # ``sweep`` brings it back where this process is killed here
-        os.replace(temporary, directory)
+        try:
+            os.replace(temporary, directory)
+        except OSError:
+            os.replace(aside, directory)
+            raise
         fsync(directory.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:

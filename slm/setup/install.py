@@ -113,6 +113,7 @@ def _has_torch(tool: list[str]) -> bool:
     """Whether a torch is installed that the project takes, asked of the installer without an index."""
     command = [*tool, "--dry-run", "--no-deps", "--no-index", torch_requirement()]
     own = {name: value for name, value in os.environ.items() if not name.endswith("FIND_LINKS")}
+    own |= {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}  # they may name folders of packages
     return subprocess.run(command, capture_output=True, env=own).returncode == 0
 
 

@@ -31,10 +31,10 @@ def test_values_out_of_range_are_named():
             ServerOptions(**wrong)
     with pytest.raises(UserError, match="empty key"):
         ServerOptions(api_keys=["a", " "])
-    for origin in ("http://localhost:3000/", "localhost:3000", "http://"):
+    for origin in ("http://localhost:3000/", "localhost:3000", "http://", "http://Friend.example"):
         with pytest.raises(UserError, match=f"serve.cors_origins: {origin} is no origin"):
             ServerOptions(cors_origins=[origin])
-    ServerOptions(cors_origins=["*", "http://localhost:3000"])
+    ServerOptions(cors_origins=["*", "null", "http://localhost:3000"])
     with pytest.raises(UserError, match=r"^context=-5 is out of range"):
         TerminalConfig(model="x", context=-5)
     with pytest.raises(UserError, match="port=70000"):

@@ -220,6 +220,13 @@ def test_an_option_of_other_data_names_the_choice_that_has_it():
         load_config("train", ["preset=tiny", "data.separator=x"])
 
 
+def test_an_empty_item_of_a_list_is_kept_only_in_quotes():
+    literal = ("model", "serve.api_keys")
+    for word, items in (("['']", [""]), ("[a, ,b]", ["a", "b"]), ("[]", []), ("null", []), ("[' a']", [" a"])):
+        found = load_config("serve", ["model=x", f"serve.api_keys={word}"], literal=literal)
+        assert found["serve"]["api_keys"] == items
+
+
 def test_several_values_are_refused_with_what_would_be_right():
     with pytest.raises(UserError, match=r"optim.lr takes one value, not 0.01,0.02: .*compare values with"):
         load_config("train", ["optim.lr=0.01,0.02"])

@@ -146,8 +146,9 @@ def _path(loc: tuple[int | str, ...], value: Any) -> list[str]:
             inner = value.get(part)
         else:
             continue
-        if not last and not isinstance(inner, dict | list):
-            continue  # the branch has the name of a field beside the one that is meant
+        is_tag = isinstance(value, dict) and value.get("type") == part
+        if is_tag and not last and not isinstance(inner, dict | list):
+            continue  # a branch with the name of a field beside the one that is meant
         value = inner
         path.append(str(part))
     return path

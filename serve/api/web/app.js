@@ -88,8 +88,9 @@ async function ask(messages) {
   await run("/v1/chat/completions", body, reply);
   running = null;
   keep();
-  // Behind another tab of the page the message stays, without a reply.
-  if (!message && !mine.isRemoved && !isLeaving && mode === "chat") {
+  // Behind another tab of the page a new message stays, without a reply.
+  const stays = mode !== "chat" && messages.length > before.length;
+  if (!message && !mine.isRemoved && !isLeaving && !stays) {
     Object.assign(mine, { messages: before, updated, name: nameBefore });
     if (isKept) attempt(() => store.keep(mine));
     else store.remove(mine.id);

@@ -1,5 +1,7 @@
+import concurrent.futures
 import json
 import subprocess
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -61,7 +63,7 @@ def test_this_code_measures(tiny_path, cache, monkeypatch):
         seen["module"] = cwd.joinpath(*command[-1].split("."))
         raise OSError
 
-    monkeypatch.setattr(autotune.subprocess, "run", run)
+    monkeypatch.setattr(autotune.subprocess, "Popen", run)
     autotune.tuned_for(tiny_path, read_facts(tiny_path), "force")
     assert seen["module"].with_suffix(".py").samefile(autotune.__file__)
 
@@ -88,7 +90,7 @@ def test_a_machine_that_cannot_be_measured_is_served_all_the_same(tiny_path, cac
     def fails(*_, **__):
         raise subprocess.CalledProcessError(1, "measure")
 
-    monkeypatch.setattr(autotune.subprocess, "run", fails)
+    monkeypatch.setattr(autotune, "_in_a_process", fails)
     assert autotune.tuned_for(tiny_path, read_facts(tiny_path), "force") == autotune.untuned()
     assert list(cache.glob("*.json")) == []
 
@@ -97,11 +99,28 @@ def test_a_model_that_takes_too_long_is_not_measured_at_every_start(tiny_path, c
     def too_slow(*_, **__):
         raise subprocess.TimeoutExpired("measure", 60)
 
-    monkeypatch.setattr(autotune.subprocess, "run", too_slow)
+    monkeypatch.setattr(autotune, "_in_a_process", too_slow)
     assert autotune.tuned_for(tiny_path, read_facts(tiny_path), "force") == autotune.untuned()
     assert "not done in 60 s" in capsys.readouterr().out
     (record,) = cache.glob("*.json")
     assert json.loads(record.read_text()) == asdict(autotune.untuned())
+
+
+def test_a_measurement_can_be_stopped(tiny_path, cache, monkeypatch, tmp_path):
+    """The server's end would wait for its thread."""
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(autotune.sys, "executable", str(slow))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        chosen = pool.submit(autotune.tuned_for, tiny_path, read_facts(tiny_path), "force")
+        while not autotune._measuring:
+            time.sleep(0.01)
+        autotune.stop_measuring()
+        assert chosen.result(timeout=30) == autotune.untuned()
+    assert time.monotonic() - began < 30
+    assert list(cache.glob("*.json")) == []
 
 
 def test_slots_follow_from_memory(tiny_path, monkeypatch):

@@ -61,8 +61,8 @@ def test_slots_that_nobody_chose_follow_the_budget(slow_path):
     assert slots(2 * need(16)) == [16, 16]
     assert sorted(slots(2 * need(16) - 1)) == [8, 16]
     assert slots(2 * need(4)) == [4, 4]
-    # Rather one after the other, with as many as fit alone, than together with fewer than four.
-    assert slots(2 * need(4) - 1) == [8, 8]
+    # Rather one after the other than with fewer than four.
+    assert slots(2 * need(4) - 1) == [4, 4]
     assert slots(need(16) - 1, names="a") == [8]
     assert slots(need(4) - 1, names="a") == [2]
     assert slots(1, names="a") == [1]

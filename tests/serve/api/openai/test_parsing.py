@@ -74,6 +74,11 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
             "messages.0.content.0.foo",
             "Unknown parameter",
         ),
+        (ChatRequest, {**CHAT, "stop": 5}, "stop", "should be"),
+        (ChatRequest, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "should be"),
+        (ChatRequest, {**CHAT, "tool_choice": 5}, "tool_choice", "should be"),
+        (ResponsesRequest, {"input": 5}, "input", "should be"),
+        (MessagesRequest, {"max_tokens": 5, "system": 5, **CHAT}, "system", "should be"),
     ],
 )
 def test_the_field_that_is_wrong_is_named_as_the_caller_knows_it(cls, body, param, said):
