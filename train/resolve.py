@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from slm.configuration import build, choices, load_config
 from slm.durations import seconds_of
 from slm.hub import models
 from train.config import RunConfig
-from train.run.wandb_logger import require_wandb
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 AUTO = "auto"
@@ -104,6 +104,12 @@ def with_run_directory(config: RunConfig) -> RunConfig:
             run = checkpoint.parent.parent
             return replace(config, name=run.name, runs_dir=str(run.parent))
     return replace(config, name=config.root.name)
+
+
+def require_wandb() -> None:
+    """UserError where the package is not installed."""
+    if find_spec("wandb") is None:
+        raise UserError("logger=wandb needs the wandb package: pip install 'slm[logging]'")
 
 
 def _check(config: RunConfig) -> None:

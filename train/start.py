@@ -165,10 +165,10 @@ def _stopped_early(config: RunConfig, state: dict[str, Any]) -> bool:
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     if (state.get("validation") or {}).get("step") != state["step"]:
         return False  # stopped in its last validation, which is still to be done
+    if config.train.qat in ROUNDED_ONCE and config.train.qat_least_steps and "qat" not in state:
+        return False  # quantization comes after the last update, and a stop in it leaves the checkpoint from before
     if _stopped_early(config, state):
-        # Quantization comes after the last update, and a stop in it leaves the checkpoint from before.
-        rounded_last = config.train.qat in ROUNDED_ONCE and config.train.qat_least_steps
-        return not rounded_last or "qat" in state
+        return True
     limit = limit_seconds(config.train, state.get("setup_s", 0.0), state.get("closing_s", 0.0))
     return state["elapsed_s"] >= limit or state["step"] >= config.train.max_steps
 

@@ -143,7 +143,7 @@ class Trainer:
         due = state.step > 0 and state.step % train.eval_every == 0
         if due and state.validation.get("step") != state.step:
             self._validate()  # the run was stopped during this validation
-            if not self.interrupt and self._by_step(state.step):
+            if not self.interrupt:
                 self._save(replace=True)  # its loss decides whether it is kept
         while not self.interrupt and self._fraction_done() < 1:
             if state.out_of_patience:
@@ -323,7 +323,7 @@ class Trainer:
             record |= {"skipped": state.guards.skipped, "rollbacks": len(state.guards.rollbacks)}
         if train.minutes_of == "process":
             self._step_seconds = window.seconds / window.steps
-            if not state.validation and state.step > 1:
+            if not state.validation and not state.began and state.step > 1:
                 scored = len(self.validator.blocks) * train.seq_len * train.validation_share(self.model.config)
                 self._expect_closing(scored / record["tokens_per_s"])
         if train.max_minutes is not None:

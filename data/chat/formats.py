@@ -130,8 +130,8 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     calls = turn.get("tool_calls")
     if name == "function_call":
         calls, content = [content], ""
-    elif role == "assistant" and not calls and turn.get("function_call"):  # OpenAI's older form
-        calls = [turn["function_call"]]
+    elif role == "assistant" and not calls and (older := turn.get("function_call")):  # OpenAI's older form
+        calls = [older] if not isinstance(older, dict) or older.get("name") else None
     message: dict[str, Any] = {"role": role, "content": _text(content, number)}
     if role == "assistant" and calls:
         if not isinstance(calls, list):
@@ -218,9 +218,14 @@ def _answered(answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
             raise BadRecordError("its chosen answer is text, and there is no prompt")
         return [*prompt, {"role": "assistant", "content": answer}]
     messages = _messages(answer)
-    spoken = [each["role"] for each in messages if each["role"] != "system"]
-    if spoken[:1] == ["assistant"]:
-        return [*prompt, *messages]
+    for start in (prompt, [each for each in prompt if each["role"] != "system"]):
+        if start and messages[: len(start)] == start:
+            return [*prompt, *messages[len(start) :]]
+    first = next((each for each in messages if each["role"] != "system"), None)
+    if first is None or first["role"] != "user":
+        return [*prompt, *messages]  # it goes on from the prompt
+    if prompt and first == prompt[-1] and first is messages[0]:
+        return [*prompt[:-1], *messages]
     if messages[0]["role"] == "system":
         return messages
     return [*(each for each in prompt if each["role"] == "system"), *messages]

@@ -104,7 +104,7 @@ class ChatTemplate:
         """The whole conversation, and in it what the assistant writes. Raises TemplateRefusesError.
 
         A template may write an earlier answer otherwise than the last one (some drop its reasoning). Then only the
-        answers that stand in the text as they were given are scored, and always the last one.
+        answers that stand in the text as they were given are scored, and always the last one, if it has weight.
         """
         messages, tools = conversation["messages"], conversation.get("tools")
         text = self.text(messages, tools)
@@ -119,6 +119,8 @@ class ChatTemplate:
                 end = self._end_of_turn(with_answer, len(before), literal)
                 if end > len(before):
                     scored.append((len(before), end))
+        if all(each.get("weight") == 0 for each in messages if each["role"] == "assistant"):
+            raise TemplateRefusesError("no answer in it is to be learned (all have the weight 0)")
         if not scored:
             raise TemplateRefusesError(
                 "the chat template changes what stands before the last answer, so it cannot be found"

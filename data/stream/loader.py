@@ -156,7 +156,7 @@ class Loader:
         for key, mine in self._identity.items():
             saved = state.get(key)
             if saved != mine:
-                if key == "revision" and len(_commits(state)) != len(_commits(self._identity)):
+                if key == "revision" and (not saved or len(_commits(state)) != len(_commits(self._identity))):
                     continue  # a position from before conversations' commits were kept: the text tells
                 if key == "revision":
                     raise UserError(
@@ -314,7 +314,7 @@ def at_saved_commits(config: DataConfig, position: dict[str, Any] | None, *, beg
     A long run then goes on with the text that it began with, whatever is changed on the Hub meanwhile. Another
     ``data.revision`` than the run ``began_with`` stays: the loader compares it with the position.
     """
-    if config.kind != "mixture" and config.revision != began_with:
+    if config.kind != "mixture" and config.revision not in ("", began_with):
         return config
     sources: list[SourceConfig] = config.sources if config.kind == "mixture" else [config]
     commits = _commits(position or {})

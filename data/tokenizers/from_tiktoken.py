@@ -124,7 +124,7 @@ def _load(name: str) -> Any:
         return tiktoken.get_encoding(name)
     except (requests.RequestException, OSError, ValueError) as error:  # ValueError: what came is something else
         raise UnreachableError(
-            f"the vocabulary of {name!r} is not cached and {HOST} could not be reached ({type(error).__name__}): set "
+            f"the vocabulary of {name!r} is not cached and did not come from {HOST} ({type(error).__name__}): set "
             "TIKTOKEN_CACHE_DIR to a folder that holds it, or run with tokenizer=bpe"
         ) from error
     finally:

@@ -49,7 +49,7 @@ def torch_compile_lacks() -> str | None:
     if command is None:
         return "there is no C++ compiler (apt install g++)"
     if named and shutil.which(named) is None:
-        return f'it takes CXX="{named}" for the name of one program'
+        return f'there is no program CXX="{named}" (its name alone, without options)'
     with contextlib.suppress(OSError):
         tried = subprocess.run(
             [command, "-fopenmp", "-fsyntax-only", "-x", "c++", "-"],

@@ -4,13 +4,13 @@ Tested in tests/train/test_main.py.
 """
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, one_line
+from data.errors import one_line
 from slm.configuration import to_dict
 from train.config import RunConfig
+from train.resolve import require_wandb
 
 FINISH_SECONDS = 60.0
 WANDB_ID = "wandb-id"
@@ -62,12 +62,6 @@ class WandbLogger:
             self._run.finish()
         except Exception as error:
             print(f"wandb: the run was not closed cleanly ({one_line(error)}); metrics.jsonl is complete")
-
-
-def require_wandb() -> None:
-    """UserError where the package is not installed."""
-    if find_spec("wandb") is None:
-        raise UserError("logger=wandb needs the wandb package: pip install 'slm[logging]'")
 
 
 def _ending(wandb: Any) -> dict[str, Any]:

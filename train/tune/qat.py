@@ -50,7 +50,8 @@ def continuing(
 
     The parameters are those of ``several.Configure``.
     """
-    names = {word.partition("=")[0] for word in argv}
+    # A micro-batch to be measured leaves the step as it is.
+    names = {word.partition("=")[0] for word in argv if word != "train.micro_batch=auto"}
     given = names.__contains__
     own = build(QatConfig, load_config("qat", recipe.without_auto(argv), literal=("base",)))
     if not own.base:

@@ -120,8 +120,15 @@ def test_the_whole_conversation_beside_its_last_question_is_taken_once():
     assert found["messages"] == [{"role": "system", "content": "s"}, asked, ANSWERED]
     turns = [ASKED, ANSWERED, asked, ANSWERED]
     assert read_record({"prompt": "And you?", "completion": turns})[1]["messages"] == turns
-    # What goes on from the prompt begins with the assistant.
+    # Its last question once more, behind what came before it.
+    found = read_record({"prompt": [ASKED, ANSWERED, asked], "completion": [asked, ANSWERED]})
+    assert found[1]["messages"] == turns
+    # What goes on from the prompt begins with the assistant, or with what the assistant has asked of a tool.
     assert read_record({"prompt": [ASKED], "completion": turns[1:]})[1]["messages"] == turns
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]}
+    shown = {"role": "tool", "content": "noon"}
+    found = read_record({"prompt": [ASKED, call], "completion": [shown, ANSWERED]})[1]["messages"]
+    assert [each["role"] for each in found] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_what_openai_and_reasoning_models_add_is_kept():
@@ -129,4 +136,6 @@ def test_what_openai_and_reasoning_models_add_is_kept():
     last = {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}}
     found = read_record({"messages": [ASKED, answer, ASKED, last]})[1]["messages"]
     assert found[1] == answer
+    none = ANSWERED | {"function_call": {"name": None, "arguments": None}}
+    assert read_record({"messages": [ASKED, none]})[1]["messages"] == [ASKED, ANSWERED]
     assert found[3]["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": {}}}]

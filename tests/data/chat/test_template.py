@@ -89,3 +89,10 @@ def test_an_answer_of_no_weight_is_not_scored():
     conversation = talk("a", "b", "c", "d")
     conversation["messages"][1]["weight"] = 0
     assert scored(template().render(conversation)) == ["d<|im_end|>"]
+
+
+def test_a_conversation_of_no_weight_says_so():
+    conversation = talk("a", "b")
+    conversation["messages"][1]["weight"] = 0
+    with pytest.raises(TemplateRefusesError, match="no answer in it is to be learned"):
+        template().render(conversation)

@@ -93,3 +93,10 @@ def test_the_shares_are_the_whole():
     shares = [[b.tobytes() for b in take(EveryNth(shuffled(), index=i, n=3))] for i in range(3)]
     assert [share[0] for share in shares] == whole[:3]
     assert sorted(b for share in shares for b in share) == sorted(whole)
+
+
+def test_a_position_from_before_blocks_were_shared_out():
+    one, two = EveryNth(shuffled(), index=0, n=1), EveryNth(shuffled(), index=0, n=1)
+    take(one, 5)
+    two.load_state_dict(one.state_dict()["at"])
+    assert [block.tobytes() for block in take(one)] == [block.tobytes() for block in take(two)]

@@ -391,6 +391,10 @@ def test_a_moved_branch_is_named(corpus, tokenizer):
     state = batches.state_dict() | {"revision": "abc"}
     with pytest.raises(UserError, match=r"in the commit abc of the data set .*: name the revision that it began with"):
         batches.load_state_dict(state)
+    # Runs from before conversations' commits were kept have none.
+    batches = loader(files(corpus), tokenizer)
+    batches._identity["revision"] = "abc"
+    batches.load_state_dict(batches.state_dict() | {"revision": ""})
 
 
 def test_a_resumed_run_reads_the_commits_that_it_began_with():
@@ -400,6 +404,7 @@ def test_a_resumed_run_reads_the_commits_that_it_began_with():
     named = replace(one, revision="v1")
     assert at_saved_commits(named, {"revision": "abc"}) == named
     assert at_saved_commits(named, {"revision": "abc"}, began_with="v1").revision == "abc"
+    assert at_saved_commits(one, {"revision": "abc"}, began_with="v1").revision == "abc"  # left out this time
     parts = [SourceConfig(kind="hub", path="a/b"), SourceConfig(kind="tales"), SourceConfig(kind="chat", path="c/d")]
     mixed = DataConfig(kind="mixture", sources=parts)
     found = at_saved_commits(mixed, {"revision": "abc, def"})

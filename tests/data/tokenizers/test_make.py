@@ -103,7 +103,7 @@ def test_without_its_vocabulary_a_bpe_of_ones_own_text_can_serve(monkeypatch, tm
     tokenizer = make_tokenizer(config, lambda: iter(["the cat sat on the mat and the cat ran"] * 50), warnings.append)
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
     assert 257 < tokenizer.vocab_size <= 300
-    assert "could not be reached" in warnings[0]
+    assert "did not come from" in warnings[0]
     assert "tokenizer.fallback=none" in warnings[0]
 
 

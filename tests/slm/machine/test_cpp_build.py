@@ -52,7 +52,7 @@ def test_a_cache_before_the_compiler_is_passed_over(tools, monkeypatch):
     for named in ("ccache g++", "g++ -m64", "ccache g++ -m64", 'g++ "'):
         monkeypatch.setenv("CXX", named)
         assert compiler() == compiler(gcc_only=True) == str(folder / "g++")
-        assert torch_compile_lacks() == f'it takes CXX="{named}" for the name of one program'
+        assert torch_compile_lacks() == f'there is no program CXX="{named}" (its name alone, without options)'
 
 
 def test_a_clang_that_the_environment_names_does_not_build_what_shares_torchs_threads(tools, monkeypatch):

@@ -15,6 +15,7 @@ from data.chat.tokens import own_template
 from data.errors import UserError
 from data.sources.plan import plan_sources
 from data.tokenizers.make import load_tokenizer
+from slm.configuration import to_dict
 from slm.model.checkpoint import load_config, save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
@@ -173,12 +174,26 @@ def test_a_base_may_stand_anywhere(base, tmp_path):
         assert config.name == "base-chat"
 
 
-@pytest.mark.parametrize("name", ["eval_every", "checkpoint_every"])
-def test_validations_and_checkpoints_stay_together(base, chats, tmp_path, name):
+def test_validations_and_checkpoints_stay_together(base, chats, tmp_path):
     """Else the best model is in no checkpoint."""
-    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]"]
-    train = tuning([*words, f"train.{name}=25"]).train
-    assert (train.eval_every, train.checkpoint_every) == (25, 25)
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "train.max_steps=700"]
+    for typed, expected in (("eval_every=25", (25, 25)), ("checkpoint_every=25", (75, 25))):
+        train = tuning([*words, f"train.{typed}"]).train
+        assert (train.eval_every, train.checkpoint_every) == expected
+
+
+def test_what_another_version_counted_otherwise_is_as_the_run_began(base, chats, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "name=old"]
+    config = tuning(words)
+    (config.root / "checkpoints/step-00000001").mkdir(parents=True)
+    (config.root / "checkpoints/step-00000001/config.json").write_text("{}")
+    saved = to_dict(config)
+    saved["train"] |= {"max_steps": 1234, "eval_every": 77}
+    (config.root / "config.yaml").write_text(yaml.safe_dump(saved))
+    train = tuning(words).train
+    assert (train.max_steps, train.eval_every) == (1234, 77)
+    for word in ("resume=never", "data.max_epochs=9", "train.max_steps=50"):
+        assert tuning([*words, word]).train.max_steps != 1234
 
 
 def test_padding_takes_no_passes(base, tmp_path):
@@ -205,8 +220,14 @@ def test_rates_for_pairs_are_not_those_for_conversations(base, tmp_path):
 
 def test_a_micro_batch_may_be_measured(base, tmp_path):
     words = [f"base={base}", f"runs_dir={tmp_path}/runs", "train.micro_batch=auto"]
-    config = tuning(words, choose=lambda config: replace(config, train=replace(config.train, micro_batch=2)))
-    assert config.train.micro_batch == 2
+    tokens: list[int] = []
+
+    def measured(config):
+        tokens.append(config.train.tokens_per_step)
+        return replace(config, train=replace(config.train, micro_batch=2))
+
+    assert tuning(words, choose=measured).train.micro_batch == 2
+    assert set(tokens) == {tuning(words[:-1]).train.tokens_per_step}
 
 
 def test_the_latest_run_goes_on_where_it_is_a_tuned_one_that_was_stopped(base, tmp_path):
