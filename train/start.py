@@ -184,11 +184,12 @@ def _finished_line(config: RunConfig, state: dict[str, Any], root: Path) -> str:
 
 def risen_line(config: RunConfig, state: RunState) -> str:
     """What a run says at its end whose validation loss has risen."""
-    others = "" if config.budget else ", and budget= chooses what fits text and time"
+    others = "" if config.budget else "; budget= chooses what fits text and time"
     return (
         f"the validation loss was down at {state.best_loss:.4f} nats per token and rose to "
-        f"{state.validation['val_loss']:.4f}: the model learnt its text by heart. More text, fewer steps "
-        f"(train.max_steps=) or more decay (optim.weight_decay=) end lower{others}"
+        f"{state.validation['val_loss']:.4f}: the model learnt its text by heart, or its rate is too high. "
+        "More text, fewer steps (train.max_steps=), more decay (optim.weight_decay=) or a lower rate (optim.lr=) "
+        f"end lower{others}"
     )
 
 
