@@ -36,6 +36,8 @@ def _tokenizer_note(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[st
     for run, name in zip(runs, names, strict=True):
         groups.setdefault(_digest(run.root / "tokenizer" / "tokenizer.json"), []).append(name)
     unknown = groups.pop("", [])
+    if len({run.loss_unit for run in runs}) > 1:
+        return "warning", "Losses of pairs of answers and of text are different figures. Compare bits per byte."
     if not unknown and len(groups) == 1:
         return "quiet", "The runs have the same tokenizer: their losses per token may be compared, too."
     meaning = "Losses per token and tokens per second cannot be compared between tokenizers. Compare bits per byte."
@@ -73,12 +75,13 @@ class Column:
     """Which of several values is the best one, where one is."""
 
 
-def _columns(same_tokenizer: bool) -> tuple[Column, ...]:
+def _columns(units: Sequence[str], same_tokenizer: bool) -> tuple[Column, ...]:
+    unit, comparable = " or ".join(units), same_tokenizer and len(units) == 1
     return (
         Column("bits per byte", "last validation", min),
         Column("best", "bits per byte", min),
-        Column("validation loss", "nats per token", min if same_tokenizer else None),
-        Column("training loss", "nats per token", None),
+        Column("validation loss", unit, min if comparable else None),
+        Column("training loss", unit, None),
         Column("steps", "", None),
         Column("tokens", "", None),
         Column("time", "", None),
@@ -104,7 +107,8 @@ def _figures(run: RunRecord) -> list[tuple[float | None, str]]:
 
 
 def _final_figures(runs: Sequence[RunRecord], names: Sequence[str], same_tokenizer: bool) -> dict[str, Any]:
-    columns, figures = _columns(same_tokenizer), [_figures(run) for run in runs]
+    units = sorted({run.loss_unit for run in runs})
+    columns, figures = _columns(units, same_tokenizer), [_figures(run) for run in runs]
     best: list[float | None] = []
     for index, column in enumerate(columns):
         known = [value for row in figures if (value := row[index][0]) is not None]

@@ -92,10 +92,17 @@ def render(runs: Sequence[RunRecord], statuses: Sequence[str]) -> str:
         "runs": [_run_tables(run, name) for run, name in zip(runs, names, strict=True)],
     }
     drawn = [chart_data(*each) for each in zip(runs, names, statuses, strict=True)]
+    units = sorted({run.loss_unit for run in runs})
     same_tokenizer = several and same_file(runs, "tokenizer/tokenizer.json")
     running = not several and statuses[0] == "running"
     content["data"] = finite(
-        {"runs": drawn, "x": "tokens" if several else "step", "comparable": same_tokenizer, "running": running}
+        {
+            "runs": drawn,
+            "x": "tokens" if several else "step",
+            "unit": " or ".join(units),
+            "comparable": same_tokenizer and len(units) == 1,
+            "running": running,
+        }
     )
     if several:
         content |= comparison(runs, names, same_tokenizer)

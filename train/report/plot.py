@@ -6,10 +6,10 @@ from typing import Any
 from data.storage import atomic_write_bytes
 
 
-def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
+def plot_losses(records: list[dict[str, Any]], path: Path, title: str, unit: str = "nats per token") -> None:
     """Draw training loss, validation loss and validation bits per byte over tokens, as a PNG at ``path``.
 
-    ``records`` are those of ``metrics.jsonl``. Without a training record nothing is written.
+    ``records`` are those of ``metrics.jsonl``, their losses in ``unit``. Without a training record nothing is written.
     """
     import io
 
@@ -34,7 +34,7 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str) -> None:
         left.plot([v[0] for v in val], [v[1] for v in val], "o-", color="#d94801", markersize=3, label="validation")
         right.plot([v[0] for v in val], [v[2] for v in val], "o-", color="#d94801", markersize=3)
         right.annotate(f"{val[-1][2]:.3f}", (val[-1][0], val[-1][2]), (0, 8), textcoords="offset points", ha="right")
-    left.set(xlabel="training tokens (millions)", ylabel="cross-entropy (nats per token)", title=title)
+    left.set(xlabel="training tokens (millions)", ylabel=f"loss ({unit})", title=title)
     right.set(xlabel="training tokens (millions)", ylabel="validation (bits per byte)", title="held-out text")
     # A loss falls fast, then slowly for a long time: a logarithmic axis shows both.
     left.set_yscale("log")

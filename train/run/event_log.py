@@ -85,7 +85,7 @@ class EventLog:
 
         seen = (len(self._record.curves), len(self._record.validations), self._record.step())
         if seen != self._drawn:  # the last validation and the end of a run are often one and the same picture
-            plot_losses(self._record.plot_records(), self.root / "loss.png", self._record.name)
+            plot_losses(self._record.plot_records(), self.root / "loss.png", self._record.name, self._record.loss_unit)
             self._drawn = seen
 
     def _write(self, event: str, step: int, facts: dict[str, Any]) -> None:

@@ -37,6 +37,18 @@ def test_a_run_whose_tokenizer_is_missing_is_named(three_runs, report, tmp_path)
     assert seen.data["comparable"] is False
 
 
+def test_losses_of_pairs_and_of_text_are_not_compared(three_runs, report, tmp_path):
+    config = three_runs[1] / "config.yaml"
+    config.write_text(config.read_text() + "preference: {loss: dpo}\n")
+    report(f"runs=[{three_runs[0]},{three_runs[1]}]")
+    seen = ParsedPage((tmp_path / "compare.html").read_text())
+    assert (seen.data["unit"], seen.data["comparable"]) == ("nats per pair or nats per token", False)
+    assert "Losses of pairs of answers and of text are different figures." in seen.text
+    assert "nats per pair or nats per token" in seen.text
+    report(f"runs=[{three_runs[1]}]", f"out={tmp_path / 'one.html'}")
+    assert ParsedPage((tmp_path / "one.html").read_text()).data["unit"] == "nats per pair"
+
+
 def test_which_runs_share_a_tokenizer(three_runs, report, tmp_path):
     report(f"runs=[{','.join(map(str, three_runs))}]", f"out={tmp_path / 'all.html'}")
     assert "2 different tokenizers (a and b; c)" in ParsedPage((tmp_path / "all.html").read_text()).text

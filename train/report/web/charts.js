@@ -132,12 +132,13 @@ function charts() {
   ];
   if (!several) {
     const loss = [...training(true), ...validation("loss", "validation")];
-    return [{ id: "loss", title: "Loss", unit: "nats per token", kind: "loss", large: true, scale: state.y, series: loss }, bits, ...rest];
+    return [{ id: "loss", title: "Loss", unit: data.unit, kind: "loss", large: true, scale: state.y, series: loss }, bits, ...rest];
   }
+  const unit = data.comparable ? data.unit : `${data.unit}; not comparable`;
   return [
     { ...bits, large: true },
-    { id: "validation", title: "Validation loss", unit: data.comparable ? "nats per token" : "nats per token; not comparable", kind: "loss", scale: state.y, series: validation("loss") },
-    { id: "loss", title: "Training loss, smoothed", unit: data.comparable ? "nats per token" : "nats per token; not comparable", kind: "loss", scale: state.y, series: training(false) },
+    { id: "validation", title: "Validation loss", unit, kind: "loss", scale: state.y, series: validation("loss") },
+    { id: "loss", title: "Training loss, smoothed", unit, kind: "loss", scale: state.y, series: training(false) },
     ...rest,
   ];
 }
