@@ -165,7 +165,8 @@ def _stopped_early(config: RunConfig, state: dict[str, Any]) -> bool:
 def _finished(config: RunConfig, state: dict[str, Any]) -> bool:
     if (state.get("validation") or {}).get("step") != state["step"]:
         return False  # stopped in its last validation, which is still to be done
-    if config.train.qat in ROUNDED_ONCE and config.train.qat_least_steps and "qat" not in state:
+    asked = config.train.qat in ROUNDED_ONCE and config.train.qat_least_steps and "qat" not in state
+    if asked and ((state.get("config") or {}).get("train") or {}).get("qat") == config.train.qat:
         return False  # quantization comes after the last update, and a stop in it leaves the checkpoint from before
     if _stopped_early(config, state):
         return True

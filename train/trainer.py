@@ -143,7 +143,7 @@ class Trainer:
         due = state.step > 0 and state.step % train.eval_every == 0
         if due and state.validation.get("step") != state.step:
             self._validate()  # the run was stopped during this validation
-            if not self.interrupt:
+            if state.validation.get("step") == state.step:
                 self._save(replace=True)  # its loss decides whether it is kept
         while not self.interrupt and self._fraction_done() < 1:
             if state.out_of_patience:

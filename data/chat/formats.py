@@ -218,17 +218,23 @@ def _answered(answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
             raise BadRecordError("its chosen answer is text, and there is no prompt")
         return [*prompt, {"role": "assistant", "content": answer}]
     messages = _messages(answer)
-    for start in (prompt, [each for each in prompt if each["role"] != "system"]):
-        if start and messages[: len(start)] == start:
-            return [*prompt, *messages[len(start) :]]
-    first = next((each for each in messages if each["role"] != "system"), None)
-    if first is None or first["role"] != "user":
-        return [*prompt, *messages]  # it goes on from the prompt
-    if prompt and first == prompt[-1] and first is messages[0]:
-        return [*prompt[:-1], *messages]
-    if messages[0]["role"] == "system":
-        return messages
-    return [*(each for each in prompt if each["role"] == "system"), *messages]
+    system, asked = _system_apart(prompt)
+    own_system, said = _system_apart(messages)
+    system = own_system or system
+    if said[: len(asked)] == asked:
+        return [*system, *said]
+    goes_on = not said or said[0]["role"] != "user" or (asked[-1]["role"] != "user" and said[0] != asked[0])
+    if goes_on:
+        return [*system, *asked, *said]
+    if said[0] == asked[-1] and sum(each["role"] == "user" for each in said) == 1:
+        return [*system, *asked[:-1], *said]  # the last question once more
+    return [*system, *said]  # the whole conversation, beside its last question
+
+
+def _system_apart(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages of the system that stand first, and the others."""
+    n = next((index for index, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    return messages[:n], messages[n:]
 
 
 def _check(messages: list[dict[str, Any]]) -> None:

@@ -119,8 +119,12 @@ class ChatTemplate:
                 end = self._end_of_turn(with_answer, len(before), literal)
                 if end > len(before):
                     scored.append((len(before), end))
-        if all(each.get("weight") == 0 for each in messages if each["role"] == "assistant"):
-            raise TemplateRefusesError("no answer in it is to be learned (all have the weight 0)")
+        answers = [each for each in messages if each["role"] == "assistant"]
+        if not scored and answers and answers[-1].get("weight") == 0:
+            raise TemplateRefusesError(
+                "no answer in it is to be learned: the last has the weight 0, and so have the others, or the template "
+                "changes them"
+            )
         if not scored:
             raise TemplateRefusesError(
                 "the chat template changes what stands before the last answer, so it cannot be found"

@@ -99,7 +99,8 @@ class EveryNth:
         return {"number": self._number, "at": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        if "number" not in state:  # of text in a tuning run from before its shards shared it out
+        # Of text in a tuning run from before its shards shared it out: it goes on from about there.
+        if "number" not in state:
             state = {"number": 0, "at": state}
         self._inner.load_state_dict(state["at"])
         self._number = state["number"]

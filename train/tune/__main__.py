@@ -72,7 +72,6 @@ def tuning(
     if not given("optim.warmup_steps"):
         options["optim.warmup_steps"] = min(recipe.WARMUP_STEPS, steps // 5)
     options |= recipe.together(config.train, max(10, steps // 10), given=given)
-    options |= {name: value for name, value in recipe.kept(config, given=given).items() if not given(name)}
     config = resolve([*recipe.words(options), *typed], choose)
     if replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))

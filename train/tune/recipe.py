@@ -23,8 +23,8 @@ from slm.configuration import assigned, build
 from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
-from slm.runs import LATEST, Run, list_checkpoints, resolve, saved_config
-from train.config import RunConfig, TrainConfig
+from slm.runs import LATEST, Run, resolve, saved_config
+from train.config import TrainConfig
 from train.report.run_record import RunRecord
 from train.tune.config import TuneOptions
 
@@ -282,22 +282,6 @@ def together(train: TrainConfig, every: int, *, given: Callable[[str], bool]) ->
         every = max(1, round(every / train.checkpoint_every)) * train.checkpoint_every
     names = ("train.eval_every", "train.checkpoint_every")
     return {name: every for name in names if not given(name)}
-
-
-def kept(config: RunConfig, *, given: Callable[[str], bool]) -> dict[str, Any]:
-    """The length and the steps of validations that the run began with, where it goes on.
-
-    Another version may count them otherwise. They are nothing where the passes are named or the tokens of a step are
-    others.
-    """
-    if config.resume == "never" or given("data.max_epochs") or not list_checkpoints(config.root):
-        return {}
-    saved = saved_config(config.root)
-    train = saved["train"]
-    if train["micro_batch"] * train["grad_accum"] * train["seq_len"] != config.train.tokens_per_step:
-        return {}
-    names = ("train.max_steps", "train.eval_every", "train.checkpoint_every", "optim.warmup_steps")
-    return {name: saved[group][key] for name in names for group, _, key in [name.partition(".")] if key in saved[group]}
 
 
 def without_auto(argv: Sequence[str]) -> list[str]:

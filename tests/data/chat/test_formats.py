@@ -123,6 +123,14 @@ def test_the_whole_conversation_beside_its_last_question_is_taken_once():
     # Its last question once more, behind what came before it.
     found = read_record({"prompt": [ASKED, ANSWERED, asked], "completion": [asked, ANSWERED]})
     assert found[1]["messages"] == turns
+    again = [{"role": "system", "content": "s"}, asked, ANSWERED]
+    found = read_record({"prompt": [again[0], ASKED, ANSWERED, asked], "completion": again})[1]["messages"]
+    assert found == [again[0], *turns]
+    # A whole conversation whose first question is its last one, too, and whose earlier answer is spelt otherwise.
+    spelt = [asked, ANSWERED | {"content": "Fine"}, asked, ANSWERED]
+    assert read_record({"prompt": [asked, ANSWERED, asked], "completion": spelt})[1]["messages"] == spelt
+    # Another question after an answer goes on, too.
+    assert read_record({"prompt": turns[:2], "completion": turns[2:]})[1]["messages"] == turns
     # What goes on from the prompt begins with the assistant, or with what the assistant has asked of a tool.
     assert read_record({"prompt": [ASKED], "completion": turns[1:]})[1]["messages"] == turns
     call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]}

@@ -56,6 +56,8 @@ def test_with_few_steps_left_the_weights_are_rounded_once_at_the_end(common, tmp
     """The run's steps are those without quantization, and its last validation is of the rounded weights."""
     options = (*common[:-1], "train.eval_every=20", "train.checkpoint_every=10")
     plain = SmallRun(tmp_path, "name=plain", *options).finish()
+    again = SmallRun(tmp_path, "name=plain", "train.qat=q4_0", *options).finish()
+    assert "is finished" in again.out  # its weights stay as they are
     run = SmallRun(tmp_path, "name=rounded", "train.qat=q4_0", *options).finish()
     assert "train.qat=q4_0 would hold for 20 of 40 steps, fewer than train.qat_least_steps=50" in run.out
     assert losses(run.root) == losses(plain.root)

@@ -15,7 +15,6 @@ from data.chat.tokens import own_template
 from data.errors import UserError
 from data.sources.plan import plan_sources
 from data.tokenizers.make import load_tokenizer
-from slm.configuration import to_dict
 from slm.model.checkpoint import load_config, save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
@@ -180,20 +179,6 @@ def test_validations_and_checkpoints_stay_together(base, chats, tmp_path):
     for typed, expected in (("eval_every=25", (25, 25)), ("checkpoint_every=25", (75, 25))):
         train = tuning([*words, f"train.{typed}"]).train
         assert (train.eval_every, train.checkpoint_every) == expected
-
-
-def test_what_another_version_counted_otherwise_is_as_the_run_began(base, chats, tmp_path):
-    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "name=old"]
-    config = tuning(words)
-    (config.root / "checkpoints/step-00000001").mkdir(parents=True)
-    (config.root / "checkpoints/step-00000001/config.json").write_text("{}")
-    saved = to_dict(config)
-    saved["train"] |= {"max_steps": 1234, "eval_every": 77}
-    (config.root / "config.yaml").write_text(yaml.safe_dump(saved))
-    train = tuning(words).train
-    assert (train.max_steps, train.eval_every) == (1234, 77)
-    for word in ("resume=never", "data.max_epochs=9", "train.max_steps=50"):
-        assert tuning([*words, word]).train.max_steps != 1234
 
 
 def test_padding_takes_no_passes(base, tmp_path):
