@@ -32,7 +32,7 @@ COMMANDS: dict[str, Command] = {
         config="train",
         summary="train, export, evaluate and run a small model, in minutes",
         examples=(
-            ("", "seven minutes of training on generated stories, then the whole way to a quantized model"),
+            ("", "at most seven minutes of training on generated stories, then the whole way to a quantized model"),
             ("train.max_minutes=2", "the same with less training; options are those of slm train"),
         ),
     ),
