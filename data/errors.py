@@ -20,8 +20,12 @@ class UnreachableError(UserError):
 
 
 def one_line(error: object, limit: int | None = None) -> str:
-    """The error's text on one line; with ``limit`` cut after so many characters."""
-    return " ".join(str(error).split())[:limit]
+    """The error's text on one line; with ``limit`` cut after so many characters.
+
+    Control characters, of a downloaded file's text for one, would move a terminal's cursor: they become a visible sign.
+    """
+    text = " ".join(str(error).split())[:limit]
+    return "".join("\N{REPLACEMENT CHARACTER}" if c < " " or "\x7f" <= c <= "\x9f" else c for c in text)
 
 
 def excerpt(text: object) -> str:

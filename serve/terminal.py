@@ -45,10 +45,12 @@ _HELP = """/help         this text
 /system TEXT  the system message from now on (without TEXT: show it)
 /save FILE    add the conversation to a file, as a line of JSON that make tune reads
 /exit         leave (or Ctrl-D)
-Ctrl-C stops a reply. A message that begins with a slash and a word is written with a space before it."""
+A message goes on in the next line where a line ends in \\. Ctrl-C stops a reply.
+A message that begins with a slash and a word is written with a space before it."""
 _HELP_OF_A_BASE_MODEL = """/help         this text
 /exit         leave (or Ctrl-D)
-Ctrl-C stops the text. One that begins with a slash and a word is written with a space before it."""
+A text goes on in the next line where a line ends in \\. Ctrl-C stops the model.
+A text that begins with a slash and a word is written with a space before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +122,13 @@ class Conversation:
         before = self._messages
         self._messages = before[:-2]
         self._n_retries += 1
+        reply = None
         try:
-            return self._send(before[-2]["content"], show)
-        except UserError:
-            self._messages = before
-            raise
+            reply = self._send(before[-2]["content"], show)
+            return reply
+        finally:
+            if reply is None or not reply.text.strip():
+                self._messages = before
 
     def save(self, path: Path) -> None:
         """Adds the conversation to a file as a line of JSON. Raises ``UserError``."""
@@ -140,7 +144,8 @@ class Conversation:
         """Sends a message (or, for a base model, text to continue); ``show`` gets the reply's text as it comes.
 
         When the context is full, the oldest messages are forgotten, the system message excepted. Ctrl-C ends the reply
-        early. Raises ``UserError`` when the text does not fit the context.
+        early. Without a reply the conversation stays as it was. Raises ``UserError`` when the text does not fit the
+        context.
         """
         self._n_retries = 0
         return self._send(text, show)
@@ -152,16 +157,17 @@ class Conversation:
             return self._generate(RenderedChat(text=text, add_special=True, parse_special=False), show)
         before = list(self._messages)
         self._messages.append({"role": "user", "content": text})
+        reply = None
         try:
             prompt, n_forgotten = self._fitting_prompt()
             reply = replace(self._generate(prompt, show), n_forgotten=n_forgotten)
         except ChatTemplateError as error:
-            self._messages = before
             raise UserError(str(error)) from None
-        except UserError:
-            self._messages = before
-            raise
-        self._messages.append({"role": "assistant", "content": reply.text})
+        finally:
+            if reply is None or not reply.text.strip():
+                self._messages = before
+        if reply.text.strip():
+            self._messages.append({"role": "assistant", "content": reply.text})
         return reply
 
     def _fitting_prompt(self) -> tuple[RenderedChat, int]:
@@ -258,6 +264,8 @@ def _figures(reply: Reply) -> str:
         "stopped": ", stopped by you",
     }
     ended = why.get(reply.stopped_by or reply.finish, "")
+    if not reply.text.strip():
+        ended += "; no text"
     figures = f"[{reply.n_tokens} tokens, {reply.tokens_per_s:.1f} tokens/s{ended}]"
     if reply.n_forgotten:
         figures += f"\n(the context is full: the oldest {reply.n_forgotten} messages are forgotten)"
@@ -315,19 +323,23 @@ def _once(conversation: Conversation, prompt: str) -> None:
 
 
 def _converse(conversation: Conversation) -> None:
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives input() the arrow keys and the lines before, and takes long ones
     info = conversation.info
-    print(f"{conversation.name}: {info.n_params / 1e6:.1f}M parameters, context {info.context}, {info.threads} threads")
+    facts = f"{info.n_params / 1e6:.1f}M parameters, context {info.context}, {info.threads} threads"
+    print(f"{plain(conversation.name)}: {facts}")
     for note in conversation.notes:
         print(note)
     if conversation.chat.problem:
-        print(conversation.chat.problem)
+        print(plain(conversation.chat.problem))
     if conversation.chat.own:
         print("Chat. /help lists commands, Ctrl-D leaves.")
     else:
         print("A base model: it continues the text you type. /help lists commands, Ctrl-D leaves.")
     while True:
         try:
-            line = input("\n> ")
+            line = _typed()
         except EOFError:
             print()
             return
@@ -347,7 +359,20 @@ def _converse(conversation: Conversation) -> None:
             reply = conversation.send(line, _show)
             print(f"\n{_figures(reply)}", flush=True)
         except UserError as error:
-            print(f"error: {error}")
+            print(f"error: {plain(str(error))}")
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)")
+
+
+def _typed() -> str:
+    """A line; with those after it where it ends in a backslash. Raises ``EOFError`` at the end of the input."""
+    lines = [input("\n> ")]
+    while sys.stdin.isatty() and lines[-1].endswith("\\") and not lines[-1].endswith("\\\\"):
+        try:
+            lines.append(input(". "))
+        except EOFError:
+            break
+    return "\n".join([*(line[:-1] for line in lines[:-1]), lines[-1]])
 
 
 def main(argv: list[str]) -> int:

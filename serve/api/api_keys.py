@@ -27,7 +27,8 @@ class RequireKey:
         is_open: Callable[[str], bool],
         respond: Callable[[Scope, ApiError], Response],
     ) -> None:
-        self._app, self._keys, self._is_open, self._respond = app, [key.encode() for key in keys], is_open, respond
+        self._app, self._is_open, self._respond = app, is_open, respond
+        self._keys = [_spellings(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -47,5 +48,14 @@ class RequireKey:
         if scheme.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")
         # Every key is compared, each in constant time, so that the time reveals nothing about them.
-        equal = [hmac.compare_digest(key.strip(), each) for each in self._keys]
-        return equal.index(True) + 1 if key and any(equal) else 0
+        given = key.strip()
+        equal = [sum(hmac.compare_digest(given, each) for each in spellings) > 0 for spellings in self._keys]
+        return equal.index(True) + 1 if given and any(equal) else 0
+
+
+def _spellings(key: str) -> list[bytes]:
+    """A key as programs send it: an umlaut comes in UTF-8, and from a browser in Latin-1."""
+    try:
+        return [key.encode(), key.encode("latin-1")]
+    except UnicodeEncodeError:
+        return [key.encode()]

@@ -214,8 +214,51 @@ def test_edit_and_send_again(page, server):
     page.type(" long" * 5000)
     page.press("Enter")
     page.wait("!document.getElementById('problem').hidden")
+    page.wait("document.querySelector('.edit textarea')")
+    assert " long" * 5000 in page.run("document.querySelector('.edit textarea').value"), "what was typed is lost"
+    page.run("document.querySelector('.edit textarea').focus()")
+    page.press("Escape")
     assert page.run(TEXTS) == before
     assert page.run("document.getElementById('prompt').value") == "draft"
+
+
+def test_no_message_is_lost(page, server):
+    """Neither where the next one is being typed when its request fails, nor where another conversation is opened."""
+    page.open(server.url + "/")
+    chat(page, "first")
+    held = []
+    page.tab.route("**/v1/chat/completions", lambda route: held.append(route))
+    ask(page, "second")
+    page.wait("document.getElementById('send').disabled")
+    page.type("third")
+    page.run("document.getElementById('system').focus()")
+    held.pop().fulfill(status=503, json={"error": {"message": "too busy"}})
+    page.wait("!document.getElementById('problem').hidden")
+    assert page.run("document.getElementById('prompt').value") == "third"
+    assert page.run(WHO) == ["user", "assistant", "user"]
+    assert page.run(TEXTS)[-1] == "second"
+    assert page.focused() == "system", "the focus was taken from a field in use"
+    page.run("document.getElementById('prompt').value = ''")
+    page.click("#new")
+    ask(page, "alone")
+    page.wait("document.getElementById('send').disabled")
+    page.click("text=first")
+    page.wait("!document.getElementById('send').disabled")
+    assert page.run("document.getElementById('prompt').value") == ""
+    assert page.run(NAMES) == ["alone", "first"]
+    page.click("text=alone")
+    assert page.run(TEXTS) == ["alone"]
+
+
+def test_the_open_conversation_chosen_again_goes_on(page, server):
+    page.open(server.url + "/")
+    ask(page, "slow", max_tokens=3000, response_format="json_schema", schema='{"type": "string", "minLength": 1000}')
+    page.wait(f"{REPLY}.textContent.length > 20")
+    page.click("#chat-list .name")
+    page.click("#tab-chat")
+    finished(page)
+    assert "stopped by you" not in page.text("#figures")
+    assert page.run("document.querySelectorAll('.assistant .actions').length") == 1
 
 
 def test_copy(page, server, tmp_path):
@@ -342,6 +385,11 @@ def test_two_tabs(page, server):
     chat(page, "from the first tab")
     other.wait_for_selector("#chat-list .name")
     assert other.text_content("#chat-list .name") == "from the first tab"
+    # What one of them adds to the conversation that both have open is seen in the other.
+    other.click("#chat-list .name")
+    chat(page, "and more")
+    other.wait_for_selector(".turn >> nth=3")
+    assert other.text_content(".turn.user >> nth=1 >> .text") == "and more"
 
 
 STREAM = """data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}

@@ -483,3 +483,58 @@ def test_html_cannot_be_made_from_text(page, server):
         page.errors.clear()
         refused = page.run("(() => { try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return e.name; } })()")
         assert refused == "TypeError"
+
+
+SLOWLY = """(() => {
+  const real = window.fetch;
+  const parts = PARTS;
+  window.fetch = (path, options) => {
+    if (!path.endsWith("/chat/completions")) return real(path, options);
+    const pull = async (stream) => {
+      await new Promise((go) => setTimeout(go, 40));
+      if (parts.length) stream.enqueue(new TextEncoder().encode(parts.shift()));
+      else stream.close();
+    };
+    return Promise.resolve(new Response(new ReadableStream({ pull })));
+  };
+})()"""
+
+
+def test_a_long_reply_stays_in_view(page, server):
+    """Drawing comes after the text: a code block that appears is taller than what counts as the end."""
+    page.open(server.url + "/")
+    pieces = [f"line {n}\n\n```\n{n}\n```\n\n" for n in range(15)]
+    events = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
+    parts = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n"]
+    page.run(SLOWLY.replace("PARTS", json.dumps(parts)))
+    ask(page, "hello")
+    finished(page)
+    page.wait("document.querySelectorAll('.code').length == 15")
+    assert page.run("output.scrollHeight > 2 * output.clientHeight")
+    assert page.run("output.scrollHeight - output.scrollTop - output.clientHeight") < 60
+
+
+def test_a_server_started_again_with_another_model_is_noticed(page, tmp_path, tiny_path, start_server):
+    other = tiny_path.with_name("another.gguf")
+    other.write_bytes(tiny_path.read_bytes())
+    with start_server(tmp_path / "log", tiny_path) as server:
+        page.open(server.url + "/")
+        assert page.text("#model") == "tiny"
+        port = server.url.rpartition(":")[2]
+    ask(page, "x", max_tokens=3)
+    page.wait("!document.getElementById('problem').hidden")
+    with start_server(tmp_path / "log", other, f"port={port}"):
+        ask(page, "x", max_tokens=3)
+        page.wait("document.getElementById('model').textContent == 'another'")
+        ask(page, "x", max_tokens=3)
+        finished(page)
+
+
+def test_a_server_that_comes_later_is_found(page, tmp_path, tiny_path, start_server):
+    with start_server(tmp_path / "log", tiny_path) as server:
+        page.tab.route("**/v1/models", lambda route: route.abort())
+        page.open(server.url + "/")
+        assert page.text("#problem")
+        page.tab.unroute("**/v1/models")
+        page.wait("document.getElementById('model').textContent == 'tiny'")
+        assert page.run("document.getElementById('problem').hidden")

@@ -94,6 +94,10 @@ def test_streaming_gives_the_same_text(client):
     assert chunks[-1].choices == []
     assert chunks[-1].usage == whole.usage
     assert len(chunks) > 5
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [c.usage.completion_tokens for c in complete(client, stream=True, stream_options=options)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == whole.usage.completion_tokens
 
 
 def test_the_wire_of_a_stream(server):

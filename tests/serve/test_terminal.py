@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from data.chat.formats import read_record
 from data.errors import UserError
 from serve.config import TerminalConfig
-from serve.terminal import Conversation
+from serve.terminal import Conversation, Reply, _typed
 from slm.llama import verdict
 from slm.llama.quantize import quantize
 from tests.helpers import broken_llama
@@ -216,3 +217,28 @@ def test_a_file_older_than_its_runs_newest_checkpoint_is_named(tmp_path):
     assert "step 3" not in done.stdout
     talk = terminal(f"model={next((run / 'gguf').glob('*.gguf'))}", "max_tokens=2", typed="/exit\n")
     assert "is from step 3, but" in talk.stdout
+
+
+def test_without_a_reply_the_conversation_stays_as_it_was(chat_path, monkeypatch):
+    """As with Ctrl-C before the first token: an empty answer could not be learned from."""
+    conversation = Conversation(TerminalConfig(model=str(chat_path), max_tokens=3, seed=1))
+    try:
+        conversation.send("hello", lambda text: None)
+        before = conversation.messages
+        assert len(before) == 2
+        none = Reply(text="", n_tokens=0, seconds=0.0, finish="stopped")
+        monkeypatch.setattr(Conversation, "_generate", lambda *_: none)
+        assert conversation.send("and then?", lambda text: None) == none
+        assert conversation.messages == before
+        conversation.retry(lambda text: None)
+        assert conversation.messages == before
+    finally:
+        conversation.close()
+
+
+def test_a_line_that_ends_in_a_backslash_goes_on(monkeypatch):
+    lines = iter(["one \\", "two\\\\", "three"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert _typed() == "one \ntwo\\\\"
+    assert _typed() == "three"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from train.report.curves import POINTS
-from train.report.event_text import describe_events
+from train.report.event_text import describe_events, is_serious
 from train.report.formatting import rounded, thin_out
 from train.report.run_record import Event, RunRecord
 
@@ -60,4 +60,4 @@ def _marker(run: RunRecord, event: Event, text: str) -> dict[str, Any]:
         index = min(int(np.searchsorted(steps, event.step)), len(steps) - 1)
         place = {"tokens": run.curves["tokens"][index], "time": run.curves["elapsed_s"][index]}
     where = {key: rounded([value], 9)[0] for key, value in place.items()}
-    return {"step": event.step, **where, "text": text[:300], "serious": event.kind not in ("start", "end")}
+    return {"step": event.step, **where, "text": text[:300], "serious": is_serious(event)}

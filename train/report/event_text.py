@@ -10,6 +10,13 @@ from slm.report import duration
 from train.report.formatting import fact_text
 from train.report.run_record import Event, RunRecord
 
+PLANNED = ("start", "end", "quantized", "superposed", "single_tokens", "born_again", "slept")
+
+
+def is_serious(event: Event) -> bool:
+    """Whether something went wrong: not starts, ends and the phases of a run."""
+    return event.kind not in PLANNED or event.facts.get("status") == "failed"
+
 
 def describe_events(run: RunRecord) -> list[tuple[Event, str]]:
     """Every event with a sentence for it."""

@@ -147,7 +147,8 @@ def _run_tables(run: RunRecord, name: str) -> dict[str, Any]:
     if n > sections.SHOWN_VALIDATIONS:
         note += f"; {sections.SHOWN_VALIDATIONS} of them here"
     rows = sections.validation_rows(run)
-    return {"name": name, "validations": rows, "validations_note": note, "events": sections.event_rows(run)}
+    events = sections.event_rows(run)
+    return {"name": name, "unit": run.loss_unit, "validations": rows, "validations_note": note, "events": events}
 
 
 def _single(run: RunRecord, status: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from slm.report import duration
 from train.report.chart_data import SHOWN_EVENTS
-from train.report.event_text import describe_events
+from train.report.event_text import describe_events, is_serious
 from train.report.formatting import count_text, fact_text, number_text, thin_out, time_text
 from train.report.run_record import RunRecord
 
@@ -203,7 +203,7 @@ def event_rows(run: RunRecord) -> list[dict[str, Any]]:
             "when": time_text(event.time),
             "step": f"{event.step:,}",
             "text": text,
-            "serious": event.kind not in ("start", "end") or event.facts.get("status") == "failed",
+            "serious": is_serious(event),
         }
         for event, text in describe_events(run)[-SHOWN_EVENTS:]
     ]

@@ -50,6 +50,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -212,6 +213,12 @@ class _GenerationRequest(ModelRequest):
     def include_usage(self) -> bool:
         """Whether a stream ends in a chunk with usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_in_chunks(self) -> bool:
+        """Whether every chunk has the usage until then, as vLLM's ``continuous_usage_stats`` asks."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 class CompletionRequest(_GenerationRequest):

@@ -44,8 +44,11 @@ async def stream(
     events: list[tuple[int, PrefillDone | Delta]],
     record: Record,
     include_usage: bool,
+    usage_in_chunks: bool = False,
 ) -> AsyncIterator[bytes]:
     """The response as server-sent events. ``events`` are the first of the stream, which the caller has taken.
+
+    ``include_usage``: the last chunk has the usage. ``usage_in_chunks``: each one has the usage until then.
 
     What the engine reports at a time is one item, so that it is one write to the socket.
     """
@@ -58,7 +61,8 @@ async def stream(
         for index, event in events:
             record.add(event)
             builder.add(index, event)
-            encoded.extend(encode(chunk) for chunk in builder.chunks(index, event))
+            more = {"usage": builder.usage()} if usage_in_chunks else {}
+            encoded.extend(encode({**chunk, **more}) for chunk in builder.chunks(index, event))
         if encoded:
             yield b"".join(encoded)
         if request_stream.done:

@@ -91,7 +91,12 @@ class GenerationRoutes(ModelRoutes):
                 with_logprobs=body.logprobs is not None,
             )
             return await self._generate(
-                context, sequences, builder, streams=body.stream, include_usage=body.include_usage
+                context,
+                sequences,
+                builder,
+                streams=body.stream,
+                include_usage=body.include_usage,
+                usage_in_chunks=body.usage_in_chunks,
             )
 
     async def chat(self, request: Request) -> Response:
@@ -111,6 +116,7 @@ class GenerationRoutes(ModelRoutes):
                 builder,
                 streams=body.stream,
                 include_usage=body.include_usage,
+                usage_in_chunks=body.usage_in_chunks,
                 if_too_long=_ADVICE[truncates],
             )
 
@@ -228,6 +234,7 @@ class GenerationRoutes(ModelRoutes):
         *,
         streams: bool,
         include_usage: bool = False,
+        usage_in_chunks: bool = False,
         if_too_long: str = "",
     ) -> Response:
         """``if_too_long``: added to the error where the prompt does not fit the context."""
@@ -256,7 +263,7 @@ class GenerationRoutes(ModelRoutes):
             context.streams = True
             context.lease.engine.counters.dropped_messages += builder.dropped_messages
             return EventStream(
-                stream(request_stream, builder, first, record, include_usage),
+                stream(request_stream, builder, first, record, include_usage, usage_in_chunks),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
             )

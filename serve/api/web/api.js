@@ -1,8 +1,36 @@
 // Requests to the server that this page came from.
 
+let given = ""; // the key, for browsers that keep nothing
+
+export function key() {
+  try {
+    return sessionStorage.getItem("key") ?? given;
+  } catch {
+    return given;
+  }
+}
+
+// Takes a key for this visit. Throws an Error where no request can carry it.
+export function useKey(text) {
+  try {
+    new Headers({ Authorization: `Bearer ${text}` });
+  } catch {
+    throw new Error("This is not the server's key: it has a character that no request can carry.");
+  }
+  given = text;
+  try {
+    sessionStorage.setItem("key", text);
+  } catch {
+    // known as long as the page is open
+  }
+}
+
+export function authorization() {
+  return key() ? { Authorization: `Bearer ${key()}` } : {};
+}
+
 export function headers() {
-  const key = sessionStorage.getItem("key");
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  return { "Content-Type": "application/json", ...authorization() };
 }
 
 // The server's own words about a failed request, its status, and the field that is meant.

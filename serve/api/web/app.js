@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { download, drawList } from "./chat_list.js";
 import { Conversations, newConversation } from "./conversations.js";
-import { $, button, copyButton, make } from "./dom.js";
+import { $, button, copyButton, isComposing, make } from "./dom.js";
 import { exchange } from "./exchange.js";
 import * as models from "./models.js";
 import { Reply } from "./reply.js";
@@ -17,31 +17,37 @@ let mode = "chat";
 let chat = store.last() ?? newConversation();
 let running = null; // {controller, keep} of the running request
 let isLeaving = false; // the page is being left, which ends a running request
+let isStale = false; // another tab has changed conversations
 
 // -- requests -------------------------------------------------------------------------------------------------
 
 // Runs a request, however it ends.
 async function run(path, body, reply) {
   running.controller = new AbortController();
-  const wasLoaded = models.isLoaded();
+  let isUnsure = !models.isLoaded() || models.areSeveral(); // another model may have made room for this one
   try {
     await exchange(path, body, reply, running.controller.signal, (action) => transcript.follow(action));
   } catch (error) {
     report(error);
+    isUnsure = true; // the server may have been started again, with another model
   }
-  if (!wasLoaded || models.areSeveral()) models.load().then(showHint, () => {}); // another may have made room for it
+  if (isUnsure) models.load().then(showHint, () => {});
 }
 
 function request(extra) {
-  return { model: models.name(), stream: true, stream_options: { include_usage: true }, ...settings.body(), ...extra };
+  return { model: models.name(), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, ...settings.body(), ...extra };
 }
 
 // Sends a message: after the conversation, or in the place of message i and all that follow it.
 async function send(text, i = chat.messages.length) {
   if (running || !text.trim()) return;
-  const messages = [...chat.messages.slice(0, i), { role: "user", content: text }];
-  if (await ask(messages) || i < chat.messages.length) return;
-  if (mode === "chat" && !$("prompt").value) $("prompt").value = text; // nothing came: the message can be edited
+  const mine = chat;
+  const isNew = i === mine.messages.length;
+  const messages = [...mine.messages.slice(0, i), { role: "user", content: text }];
+  if (await ask(messages, isNew) || mine !== chat || mode !== "chat") return;
+  // Nothing came: the message can be edited.
+  if (!isNew) transcript.editAgain(i, text);
+  else if (mine.messages.length === i) $("prompt").value = text;
 }
 
 async function regenerate(i) {
@@ -49,8 +55,9 @@ async function regenerate(i) {
 }
 
 // Asks for the reply to messages and makes both the conversation. Returns whether a reply came; if not, the conversation
-// stays as it was. A new message is kept before the request starts, so that leaving the page does not lose it.
-async function ask(messages) {
+// stays as it was. A new message is kept before the request starts, so that leaving the page does not lose it, and stays
+// without a reply where it cannot go back to the prompt.
+async function ask(messages, isNew = false) {
   const mine = chat;
   const before = mine.messages;
   const { name: nameBefore, updated } = mine;
@@ -88,8 +95,7 @@ async function ask(messages) {
   await run("/v1/chat/completions", body, reply);
   running = null;
   keep();
-  // Behind another tab of the page a new message stays, without a reply.
-  const stays = mode !== "chat" && messages.length > before.length;
+  const stays = isNew && (mode !== "chat" || mine !== chat || $("prompt").value);
   if (!message && !mine.isRemoved && !isLeaving && !stays) {
     Object.assign(mine, { messages: before, updated, name: nameBefore });
     if (isKept) attempt(() => store.keep(mine));
@@ -98,9 +104,10 @@ async function ask(messages) {
   busy(false);
   if (mine === chat) {
     turn.classList.remove("busy");
-    if (message) transcript.finish(turn, message, messages.length, reply.entries);
-    else if (mode === "chat") transcript.draw(before, probabilities);
+    if (message && turn.isConnected) transcript.finish(turn, message, messages.length, reply.entries);
+    else if (mode === "chat") transcript.draw(mine.messages, probabilities);
   }
+  if (isStale) refresh();
   drawChats();
   return Boolean(message);
 }
@@ -136,7 +143,28 @@ function stop() {
 // -- conversations --------------------------------------------------------------------------------------------
 
 function drawChats() {
-  drawList(store.list(), chat, { open, rename, remove });
+  if ($("chat-list").querySelector("input")) return; // a name is being typed; its end draws the list
+  drawList(store.list(), chat, { open: choose, rename, remove });
+}
+
+// Takes over what another tab of the browser has kept.
+function refresh() {
+  isStale = false;
+  const shown = chat;
+  store.read();
+  const stored = store.byId.get(chat.id);
+  if (stored && JSON.stringify(stored.messages) === JSON.stringify(shown.messages)) Object.assign(shown, { name: stored.name, system: stored.system, updated: stored.updated });
+  else chat = stored ?? chat;
+  if (stored && chat === shown) store.byId.set(chat.id, chat);
+  if (document.activeElement !== $("system")) $("system").value = chat.system;
+  if (chat !== shown && mode === "chat" && !transcript.isEdited) transcript.draw(chat.messages, settings.probabilities());
+  drawChats();
+}
+
+function choose(conversation) {
+  if (conversation !== chat) return open(conversation);
+  showPanel("");
+  $("prompt").focus({ preventScroll: true });
 }
 
 function open(conversation) {
@@ -176,6 +204,7 @@ async function importFile() {
   const file = $("import-file").files[0];
   $("import-file").value = "";
   if (!file) return;
+  showPanel(""); // it covers the notice on narrow screens
   try {
     const { n, refused } = store.fromJson(await file.text());
     notice(`Imported ${n} conversation${n === 1 ? "" : "s"}.${refused ? ` ${refused.message}` : ""}`);
@@ -188,7 +217,7 @@ async function importFile() {
 // -- page -----------------------------------------------------------------------------------------------------
 
 function problem(text) {
-  $("problem").textContent = text;
+  if ($("problem").textContent !== text) $("problem").textContent = text;
   $("problem").hidden = !text;
   for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
 }
@@ -207,7 +236,7 @@ function report(error) {
     return;
   }
   const field = settings.fieldNamed(error.field) ?? (error.field && $(error.field));
-  if (!field) return;
+  if (!field?.matches("input, select, textarea") || field.closest("[hidden]")) return;
   field.setAttribute("aria-invalid", "true");
   if (field.closest("#settings")) showPanel("settings");
   field.focus();
@@ -228,7 +257,8 @@ function busy(is) {
   $("stop").disabled = !is;
   $("output").setAttribute("aria-busy", is);
   for (const each of document.querySelectorAll(".regenerate")) each.disabled = is;
-  if (!is && !document.querySelector("[aria-invalid]")) $("prompt").focus({ preventScroll: true });
+  const isIdle = [document.body, $("send"), $("stop")].includes(document.activeElement); // nobody types elsewhere
+  if (!is && isIdle && !document.querySelector("[aria-invalid]")) $("prompt").focus({ preventScroll: true });
 }
 
 // On narrow screens one panel covers the text: "chats", "settings" or none.
@@ -258,7 +288,8 @@ function setMode(next) {
 }
 
 function showHint() {
-  $("output").dataset.hint = mode === "chat"
+  if (!models.name()) $("output").dataset.hint = "";
+  else $("output").dataset.hint = mode === "chat"
     ? models.hasTemplate() ? "Write a message to begin." : "This is a base model. It was not trained to chat, but it will continue the conversation."
     : "The model continues the text that you give it.";
 }
@@ -275,7 +306,7 @@ $("ask").addEventListener("submit", (event) => { event.preventDefault(); submit(
 $("stop").addEventListener("click", stop);
 $("clear").addEventListener("click", () => { clear(); $("prompt").focus(); });
 $("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !isComposing(event)) {
     event.preventDefault();
     submit();
   }
@@ -300,7 +331,7 @@ for (const name of ["chats", "settings"]) {
 }
 // With a key the metrics cannot be opened by a link, since a link sends no key.
 $("metrics").addEventListener("click", async (event) => {
-  if (!sessionStorage.getItem("key")) return;
+  if (!api.key()) return;
   event.preventDefault();
   try {
     location.assign(URL.createObjectURL(await api.blob("/metrics")));
@@ -310,11 +341,10 @@ $("metrics").addEventListener("click", async (event) => {
 });
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("key", $("key").value);
-  start();
+  if (attempt(() => api.useKey($("key").value))) start();
 });
 for (const tab of document.querySelectorAll("[role=tab]")) {
-  tab.addEventListener("click", () => setMode(tab.dataset.mode));
+  tab.addEventListener("click", () => { if (tab.dataset.mode !== mode) setMode(tab.dataset.mode); });
   tab.addEventListener("keydown", (event) => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
     const other = document.querySelector("[role=tab][aria-selected=false]");
@@ -328,16 +358,19 @@ addEventListener("pagehide", () => {
 });
 addEventListener("pageshow", () => { isLeaving = false; });
 addEventListener("storage", (event) => {
-  if (running || (event.key !== null && !event.key.startsWith("slm."))) return;
-  store.read(); // another tab has changed conversations
-  chat = store.byId.get(chat.id) ?? chat;
-  drawChats();
+  if (event.key !== null && !event.key.startsWith("slm.conversation.")) return;
+  isStale = true;
+  if (!running) refresh();
 });
 listen($("output"));
 settings.start(() => {
-  if (!running && mode === "chat") transcript.draw(chat.messages, settings.probabilities());
+  if (running || mode !== "chat" || transcript.isEdited) return;
+  const { scrollTop } = $("output");
+  transcript.draw(chat.messages, settings.probabilities());
+  $("output").scrollTop = scrollTop;
 });
 
+const RETRY_MS = 3000; // until the server is asked again that did not answer
 let starts = 0;
 async function start() {
   const mine = ++starts;
@@ -348,9 +381,10 @@ async function start() {
     trouble = error;
   }
   if (mine !== starts) return; // another key was tried meanwhile
-  setMode(models.hasTemplate() ? "chat" : "completion");
+  if (!trouble || !document.body.dataset.mode) setMode(trouble || models.hasTemplate() ? "chat" : "completion");
   $("key-form").hidden = true;
   if (trouble) report(trouble);
+  if (trouble && trouble.status !== 401) setTimeout(() => { if (mine === starts && !running) start(); }, RETRY_MS);
   document.body.dataset.ready = "yes"; // tells tests that the page is ready
 }
 

@@ -1,6 +1,6 @@
 // The list of conversations: open, rename, delete, export, import.
 
-import { $, button, make } from "./dom.js";
+import { $, button, isComposing, make } from "./dom.js";
 import { LONGEST_NAME } from "./conversations.js";
 
 // actions: open(conversation), rename(conversation, name), remove(conversation).
@@ -27,12 +27,14 @@ function rename(item, open, conversation, actions) {
     if (isOver) return; // replacing the field takes its focus, which ends it a second time
     isOver = true;
     field.replaceWith(open);
-    if (name) actions.rename(conversation, name);
+    actions.rename(conversation, name || conversation.name);
   };
   field.addEventListener("keydown", (event) => {
+    if (isComposing(event)) return;
     if (event.key === "Enter") end(field.value.trim());
     else if (event.key === "Escape") end("");
     else return;
+    $("chat-list").querySelector("[aria-current]")?.focus();
     event.preventDefault();
     event.stopPropagation();
   });

@@ -1,5 +1,6 @@
 // A reader of /openapi.json. Everything shown comes from the server this page came from.
 
+import { authorization, key, useKey } from "./api.js";
 import { $, copy as copyText, make } from "./dom.js";
 
 let schemas = {};
@@ -200,10 +201,9 @@ function markPlace() {
 }
 
 async function start() {
-  const key = sessionStorage.getItem("key");
   let trouble = "";
   try {
-    const response = await fetch("/openapi.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+    const response = await fetch("/openapi.json", { headers: authorization() });
     $("key-form").hidden = response.status !== 401;
     if (response.ok) show(await response.json());
     else trouble = (await response.json()).error.message;
@@ -218,15 +218,20 @@ async function start() {
 
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("key", $("key").value);
+  try {
+    useKey($("key").value);
+  } catch (error) {
+    $("problem").textContent = error.message;
+    $("problem").hidden = false;
+    return;
+  }
   start();
 });
 // With a key the file cannot be opened by a link, since a link sends no key.
 $("raw").addEventListener("click", async (event) => {
-  const key = sessionStorage.getItem("key");
-  if (!key) return;
+  if (!key()) return;
   event.preventDefault();
-  const response = await fetch("/openapi.json", { headers: { Authorization: `Bearer ${key}` } });
+  const response = await fetch("/openapi.json", { headers: authorization() });
   location.assign(URL.createObjectURL(await response.blob()));
 });
 addEventListener("scroll", markPlace, { passive: true });

@@ -29,6 +29,9 @@ export function copyButton(text, attributes = {}) {
   return made;
 }
 
+// Whether a key belongs to an input method, which is still making a character. Safari says it by a key code.
+export const isComposing = (event) => event.isComposing || event.keyCode === 229;
+
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -9,7 +9,7 @@ import { copyButton, make } from "./dom.js";
 const MOST_COLUMNS = 100; // of a table
 const DEEPEST = 8; // levels of lists, quotes and emphasis; what is deeper stays as it was written
 
-const JSON_START = /^\s*(?:\{|\[\s*["{[\d])/; // a reply in JSON is shown as it is
+const JSON_START = /^\s*(?:\{\s*(?:["}]|$)|\[\s*(?:["{[]|-?\d[\d.]*\s*,))/; // a reply in JSON is shown as it is
 
 // Shows a text that grows, and replaces only the blocks that changed.
 export class Markdown {

@@ -18,6 +18,7 @@ export class Reply {
     this.points = 0; // characters shown, as the server counts them
     this.markdown = null;
     this.drawing = 0;
+    this.around = (action) => action(); // what a later drawing is done in
   }
 
   get isEmpty() {
@@ -31,7 +32,7 @@ export class Reply {
     return message;
   }
 
-  // Shows what a chunk brings; returns how many tokens that is, as far as one can tell.
+  // Shows what a chunk brings; returns whether that is anything.
   take(choice) {
     const text = choice.delta ? choice.delta.content ?? "" : choice.text;
     const thought = choice.delta?.reasoning_content ?? "";
@@ -42,8 +43,8 @@ export class Reply {
     this.entries.push(...entries);
     if (entries.length) this.place.append(...entries.map(tokenElement));
     else if (text && this.form === "plain") this.place.append(text);
-    else if (text || thought || choice.delta?.tool_calls) this.drawing ||= requestAnimationFrame(() => this.draw());
-    return entries.length || (text || thought || choice.delta?.tool_calls ? 1 : 0);
+    else if (text || thought || choice.delta?.tool_calls) this.drawing ||= requestAnimationFrame(() => this.around(() => this.draw()));
+    return Boolean(entries.length || text || thought || choice.delta?.tool_calls);
   }
 
   // A call comes in pieces that have its index: id and name first, then the arguments' text.

@@ -45,7 +45,7 @@ export function labelOf(field) {
 export function fieldNamed(name) {
   const first = String(name ?? "").split(".")[0];
   if (first === "response_format") return $($("schema-label").hidden ? "response_format" : "schema");
-  return { messages: $("prompt"), prompt: $("prompt"), stop: $("stop_text") }[first] ?? (NUMBERS.includes(first) ? $(first) : null);
+  return { messages: $("prompt"), prompt: $("prompt"), stop: $("stop_text"), model: $("models") }[first] ?? (NUMBERS.includes(first) ? $(first) : null);
 }
 
 function showSchema() {
@@ -74,19 +74,21 @@ function restore() {
   }
 }
 
-// Brings back the values of the last visit, and keeps those that change. changed() is called after each change.
+// Brings back the values of the last visit, and keeps those that change. changed() is called where the text is to be
+// shown in another way.
 export function start(changed) {
   restore();
   showSchema();
-  $("controls").addEventListener("input", () => {
+  let before = probabilities();
+  const take = () => {
     showSchema();
     keep();
-    changed();
-  });
+    if (probabilities() !== before) changed();
+    before = probabilities();
+  };
+  $("controls").addEventListener("input", take);
   $("defaults").addEventListener("click", () => {
     $("controls").reset();
-    showSchema();
-    keep();
-    changed();
+    take();
   });
 }

@@ -1,6 +1,6 @@
 // The turns of a conversation on the page, each with what can be done with it: copy, edit, regenerate.
 
-import { button, copyButton, make } from "./dom.js";
+import { button, copyButton, isComposing, make } from "./dom.js";
 import { Markdown } from "./markdown.js";
 import { reasoning, toolCall } from "./reply.js";
 import { tokenElement } from "./tokens.js";
@@ -13,11 +13,13 @@ export class Transcript {
     this.output = output;
     this.actions = actions;
     this.tokens = new WeakMap(); // of messages of this visit: their tokens with probabilities
+    this.forms = new Map(); // of positions: opens the form in which the message is edited
   }
 
   // Shows the messages; those with tokens as tokens if that is asked for.
   draw(messages, withTokens) {
     this.output.replaceChildren();
+    this.forms.clear();
     messages.forEach((message, i) => this.add(message, i, withTokens));
     this.toEnd();
   }
@@ -49,7 +51,11 @@ export class Transcript {
 
   actionsOf(message, i, turn, text) {
     const row = make("div", { class: "actions" });
-    if (message.role === "user") row.append(button("Edit", () => this.edit(message, i, turn, text, row), { "aria-label": "Edit this message" }));
+    if (message.role === "user") {
+      const edit = (words) => this.edit(words, i, text, row);
+      this.forms.set(i, edit);
+      row.append(button("Edit", () => edit(message.content), { "aria-label": "Edit this message" }));
+    }
     if (message.content) row.append(copyButton(() => message.content));
     // The last turn shows it. A message without a reply is the last one when the page was left before the reply began.
     const [label, position] = message.role === "assistant" ? ["Regenerate", i] : ["Get a reply", i + 1];
@@ -57,9 +63,18 @@ export class Transcript {
     return row;
   }
 
-  edit(message, i, turn, text, row) {
-    const area = make("textarea", { rows: Math.min(12, 1 + message.content.split("\n").length), "aria-label": "Message", spellcheck: "false" });
-    area.value = message.content;
+  get isEdited() {
+    return Boolean(this.output.querySelector(".edit"));
+  }
+
+  // Opens the form for the message at a position again, with words that were not sent.
+  editAgain(i, words) {
+    this.forms.get(i)?.(words);
+  }
+
+  edit(words, i, text, row) {
+    const area = make("textarea", { rows: Math.min(12, 1 + words.split("\n").length), "aria-label": "Message", spellcheck: "false" });
+    area.value = words;
     const close = () => {
       form.replaceWith(text);
       row.hidden = false;
@@ -70,7 +85,7 @@ export class Transcript {
         make("span", { class: "quiet" }, "The turns after it are replaced.")));
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();
+      else if (event.key === "Enter" && !event.shiftKey && !isComposing(event)) send();
       else return;
       event.preventDefault();
       event.stopPropagation();
