@@ -72,9 +72,7 @@ def test_base_and_adapter_give_the_merged_checkpoint(tmp_path, changes):
     assert own["file"] not in [path.name for path in run.ggufs()]
     assert not (root / "gguf" / "base-of-the-adapter.gguf").exists()
     for merged in run.ggufs():  # of the same shape, and quantized
-        with pytest.raises(
-            UserError, match=rf"-LoRA.gguf belongs to another model than .*exported from {root / 'base'}"
-        ):
+        with pytest.raises(UserError, match=r"-LoRA.gguf belongs to another model than .*exported from base$"):
             check_fits(run.adapters()[0], merged)
     if changes["arch"] == "llama":
         base = export(ExportConfig(threads=1, run=root / "base", out=tmp_path, quant=["f32"]))

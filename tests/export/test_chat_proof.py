@@ -47,7 +47,7 @@ def test_another_id_of_a_mark_is_found(tmp_path):
     assert "in a chat, its tokenizer gives other ids: '<|im_start|>user" in failure
 
 
-def test_a_turn_that_never_ends_is_found(tmp_path):
+def test_a_turn_that_never_ends_is_found(tmp_path, monkeypatch):
     """The template ends a turn with a token of a name that llama.cpp does not know, and the file does not say it."""
     marks, template = ("<|im_start|>", "<|over|>"), CHATML.replace(IM_END, "<|over|>")
     whole = with_template(base_tokenizer(), template, marks, bos="<|endoftext|>", eos="<|endoftext|>")
@@ -57,6 +57,8 @@ def test_a_turn_that_never_ends_is_found(tmp_path):
         base_tokenizer(), "{{ messages[0].content }}", marks, bos="<|endoftext|>", eos="<|endoftext|>"
     )
     with Model(write_chat_gguf(tmp_path / "silent", silent)) as llama:
+        assert chat_failures(llama, whole) == ["its chat template is another one than the checkpoint's"]
+        monkeypatch.setattr(llama, "chat_template", lambda: template)
         (failure,) = chat_failures(llama, whole)
     assert "its chats never end: token 701" in failure
 

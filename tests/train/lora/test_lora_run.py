@@ -132,7 +132,9 @@ def test_two_processes_train_the_same_adapter_on_plain_text(base, tmp_path):
     assert left.base == right.base == str(list_checkpoints(base)[-1])
     for name, pair in left.pairs.items():
         for a, b in zip(pair, right.pairs[name], strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+            # AdamW divides a gradient by its own size: where it is next to nothing, its rounding shows. Four steps
+            # of this rate move a weight by up to 0.04.
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-5)
 
 
 def test_a_run_that_is_tuned_from_it_takes_no_rate_of_an_adapter(words, whole):

@@ -93,13 +93,13 @@ def test_the_recipe_is_slower_than_for_conversations(words):
     assert dpo.optim.lr == pytest.approx(0.02 * plain.optim.lr, rel=1e-2)
     assert orpo.optim.lr == pytest.approx(0.2 * plain.optim.lr, rel=1e-2)
     assert (plain.name, dpo.name, orpo.name) == ("base-chat", "base-dpo", "base-orpo")
-    assert 1.5 < dpo.train.max_steps / plain.train.max_steps <= 2.5  # both answers are read
+    assert 1.5 < dpo.train.max_steps / plain.train.max_steps <= 3  # both answers are read, and fill blocks less well
 
 
 def test_what_cannot_be_learned_is_one_line(words, base, tmp_path):
     with pytest.raises(UserError, match=r"learns from pairs of answers: give data=chat"):
         tuning([f"base={base}", "preference.loss=dpo"])
-    with pytest.raises(UserError, match="and nothing else"):
+    with pytest.raises(UserError, match="without text"):
         tuning([*words, "preference.loss=dpo", "tune.replay=0.5"])
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": f"Say {i}", "completion": "cat"}) for i in range(40)))
