@@ -24,7 +24,11 @@ def one_line(error: object, limit: int | None = None) -> str:
 
     Control characters, of a downloaded file's text for one, would move a terminal's cursor: they become a visible sign.
     """
-    text = " ".join(str(error).split())[:limit]
+    return without_controls(" ".join(str(error).split())[:limit])
+
+
+def without_controls(text: str) -> str:
+    """The text with a visible sign for each control character."""
     return "".join("\N{REPLACEMENT CHARACTER}" if c < " " or "\x7f" <= c <= "\x9f" else c for c in text)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data.errors import without_controls
 from data.storage import atomic_write_text
 
 
@@ -37,8 +38,7 @@ def _is_number(cell: Any) -> bool:
 
 def plain(text: str) -> str:
     """Text that can do nothing to a terminal: control characters become a visible sign, line ends stay."""
-    keep = {"\n": "\n", "\t": "    "}
-    return "".join(keep.get(c, "\N{REPLACEMENT CHARACTER}") if ord(c) < 32 or 127 <= ord(c) < 160 else c for c in text)
+    return "\n".join(map(without_controls, text.replace("\t", "    ").split("\n")))
 
 
 def perplexity_text(value: float) -> str:

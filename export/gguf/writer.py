@@ -1,7 +1,6 @@
 """Writing a checkpoint as one GGUF file: standard metadata, tokenizer, tensors, standard file name."""
 
 import json
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from export.gguf.tensors import encode, gguf_tensors, stored_type
 from export.gguf.vocab import Vocab
 from export.target import is_target, parse_target
 from slm.exported import CONFIG_KEY
+from slm.hub.name import cached_name
 from slm.llama.adapter_file import FINGERPRINT_KEY
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.shape import add_shape
@@ -121,8 +121,7 @@ def without_folders(value: Any) -> Any:
         return [without_folders(each) for each in value]
     if not isinstance(value, str) or not value.startswith(("/", "~", "../", "file:")):
         return value
-    name = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", value)
-    return f"{name[1]}/{name[2]}" if name else Path(value).name or value
+    return cached_name(value) or Path(value).name or value
 
 
 def write_gguf(

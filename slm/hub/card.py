@@ -5,13 +5,13 @@ Tested in tests/slm/hub/test_publish.py.
 """
 
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, one_line
 from slm.exported import MODELFILE, RECORD_FILE
+from slm.hub.name import cached_name
 from slm.report import perplexity_text, size
 from slm.runs import Run, checkpoint_step, saved_config
 
@@ -81,7 +81,7 @@ def read_facts(
         export=export,
         n_params=n_params,
         license=license,
-        base=_hub_name(saved_config(run.root).get("init_from") or checkpoint),
+        base=cached_name(saved_config(run.root).get("init_from") or checkpoint),
         chat=bool(settings.get("chat_template")) or (checkpoint / "chat_template.jinja").is_file(),
         ggufs=[path.name for path in ggufs],
         checkpoint=weights,
@@ -106,12 +106,6 @@ def _header(facts: Facts) -> str:
     if facts.base:
         header["base_model"] = facts.base
     return f"---\n{yaml.safe_dump(header, sort_keys=False).strip()}\n---"
-
-
-def _hub_name(path: str | Path) -> str | None:
-    """The Hub's name of a model in the Hub's cache."""
-    found = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{path}/")
-    return f"{found[1]}/{found[2]}" if found else None
 
 
 def _what(facts: Facts) -> str:

@@ -12,6 +12,15 @@ OUR_FOLDERS = ("runs", "models", "configs", "docs", "tests")
 """What begins with these is a path of this project, even where it does not exist."""
 
 
+_CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")
+
+
+def cached_name(path: str | Path) -> str | None:
+    """The Hub's name of a model in the Hub's cache, from its path there; None for any other path."""
+    found = _CACHED.search(f"{path}/")
+    return f"{found[1]}/{found[2]}" if found else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class HubName:
     """What a person wrote."""

@@ -17,26 +17,29 @@ OWN_OPTIONS = ("name", "runs_dir", "resume", "facts.")
 """Options that name a run or describe its preset; they are no difference between runs."""
 
 
-def comparison(runs: Sequence[RunRecord], names: Sequence[str], same_tokenizer: bool) -> dict[str, Any]:
-    """What the page of several runs shows besides the curves: notes, final figures, differences, machines."""
-    notes = [_tokenizer_note(runs, names)]
+def comparison(
+    runs: Sequence[RunRecord], names: Sequence[str], units: Sequence[str], same_tokenizer: bool
+) -> dict[str, Any]:
+    """What the page of several runs shows besides the curves: notes, final figures, differences, machines. ``units``:
+    what the runs' losses are counted in."""
+    notes = [_tokenizer_note(runs, names, units)]
     if not same_file(runs, VALIDATION):
         text = "The runs are validated on different text: the figures depend on the texts as much as on the models."
         notes.append(("warning", text))
     return {
         "notes": [{"kind": kind, "text": text} for kind, text in notes],
-        "final": _final_figures(runs, names, same_tokenizer),
+        "final": _final_figures(runs, names, units, same_tokenizer),
         "tables": [_differences(runs, names), _machines(runs, names)],
     }
 
 
-def _tokenizer_note(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, str]:
+def _tokenizer_note(runs: Sequence[RunRecord], names: Sequence[str], units: Sequence[str]) -> tuple[str, str]:
     """The kind and text of the note about what the runs' tokenizers allow to compare."""
     groups: dict[str, list[str]] = {}
     for run, name in zip(runs, names, strict=True):
         groups.setdefault(_digest(run.root / "tokenizer" / "tokenizer.json"), []).append(name)
     unknown = groups.pop("", [])
-    if len({run.loss_unit for run in runs}) > 1:
+    if len(units) > 1:
         return "warning", "Losses of pairs of answers and of text are different figures. Compare bits per byte."
     if not unknown and len(groups) == 1:
         return "quiet", "The runs have the same tokenizer: their losses per token may be compared, too."
@@ -106,8 +109,9 @@ def _figures(run: RunRecord) -> list[tuple[float | None, str]]:
     ]
 
 
-def _final_figures(runs: Sequence[RunRecord], names: Sequence[str], same_tokenizer: bool) -> dict[str, Any]:
-    units = sorted({run.loss_unit for run in runs})
+def _final_figures(
+    runs: Sequence[RunRecord], names: Sequence[str], units: Sequence[str], same_tokenizer: bool
+) -> dict[str, Any]:
     columns, figures = _columns(units, same_tokenizer), [_figures(run) for run in runs]
     best: list[float | None] = []
     for index, column in enumerate(columns):

@@ -105,7 +105,7 @@ def render(runs: Sequence[RunRecord], statuses: Sequence[str]) -> str:
         }
     )
     if several:
-        content |= comparison(runs, names, same_tokenizer)
+        content |= comparison(runs, names, units, same_tokenizer)
     else:
         content["single"] = _single(runs[0], statuses[0])
         content["tables"] = _tables(runs[0])

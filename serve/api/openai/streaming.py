@@ -61,8 +61,10 @@ async def stream(
         for index, event in events:
             record.add(event)
             builder.add(index, event)
-            more = {"usage": builder.usage()} if usage_in_chunks else {}
-            encoded.extend(encode({**chunk, **more}) for chunk in builder.chunks(index, event))
+            chunks = builder.chunks(index, event)
+            if usage_in_chunks:
+                chunks = [{**chunk, "usage": builder.usage()} for chunk in chunks]
+            encoded.extend(map(encode, chunks))
         if encoded:
             yield b"".join(encoded)
         if request_stream.done:

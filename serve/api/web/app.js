@@ -108,7 +108,7 @@ async function ask(messages, isNew = false) {
     else if (mode === "chat") transcript.draw(mine.messages, probabilities);
   }
   if (isStale) refresh();
-  drawChats();
+  else drawChats();
   return Boolean(message);
 }
 
@@ -153,9 +153,11 @@ function refresh() {
   const shown = chat;
   store.read();
   const stored = store.byId.get(chat.id);
-  if (stored && JSON.stringify(stored.messages) === JSON.stringify(shown.messages)) Object.assign(shown, { name: stored.name, system: stored.system, updated: stored.updated });
-  else chat = stored ?? chat;
-  if (stored && chat === shown) store.byId.set(chat.id, chat);
+  if (stored && JSON.stringify(stored.messages) === JSON.stringify(chat.messages)) {
+    store.byId.set(chat.id, Object.assign(chat, { ...stored, messages: chat.messages })); // these have their tokens
+  } else if (stored) {
+    chat = stored;
+  }
   if (document.activeElement !== $("system")) $("system").value = chat.system;
   if (chat !== shown && mode === "chat" && !transcript.isEdited) transcript.draw(chat.messages, settings.probabilities());
   drawChats();
