@@ -117,7 +117,7 @@ async def _serve(
             engines = fit_slots(engines, budget=budget)
     parent = next(iter(paths))
     models = [Served(name, each, parent if name in adapters else None) for name, each in engines.items()]
-    pool = Pool(models, budget=budget, max_waiting=options.queue)
+    pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
         info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))
@@ -164,6 +164,8 @@ def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -
         print("         more: what lies beyond them is likely to be nonsense")
     if not keyed and not _is_loopback(host):
         print(f"warning  host={host} lets other machines in, and no key is needed; set serve.api_keys or SLM_API_KEY")
+    if pool.idle_s is not None:
+        print(f"memory   a model is unloaded after {pool.idle_s:g} s without a request; the next one loads it again")
     print(f"threads  {info.threads}")
     template = "the model's own template" if chat.own else "the plain form (the file has no template)"
     print(f"chat     {chat.problem or template}")

@@ -42,6 +42,8 @@ class ServerOptions(EngineOptions):
     any_model: bool = False
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""
+    idle_unload_s: float = 0.0
+    """Seconds without a request after which a model is unloaded; 0: never."""
     slots: int = 0
     queue: int = 64
     """Requests that may wait for a slot."""
@@ -76,7 +78,7 @@ class ServerOptions(EngineOptions):
         for name in ("body_timeout_s", "write_timeout_s"):
             if not getattr(self, name) > 0:
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be above 0 seconds")
-        for name in ("queue", "drain_s", "request_timeout_s", "memory_budget_gb"):
+        for name in ("queue", "drain_s", "request_timeout_s", "memory_budget_gb", "idle_unload_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be 0 or more")
         if any(not key.strip() for key in self.api_keys):

@@ -1,4 +1,5 @@
-"""Several models behind one server: loaded when a request asks for them, unloaded when another needs their memory.
+"""Several models behind one server: loaded when a request asks for them, unloaded when another needs their memory or
+when nobody has used them for a while.
 
 The pool lives on the server's asyncio loop. A request takes a lease of its model, and the model stays loaded while
 anyone holds one. Models are loaded one at a time, in the order in which requests asked for them. When there is no
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -37,15 +37,27 @@ class ModelNotLoadedError(Exception):
     """The model cannot be loaded; the message says why."""
 
 
-@dataclass(kw_only=True)
 class Loaded:
-    """What there is of a model while it is loaded."""
+    """What there is of a model while it is loaded. ``n_bytes``: of memory, by estimate."""
 
-    engine: EngineClient
-    info: ModelInfo
-    chat: ChatPrompt
-    n_bytes: int
-    """Of memory, by estimate."""
+    def __init__(self, engine: EngineClient, n_bytes: int) -> None:
+        self.engine, self.n_bytes = engine, n_bytes
+        self._chat: tuple[ModelInfo, ChatPrompt] | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the newest engine: one that was started again may have found another file."""
+        assert self.engine.info is not None
+        return self.engine.info
+
+    @property
+    def chat(self) -> ChatPrompt:
+        """The chat template of that engine's file."""
+        if self._chat is None or self._chat[0] is not self.info:
+            from serve.chat_template import ChatPrompt  # its libraries are imported after the engine has started
+
+            self._chat = (self.info, ChatPrompt(self.info))
+        return self._chat[1]
 
 
 class Served:
@@ -129,13 +141,18 @@ class Lease:
 class Pool:
     """The server's models. All methods belong to the event loop's thread."""
 
-    def __init__(self, models: list[Served], *, budget: int | None, max_waiting: int) -> None:
+    def __init__(
+        self, models: list[Served], *, budget: int | None, max_waiting: int, idle_s: float | None = None
+    ) -> None:
         assert models
         assert len({each.name for each in models}) == len(models)
         self.models = {each.name: each for each in models}
         self.default = models[0]
         self.budget = budget
         """Bytes; None: no limit, for a server with a single model."""
+        self.idle_s = idle_s
+        """A model that nobody has used for so many seconds is unloaded; None: it stays."""
+        self._idle_task: asyncio.Task[None] | None = None
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -164,6 +181,8 @@ class Pool:
                 check_fits(each.name, each.needed(), self.budget)
         await self._load(self.default)
         assert self.default.loaded is not None
+        if self.idle_s is not None:
+            self._idle_task = asyncio.create_task(self._unload_idle(self.idle_s))
         return self.default.loaded.info
 
     def ready(self, name: str) -> Lease | None:
@@ -220,15 +239,13 @@ class Pool:
             name=served.name if self.several else "",
         )
         try:
-            info = await engine.start()
+            await engine.start()
         except BaseException as error:
             await engine.close()
             if isinstance(error, OSError | EOFError | RuntimeError | MemoryError):
                 raise UserError(f"no engine process can be started: {one_line(error)}") from error
             raise
-        from serve.chat_template import ChatPrompt  # its libraries are imported while the engine starts
-
-        served.loaded = Loaded(engine=engine, info=info, chat=ChatPrompt(info), n_bytes=n_bytes)
+        served.loaded = Loaded(engine, n_bytes)
         served.last_used = time.monotonic()
         served.file_check.start(served.path)
 
@@ -265,6 +282,22 @@ class Pool:
         await loaded.engine.close()
         self.wake()
 
+    async def _unload_idle(self, limit_s: float) -> None:
+        """Unloads each model that nobody has used for ``limit_s`` seconds, until it is cancelled."""
+        while True:
+            due_s = limit_s  # whoever is used later than now is due later than that
+            for each in self.models.values():
+                left_s = each.last_used + limit_s - time.monotonic()
+                if each.loaded is None or each.n_users or each.n_waiting:
+                    continue
+                if left_s > 0:
+                    due_s = min(due_s, left_s)
+                    continue
+                async with self._turn:  # nobody loads meanwhile: there is memory for one engine of it, not for two
+                    if each.loaded is not None and not each.n_users and each.last_used + limit_s <= time.monotonic():
+                        await self._unload(each)
+            await asyncio.sleep(due_s)
+
     async def _next_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
@@ -272,6 +305,8 @@ class Pool:
     async def close(self) -> None:
         """Ends every engine; requests in flight fail."""
         self._closing = True
+        if self._idle_task is not None:
+            self._idle_task.cancel()
         for each in self.models.values():
             if each.loading is not None:
                 each.loading.cancel()

@@ -163,6 +163,20 @@ def test_what_is_chosen_is_drawn_and_kept(opened):
     assert opened.errors == []
 
 
+def test_what_is_folded_out_stays_so_when_the_page_is_loaded_again(opened):
+    state = "[...document.querySelectorAll('details')].map((fold) => fold.open)"
+    before = opened.run(state)
+    assert len(before) >= 2
+    opened.run("for (const summary of document.querySelectorAll('summary')) summary.click()")
+    opened.wait(f"Object.keys(JSON.parse(sessionStorage.getItem(FOLDS) || '{{}}')).length === {len(before)}")
+    changed = [not each for each in before]
+    assert opened.run(state) == changed
+    opened.tab.reload()
+    opened.wait("document.body.dataset.ready")
+    assert opened.run(state) == changed
+    assert opened.errors == []
+
+
 def test_dark_and_on_a_phone(opened, runs, pictures):
     opened.scheme("dark")
     dark = "getComputedStyle(document.body).backgroundColor"

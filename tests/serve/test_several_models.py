@@ -275,3 +275,70 @@ def test_many_clients_of_two_models(three):
 
     for i, models in enumerate(asyncio.run(run())):
         assert set(models) == {("tiny", "chat")[i % 2]}
+
+
+# -- idle models --------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_model_is_unloaded_and_comes_back(tmp_path, tiny_path, start_server):
+    with start_server(tmp_path / "log", tiny_path, "serve.idle_unload_s=1") as server:
+        body = {"prompt": "x", "max_tokens": 480, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as stream:
+            texts = []
+            for line in stream.iter_lines():
+                texts += [line] if line else []
+                if len(texts) < 6:
+                    time.sleep(0.4)  # together longer than a second: a model in use is not idle
+        assert texts[-1] == "data: [DONE]"
+        assert json.loads(texts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        server.wait(lambda: engines(server) == 0)
+        health = httpx.get(server.url + "/health")
+        assert (health.status_code, health.json()["status"]) == (200, "ok")
+        assert server.metrics()["slm_engine_up"] == 0
+        (card,) = httpx.get(server.url + "/v1/models").json()["data"]
+        assert card["status"] == "unloaded"
+        assert card["meta"]["n_vocab"] == 317
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda i: ask(server, None, f"hello {i}"), range(4)))
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert engines(server) == 1
+        assert server.metrics()["slm_completion_tokens_total"] == 480 + 4 * 4  # those before the unloading, too
+
+
+def test_each_of_several_models_is_unloaded_when_it_is_idle(tmp_path, tiny_path, chat_path, start_server):
+    words = [f"serve.models=[chat={chat_path}]", "serve.idle_unload_s=2", "serve.memory_budget_gb=4"]
+    with start_server(tmp_path / "log", tiny_path, *words) as server:
+        assert ask(server, "chat").status_code == 200
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            assert ask(server, "chat").status_code == 200
+            time.sleep(0.2)
+        assert states(server) == {"tiny": "unloaded", "chat": "ready"}
+        server.wait(lambda: states(server)["chat"] == "unloaded")
+        assert ask(server, "tiny").status_code == 200
+
+
+def test_an_engine_that_was_started_again_has_the_template_of_its_file(tmp_path, tiny_path, chat_path, start_server):
+    """The file was exported anew meanwhile."""
+    import os
+    import signal
+
+    served = tmp_path / "served.gguf"
+    shutil.copy(chat_path, served)
+    with start_server(tmp_path / "log", served) as server:
+        turns = ("user", "hello"), ("assistant", "hi"), ("user", "hello")
+        body = {"messages": [{"role": role, "content": text} for role, text in turns], "max_tokens": 2}
+
+        def says():
+            answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60)
+            return answer.json()["usage"]["prompt_tokens"] if answer.status_code == 200 else None
+
+        before = says()
+        shutil.copy(tiny_path, tmp_path / "new.gguf")
+        os.replace(tmp_path / "new.gguf", served)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        server.wait(lambda: server.metrics()["slm_engine_restarts_total"] == 1)
+        server.wait(lambda: says() is not None)
+        rendered = {"content": "User: hello\n\nAssistant: hi\n\nUser: hello\n\nAssistant:", "add_special": True}
+        plain = httpx.post(server.url + "/tokenize", json=rendered, timeout=30).json()["tokens"]
+        assert says() == len(plain) != before

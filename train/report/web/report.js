@@ -362,6 +362,34 @@ document.addEventListener("keydown", (event) => {
   else if (state.zoom) whole();
 });
 
+// What is opened and closed by hand stays so when the page is loaded again.
+const FOLDS = `folds ${location.pathname}`;
+
+function keepFolds() {
+  const kept = {};
+  try {
+    Object.assign(kept, JSON.parse(sessionStorage.getItem(FOLDS)));
+  } catch {
+    // nothing is kept, or the browser keeps nothing for local files
+  }
+  const counts = new Map();
+  for (const fold of document.querySelectorAll("details")) {
+    const home = fold.closest("article, section");
+    const title = home.querySelector("h2, h3").firstChild.textContent.trim();
+    counts.set(home, (counts.get(home) ?? 0) + 1);
+    const name = `${title}/${counts.get(home)}`;
+    if (typeof kept[name] === "boolean") fold.open = kept[name];
+    fold.addEventListener("toggle", () => {
+      kept[name] = fold.open;
+      try {
+        sessionStorage.setItem(FOLDS, JSON.stringify(kept));
+      } catch {
+        // then it is closed again by the next reload
+      }
+    });
+  }
+}
+
 function age() {
   const written = $("written");
   const seconds = Date.now() / 1000 - Number(written.dataset.at);
@@ -374,6 +402,7 @@ function age() {
 
 $("controls").hidden = false;
 $("hint").hidden = false;
+keepFolds();
 age();
 setInterval(age, 30000);
 settle();
