@@ -9,8 +9,8 @@ from typing import Any, Literal
 from data.config import DataConfig, TokenizerConfig
 from data.errors import UserError
 from slm.durations import seconds_of
-from slm.model.architectures import Architecture
-from slm.model.config import LINEAR_LAYERS, InitConfig, ModelConfig
+from slm.model.architectures import LINEAR_LAYERS, TRAITS, Architecture
+from slm.model.config import InitConfig, ModelConfig
 
 MOST_NS_STEPS = 5
 """Newton-Schulz iterations for which Muon has coefficients."""
@@ -27,6 +27,10 @@ class ModelSpec:
     n_kv_heads: int
     head_dim: int
     ffn_dim: int
+    conv_layers: tuple[bool, ...] = ()
+    """lfm2: which layers have a short convolution in place of attention; empty: the first of every two."""
+    conv_width: int = 3
+    """lfm2: the positions that such a layer sees."""
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     tie_embeddings: bool = True
@@ -329,12 +333,24 @@ class LoraConfig:
             raise UserError(f"lora.rank={self.rank} must be at least 1, for example 16, or 0 for no adapter")
         if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise UserError(f"lora.alpha={self.alpha} must be above 0, for example {2 * max(1, self.rank)}")
-        unknown = [name for name in self.targets if name not in LINEAR_LAYERS]
-        if unknown or not self.targets or len(set(self.targets)) < len(self.targets):
+        known = {name for traits in TRAITS.values() for name in traits.linear_layers}
+        if not known.issuperset(self.targets) or not self.targets or len(set(self.targets)) < len(self.targets):
             raise UserError(
                 f"lora.targets=[{','.join(self.targets)}] must name linear layers, each once: "
                 + ", ".join(LINEAR_LAYERS)
             )
+
+    def targets_in(self, arch: Architecture) -> tuple[str, ...]:
+        """``targets`` by the architecture's own names; all of a Llama's stand for all. UserError for one that it does
+        not have."""
+        layers = TRAITS[arch].linear_layers
+        if set(self.targets) == set(LINEAR_LAYERS):
+            return layers
+        if unknown := [name for name in self.targets if name not in layers]:
+            raise UserError(
+                f"lora.targets names {unknown[0]}, which {arch} models do not have: theirs are {', '.join(layers)}"
+            )
+        return self.targets
 
     @property
     def resolved_alpha(self) -> float:

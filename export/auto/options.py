@@ -172,4 +172,4 @@ def _group(name: str, n_layers: int) -> str:
     if parts[0] != "blk":
         return parts[0]
     thirds = min(3, n_layers)
-    return f"{parts[2]} {int(parts[1]) * thirds // n_layers + 1}/{thirds}"
+    return f"{'.'.join(parts[2:-1])} {int(parts[1]) * thirds // n_layers + 1}/{thirds}"

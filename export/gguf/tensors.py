@@ -48,6 +48,8 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
         tensor = weight.detach() if weight.dtype == torch.uint8 else weight.detach().float()
         if config.traits.norm_offset and name.endswith("norm.weight"):
             tensor = tensor + config.traits.norm_offset
+        if tensor.ndim == 3:  # the taps of a short convolution [D, 1, W]
+            tensor = tensor[:, 0]
         yield gguf_name(name, config.arch), in_gguf_order(config, name, tensor)
 
 
@@ -95,8 +97,9 @@ def rope_factors(config: ModelConfig) -> Tensor:
 
 
 def stored_type(name: str, tensor: Tensor, encoding: str) -> str:
-    """f32, f16 or bf16: how the tensor is stored in a file of type ``encoding``. Vectors and norms stay f32."""
-    return "f32" if tensor.ndim < 2 or name.endswith("_norm.weight") else encoding
+    """f32, f16 or bf16: how the tensor is stored in a file of type ``encoding``. Vectors, norms and the taps of short
+    convolutions stay f32."""
+    return "f32" if tensor.ndim < 2 or name.endswith(("_norm.weight", "shortconv.conv.weight")) else encoding
 
 
 def encode(tensor: Tensor, kind: str) -> np.ndarray:

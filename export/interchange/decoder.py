@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm.model.transformer import Attention, LanguageModel, apply_rope, rope_frequencies
+from slm.model.layers import Attention, apply_rope
+from slm.model.transformer import LanguageModel, rope_frequencies
 
 
 class CachedDecoder(nn.Module):

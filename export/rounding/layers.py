@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from slm.kernels.column_squares import SHARED_INPUTS, products_bytes
+from slm.kernels.column_squares import products_bytes
 from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows, rounded
-from slm.model.transformer import LanguageModel, Layer, local_starts, rope_tables
+from slm.model.layers import Layer
+from slm.model.transformer import LanguageModel, local_starts, rope_tables
 
 HELD_OUT = 4
 """One of so many windows is held out."""
@@ -95,28 +96,28 @@ def round_layers(
     x_BTD = _embedding(model, types, importance, n_threads)[ids_BT]
     if model.config.traits.scaled_embedding:
         x_BTD = x_BTD * model.config.embedding_scale
-    group = max(1, _TOKENS // ids_BT.shape[1])
+    together = max(1, _TOKENS // ids_BT.shape[1])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, RoundedMatrix] = {}
     for index, layer in enumerate(model.model.layer_list()):
         run = _runner(model, index, layer)
         with _summed(layer) as (sums, sets):
-            for part_BTD, part_B in zip(x_BTD.split(group), held_B.split(group), strict=True):
+            for part_BTD, part_B in zip(x_BTD.split(together), held_B.split(together), strict=True):
                 for side in (False, True):
                     if (part_B == side).any():
                         sets["held"] = side
                         run(part_BTD[part_B == side])
-        originals: dict[str, Tensor] = {}
-        for hooked, names in SHARED_INPUTS.items():
-            moments_DD, held_DD = sums[hooked]
+        originals: list[tuple[nn.Parameter, Tensor]] = []
+        for group, (moments_DD, held_DD) in zip(layer.input_groups(), sums, strict=True):
             if not (torch.isfinite(moments_DD).all() and torch.isfinite(held_DD).all()):
                 raise UserError(
-                    f"the input of layer {index}'s {hooked} is not finite on the calibration text: this checkpoint is "
+                    f"the input of {names[id(group[0].weight)]} is not finite on the calibration text: this checkpoint is "
                     "broken; export an earlier one (run=RUN/checkpoints/step-...)"
                 )
-            for each in names:
-                name = f"model.layers.{index}.{each}.weight"
-                parameter = layer.get_submodule(each).get_parameter("weight")
-                originals[each] = parameter.data
+            for linear in group:
+                parameter = linear.weight
+                name = names[id(parameter)]
+                originals.append((parameter, parameter.data))
                 kind = types[gguf_name(name)]
                 columns_D = importance.get(gguf_name(name))
                 matrix = _round(parameter, moments_DD, held_DD, kind, columns_D, n_threads)
@@ -128,9 +129,9 @@ def round_layers(
                 parameter.data = torch.from_numpy(values_OD)
                 if progress:
                     progress(1)
-        x_BTD = torch.cat([run(part_BTD) for part_BTD in x_BTD.split(group)])
-        for each, data in originals.items():
-            layer.get_submodule(each).get_parameter("weight").data = data
+        x_BTD = torch.cat([run(part_BTD) for part_BTD in x_BTD.split(together)])
+        for parameter, data in originals:
+            parameter.data = data
     return found
 
 
@@ -164,25 +165,26 @@ def _round(
 
 
 @contextmanager
-def _summed(layer: Layer) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], dict[str, bool]]]:
-    """Inside, runs of ``layer`` add the products of inputs to (used, held-out) sums by the hooked module's name. The
-    switch ``held`` of the second value says which."""
-    sums: dict[str, tuple[Tensor, Tensor]] = {}
+def _summed(layer: Layer) -> Iterator[tuple[list[tuple[Tensor, Tensor]], dict[str, bool]]]:
+    """Inside, runs of ``layer`` add the products of inputs to (used, held-out) sums, one pair for each of its
+    ``input_groups``. The switch ``held`` of the second value says which."""
+    sums: list[tuple[Tensor, Tensor]] = []
     switch = {"held": False}
     handles = []
 
-    def watch(name: str, module: nn.Module) -> None:
-        width = module.get_parameter("weight").shape[1]
-        sums[name] = torch.zeros(width, width), torch.zeros(width, width)
+    def watch(linear: nn.Linear) -> None:
+        width = linear.in_features
+        pair = torch.zeros(width, width), torch.zeros(width, width)
+        sums.append(pair)
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x_ND = inputs[0].float().flatten(0, -2)
-            sums[name][switch["held"]].addmm_(x_ND.T, x_ND)
+            pair[switch["held"]].addmm_(x_ND.T, x_ND)
 
-        handles.append(module.register_forward_pre_hook(hook))
+        handles.append(linear.register_forward_pre_hook(hook))
 
-    for hooked in SHARED_INPUTS:
-        watch(hooked, layer.get_submodule(hooked))
+    for group in layer.input_groups():
+        watch(group[0])
     try:
         yield sums, switch
     finally:

@@ -8,12 +8,13 @@ Tested in tests/slm/kernels/test_fused.py.
 import torch
 from torch import Tensor
 
-from slm.kernels.forward import Forward, attention_arguments
+from slm.kernels.forward import Forward, attention_arguments, conv_arguments
 from slm.kernels.gradients import gradient_of, run_hooks
 from slm.kernels.operations import add_bias_gradient, add_weight_gradient, add_weight_gradients, norm, norm_backward
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
-from slm.model.transformer import Attention
+from slm.model.layers import Attention
+from slm.model.lfm2 import ShortConv
 
 
 class Backward:
@@ -34,12 +35,16 @@ class Backward:
         """Turn ``dx_ND`` from the gradient of layer ``index``'s output into that of its input, in place."""
         x_ND, s = self._work.activations[index].x_ND, self._work.saved(index)
         if not self._work.activations[index].whole:
-            self._forward.attention(index, x_ND, s)
+            self._forward.mix(index, x_ND, s)
             act_NF = self._forward.gated(index, s, s.gate_up or (None, None))
             if self._post_norms:
                 self._forward.normed_mlp(index, act_NF, s)
         self._mlp(index, s, dx_ND)
-        self._attention(index, x_ND, s, dx_ND)
+        conv = self._layers[index].mixer
+        if isinstance(conv, ShortConv):
+            self._short_conv(index, conv, x_ND, s, dx_ND)
+        else:
+            self._attention(index, x_ND, s, dx_ND)
 
     def _mlp(self, index: int, s: Activations, dx_ND: Tensor) -> None:
         work, layer, (N, D), F = self._work, self._layers[index], dx_ND.shape, self._work.config.ffn_dim
@@ -87,6 +92,23 @@ class Backward:
             _add_qk_norm_gradients(attention, d_norms)
         norm_backward(work, layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
 
+    def _short_conv(self, index: int, conv: ShortConv, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
+        work, layer = self._work, self._layers[index]
+        d_mixed_ND, d_bcx = work.buffer("d_mixed", *s.attended.shape), work.buffer("d_bcx", *s.qkv.shape)
+        self._input_gradient(dx_ND, work.o[index], d_mixed_ND)
+        add_weight_gradient(work, "out_proj", dx_ND, s.attended, conv.out_proj.weight)
+        arguments, d_taps_WD = conv_arguments(work, conv), torch.empty(conv.taps_WD.shape)
+        size = work.kernels.slm_short_conv_scratch(x_ND.shape[1], len(d_taps_WD))
+        partial = work.buffer("partial_taps", size, dtype=torch.float32)
+        work.kernels.slm_short_conv_backward(s.qkv, d_mixed_ND, *arguments, d_bcx, d_taps_WD, partial)
+        dh_ND = work.buffer("dh", *dx_ND.shape)
+        self._input_gradient(d_bcx, work.qkv[index], dh_ND)
+        add_weight_gradient(work, "in_proj", d_bcx, norm(work, layer.input_layernorm, x_ND, None), conv.in_proj.weight)
+        if conv.conv.weight.requires_grad:
+            _add_gradient(conv.conv.weight, d_taps_WD.T[:, None])
+        run_hooks(conv.out_proj.weight, conv.in_proj.weight)
+        norm_backward(work, layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
+
     def _add_qkv_gradients(self, attention: Attention, d_qkv: Tensor, h_ND: Tensor) -> None:
         """Those of queries, keys and values, whose columns of ``d_qkv`` [N, ...] follow one another."""
         column, linears = 0, (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -121,11 +143,14 @@ class Backward:
 def _add_qk_norm_gradients(attention: Attention, d_norms: Tensor) -> None:
     """``d_norms`` [2, values per head]: the gradients of the gains of queries and keys."""
     for each, gradient in zip((attention.q_norm, attention.k_norm), d_norms, strict=True):
-        if not each.weight.requires_grad:
-            continue
-        grad, add = gradient_of(each.weight)
-        if add:
-            grad += gradient
-        else:
-            grad.copy_(gradient)
-        run_hooks(each.weight)
+        if each.weight.requires_grad:
+            _add_gradient(each.weight, gradient)
+
+
+def _add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    grad, add = gradient_of(parameter)
+    if add:
+        grad += gradient
+    else:
+        grad.copy_(gradient)
+    run_hooks(parameter)

@@ -22,13 +22,6 @@ from slm.kernels.native import Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
-SHARED_INPUTS = {
-    "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attn.o_proj": ("self_attn.o_proj",),
-    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down_proj": ("mlp.down_proj",),
-}
-"""The matrix that is hooked -> the matrices that read the same input."""
 _TOKENS = 2_048
 """That go through the kernels together: weights are packed anew for each such group."""
 _Run = Callable[[Tensor], Tensor]
@@ -52,7 +45,7 @@ def column_squares(
     ``progress`` is called with the number of windows done since its last call. ``kernels``: in f32, to compute with
     instead of PyTorch.
     """
-    names = {id(model.get_parameter(name)): name for name in _matrices(model)}
+    names = _matrices(model)
     sums = {name: torch.zeros(model.get_parameter(name).shape[1], dtype=torch.float64) for name in names.values()}
     output_sum_D = torch.zeros(model.config.d_model, dtype=torch.float64)
     reached: set[str] = set()
@@ -81,7 +74,7 @@ def column_products(model: LanguageModel, windows: np.ndarray, kernels: Kernels 
     By Hugging Face's name of the matrix: f32 [D, D], one tensor for the matrices that read the same input. ``kernels``:
     to compute with instead of PyTorch, in f32 or bf16.
     """
-    names = {id(model.get_parameter(name)): name for name in _matrices(model)}
+    names = _matrices(model)
     sums: dict[str, Tensor] = {}
 
     def add(weights: list[Tensor], x: Tensor) -> None:
@@ -99,13 +92,8 @@ def column_products(model: LanguageModel, windows: np.ndarray, kernels: Kernels 
 
 def products_bytes(config: ModelConfig) -> int:
     """Memory that ``column_products`` takes for each layer."""
-    widths = {
-        "self_attn.q_proj": config.d_model,
-        "self_attn.o_proj": config.n_heads * config.head_dim,
-        "mlp.gate_proj": config.d_model,
-        "mlp.down_proj": config.ffn_dim,
-    }
-    return 4 * sum(widths[hooked] ** 2 for hooked in SHARED_INPUTS)
+    inputs = (config.d_model, config.n_heads * config.head_dim, config.d_model, config.ffn_dim)
+    return 4 * sum(width**2 for width in inputs)
 
 
 def _passes(
@@ -119,25 +107,21 @@ def _passes(
             yield len(some_BT), run(torch.from_numpy(some_BT.astype(np.int64)))
 
 
-def _matrices(model: LanguageModel) -> list[str]:
-    """Hugging Face's names of the layers' matrices."""
-    return [
-        f"model.layers.{index}.{each}.weight"
-        for index in range(model.config.n_layers)
-        for shared in SHARED_INPUTS.values()
-        for each in shared
-    ]
+def _matrices(model: LanguageModel) -> dict[int, str]:
+    """Hugging Face's names of the layers' matrices, by the parameters' ``id``."""
+    groups = [group for layer in model.model.layer_list() for group in layer.input_groups()]
+    wanted = {id(each.weight) for group in groups for each in group}
+    return {id(parameter): name for name, parameter in model.named_parameters() if id(parameter) in wanted}
 
 
 @contextmanager
 def _torch_pass(model: LanguageModel, add: _Add) -> Iterator[_Run]:
     """The hidden states of ids [B, T] by PyTorch; ``add`` gets the inputs of the layers' matrices."""
     with ExitStack() as hooks:
-        for layer in model.model.layers:
-            for hooked, shared in SHARED_INPUTS.items():
-                weights: list[Tensor] = [layer.get_submodule(each).get_parameter("weight") for each in shared]
-                hook = partial(_hook, add, weights)
-                hooks.enter_context(layer.get_submodule(hooked).register_forward_pre_hook(hook))
+        for layer in model.model.layer_list():
+            for group in layer.input_groups():
+                weights: list[Tensor] = [each.weight for each in group]
+                hooks.enter_context(group[0].register_forward_pre_hook(partial(_hook, add, weights)))
         yield model.hidden_states
 
 

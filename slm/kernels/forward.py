@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from slm.kernels.operations import norm
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
-from slm.model.transformer import Attention
+from slm.model.layers import Attention
+from slm.model.lfm2 import ShortConv
 
 Observer = Callable[[list[Tensor], Tensor], None]
 """Called with the parameters of some matrices and the input [N, inputs] that all of them read."""
@@ -44,32 +45,41 @@ class Forward:
     def hidden_states(self, ids_N: Tensor) -> Tensor:
         """The final normed hidden states [N, D]; nothing is kept for a backward pass."""
         work = self._work
-        saved = work.saved(0)
-        x_ND = saved.x_ND
+        kinds = [work.config.is_conv(index) for index in range(len(self._layers))]
+        # Layers of one kind share the memory of the first of them.
+        saved = {kind: work.saved(kinds.index(kind)) for kind in set(kinds)}
+        x_ND = saved[kinds[0]].x_ND
         self._embed(ids_N, x_ND)
         out_ND = work.buffer("top", *x_ND.shape)
-        for index in range(len(self._layers)):
-            self._layer(index, x_ND, saved, out_ND)
+        for index, kind in enumerate(kinds):
+            self._layer(index, x_ND, saved[kind], out_ND)
             x_ND, out_ND = out_ND, x_ND
         return norm(work, work.model.model.norm, x_ND, None)
 
-    def attention(self, index: int, x_ND: Tensor, s: Activations) -> None:
-        """The attention of layer ``index`` and its residual, into ``s``."""
+    def mix(self, index: int, x_ND: Tensor, s: Activations) -> None:
+        """The attention (or the short convolution) of layer ``index`` and its residual, into ``s``."""
         work, layer = self._work, self._layers[index]
         h_ND = norm(work, layer.input_layernorm, x_ND, s.inverse_rms_1)
-        if (bias := _qkv_bias(layer.self_attn)) is not None:
-            s.qkv.copy_(bias.expand(s.qkv.shape))
-        self._linear(h_ND, work.qkv[index], s.qkv, residual=None if bias is None else s.qkv)
-        c, (B, T) = work.config, work.shape
-        size = work.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim)
-        keys = work.buffer("keys", size, dtype=torch.int32)
-        work.kernels.slm_attention_forward(s.qkv, *attention_arguments(work, index), s.attended, s.lse_BHT, keys)
+        if isinstance(layer.mixer, ShortConv):
+            self._linear(h_ND, work.qkv[index], s.qkv)
+            work.kernels.slm_short_conv(s.qkv, *conv_arguments(work, layer.mixer), s.attended)
+        else:
+            self._attend(index, h_ND, s)
         if self._post_norms:
             self._linear(s.attended, work.o[index], s.branch_1)
             h_ND = norm(work, layer.post_attention_layernorm, s.branch_1, s.inverse_rms_3)
             torch.add(x_ND, h_ND, out=s.mid_ND)
         else:
             self._linear(s.attended, work.o[index], s.mid_ND, residual=x_ND)
+
+    def _attend(self, index: int, h_ND: Tensor, s: Activations) -> None:
+        work, (B, T), c = self._work, self._work.shape, self._work.config
+        if (bias := _qkv_bias(self._layers[index].self_attn)) is not None:
+            s.qkv.copy_(bias.expand(s.qkv.shape))
+        self._linear(h_ND, work.qkv[index], s.qkv, residual=None if bias is None else s.qkv)
+        size = work.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim)
+        keys = work.buffer("keys", size, dtype=torch.int32)
+        work.kernels.slm_attention_forward(s.qkv, *attention_arguments(work, index), s.attended, s.lse_BHT, keys)
 
     def gated(self, index: int, s: Activations, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
         """f(gate) * up [N, F] of the layer's middle; gate and up too where there is room for them."""
@@ -99,7 +109,7 @@ class Forward:
 
     def _layer(self, index: int, x_ND: Tensor, s: Activations, out_ND: Tensor) -> None:
         """Layer ``index`` of x into out; what its backward pass needs stays in ``s``."""
-        self.attention(index, x_ND, s)
+        self.mix(index, x_ND, s)
         act_NF = self.gated(index, s, s.gate_up or (None, None))
         if self._post_norms:
             torch.add(s.mid_ND, self.normed_mlp(index, act_NF, s), out=out_ND)
@@ -120,6 +130,13 @@ def attention_arguments(work: Workspace, index: int) -> tuple[Any, ...]:
     norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if attention.qk_norm else (None, None)
     rope_TE, starts_BT = work.rope_and_starts(index)
     return (*work.shape, c.n_heads, c.n_kv_heads, c.head_dim, *rope_TE, *norms, c.norm_eps, starts_BT)
+
+
+def conv_arguments(work: Workspace, conv: ShortConv) -> tuple[Any, ...]:
+    """What the kernels of short convolutions, forward and backward, read besides activations."""
+    taps_WD = conv.taps_WD.contiguous()
+    _, starts_BT = work.rope_and_starts(0)
+    return (*work.shape, work.config.d_model, len(taps_WD), taps_WD, starts_BT)
 
 
 def _qkv_bias(attention: Attention) -> Tensor | None:

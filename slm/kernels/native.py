@@ -80,7 +80,7 @@ def _f32(
     **others: Any,
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
-    parts = ("linear", "attention", "norms", "head", "sizes", *(("pair_gain",) if pairs else ()))
+    parts = ("linear", "attention", "short_conv", "norms", "head", "sizes", *(("pair_gain",) if pairs else ()))
     headers = ("vec", "sizes", "tile", "operands", "gemm", *(("int16",) if pairs else ()))
     return Variant(
         name=name,
@@ -88,7 +88,7 @@ def _f32(
         precision="f32",
         needs=needs,
         sources=tuple(f"f32/{each}.cpp" for each in parts),
-        headers=(*(f"f32/{each}.h" for each in headers), "arena.h", "tasks.h"),
+        headers=(*(f"f32/{each}.h" for each in headers), "arena.h", "tasks.h", "short_conv.h"),
         flags=(
             f"-march={march}",
             "-mtune=native",
@@ -104,6 +104,8 @@ def _f32(
 
 MACHINES = {"x86_64": "x86-64", "aarch64": "ARM (aarch64)"}
 """Processors as ``platform.machine`` names them, and as messages do."""
+_BF16_PARTS = ("linear", "attention", "attention_backward", "short_conv", "norms", "head", "sizes")
+_SHARED = ("sizes", "arena", "tasks", "short_conv")
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 
@@ -114,8 +116,8 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
         title=title,
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
-        sources=("linear.cpp", "attention.cpp", "attention_backward.cpp", "norms.cpp", "head.cpp", "sizes.cpp"),
-        headers=("simd.h", "gemm_pack.h", "tile.h", *tile, "gemm.h", "attention.h", "sizes.h", "arena.h", "tasks.h"),
+        sources=tuple(f"{each}.cpp" for each in _BF16_PARTS),
+        headers=tuple(f"{each}.h" for each in ("simd", "gemm_pack", "tile", *tile, "gemm", "attention", *_SHARED)),
         flags=("-march=native", "-std=c++17", *flags),
     )
 
@@ -123,8 +125,8 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
 VARIANTS: dict[str, Variant] = {
     each.name: each
     for each in (
-        _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx.h", "amx.h"), flags=("-DSLM_AMX",)),
-        _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512.h",), flags=()),
+        _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
+        _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
         _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
@@ -167,6 +169,7 @@ SIZES = {
     "slm_attention_backward_scratch": [L, L, L, L],
     "slm_weight_gradient_scratch": [L, L, L],
     "slm_rmsnorm_backward_scratch": [L],
+    "slm_short_conv_scratch": [L, L],
 }
 """Functions of ``sizes.cpp``, which return how much the others need: a buffer is never made from a number that is
 written down a second time in Python."""
@@ -180,6 +183,8 @@ SIGNATURES = SIZES | {
     "slm_weight_gradient": [P, L, P, L, L, L, L, P, I, P],
     "slm_attention_forward": [P, L, L, L, L, L, P, P, P, P, F, P, P, P, P],
     "slm_attention_backward": [P, L, L, L, L, L, P, P, P, P, F, P, P, P, P, P, P, P, P],
+    "slm_short_conv": [P, L, L, L, L, P, P, P],
+    "slm_short_conv_backward": [P, P, L, L, L, L, P, P, P, P, P],
     "slm_rmsnorm": [P, L, L, P, F, P, P],
     "slm_rmsnorm_backward": [P, P, P, P, L, L, P, P, P, I, P],
     "slm_embed": [P, P, L, L, P],

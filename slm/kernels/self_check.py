@@ -22,7 +22,7 @@ bf16 and 1e-6 in f32."""
 ALLOWED_PAIRS = 2e-3
 """The same where products are of 16-bit integers. Right kernels have 2e-4."""
 SHAPE = ModelConfig(
-    arch="qwen3",
+    arch="lfm2",  # one layer with a short convolution, one with attention and norms of queries and keys
     n_layers=2,
     d_model=64,
     n_heads=2,

@@ -27,4 +27,7 @@ long slm_weight_gradient_scratch(long m, long n, long k) { return gradient_apart
 // f32 values of scratch for slm_rmsnorm_backward.
 long slm_rmsnorm_backward_scratch(long d) { return NORM_PARTS * d; }
 
+// f32 values of scratch for slm_short_conv_backward.
+long slm_short_conv_scratch(long d, long taps) { return NORM_PARTS * taps * d; }
+
 }  // extern "C"

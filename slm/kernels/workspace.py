@@ -19,7 +19,9 @@ Recompute = Literal["none", "mlp", "layer"]
 class Activations:
     """What a layer's backward pass needs of its forward pass; ``recompute`` says what is computed again instead."""
 
-    def __init__(self, model: LanguageModel, B: int, T: int, recompute: Recompute, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: LanguageModel, B: int, T: int, recompute: Recompute, dtype: torch.dtype, *, is_conv: bool
+    ) -> None:
         c, N = model.config, B * T
 
         def empty(*shape: int) -> Tensor:
@@ -29,9 +31,11 @@ class Activations:
         self.whole = recompute != "layer"
         if not self.whole:
             return
-        self.qkv = empty(N, (c.n_heads + 2 * c.n_kv_heads) * c.head_dim)
-        self.attended = empty(N, c.n_heads * c.head_dim)
-        self.lse_BHT = torch.empty(B, c.n_heads, T)
+        self.qkv = empty(N, 3 * c.d_model if is_conv else (c.n_heads + 2 * c.n_kv_heads) * c.head_dim)
+        """Queries, keys and values; of a short convolution b, c and x."""
+        self.attended = empty(N, c.d_model if is_conv else c.n_heads * c.head_dim)
+        """Attention's outcome, or the short convolution's, before its last matrix."""
+        self.lse_BHT = torch.empty(0 if is_conv else B, c.n_heads, T)
         self.mid_ND = empty(N, c.d_model)
         self.inverse_rms_1, self.inverse_rms_2 = torch.empty(N), torch.empty(N)
         self.gate_up = (empty(N, c.ffn_dim), empty(N, c.ffn_dim)) if recompute == "none" else None
@@ -50,7 +54,8 @@ class Workspace:
         """B and T of the batch."""
         self.activations: list[Activations] = []
         """By layer."""
-        self._again: Activations | None = None
+        self._again: dict[bool, Activations] = {}
+        """Those that layers share to be computed again, by whether they are short convolutions."""
         self._buffers: dict[str, Tensor] = {}
         self._versions: tuple[int, ...] = ()
 
@@ -58,8 +63,9 @@ class Workspace:
             weights = [each.weight for each in linears]
             return PackedWeights(kernels, weights, keep=keep_packed, side_by_side=side_by_side)
 
-        self.qkv = [pack(a.q_proj, a.k_proj, a.v_proj) for a in (layer.self_attn for layer in self.layers)]
-        self.o = [pack(layer.self_attn.o_proj) for layer in self.layers]
+        groups = [layer.input_groups() for layer in self.layers]
+        self.qkv = [pack(*into) for into, *_ in groups]
+        self.o = [pack(*out) for _, out, *_ in groups]
         self.gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self.layers)]
         self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
         self.head = PackedWeights(kernels, [model.head_weight_VD], keep=keep_packed)
@@ -82,8 +88,12 @@ class Workspace:
             self.shape = (B, T)
             self._buffers = {}
             dtype = self.kernels.dtype
-            self.activations = [Activations(self.model, B, T, self.recompute, dtype) for _ in self.layers]
-            self._again = Activations(self.model, B, T, "none", dtype) if self.recompute == "layer" else None
+            kinds = [self.config.is_conv(index) for index in range(len(self.layers))]
+            self.activations = [
+                Activations(self.model, B, T, self.recompute, dtype, is_conv=is_conv) for is_conv in kinds
+            ]
+            again = set(kinds) if self.recompute == "layer" else set()
+            self._again = {kind: Activations(self.model, B, T, "none", dtype, is_conv=kind) for kind in again}
             self._rope_TE = rope_tables(self.config, 0, T)
             self._local_rope_TE = rope_tables(self.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
@@ -96,7 +106,7 @@ class Workspace:
 
     def saved(self, index: int) -> Activations:
         """Where layer ``index`` writes its activations: its own, or those that layers share to be computed again."""
-        return self._again or self.activations[index]
+        return self._again.get(self.config.is_conv(index)) or self.activations[index]
 
     def rope_and_starts(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """Cosines and sines [T, E], and the first position that each may see [B, T], of layer ``index``."""

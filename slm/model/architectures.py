@@ -9,8 +9,12 @@ Tested in tests/slm/model/test_architectures.py.
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2"]
 """llama.cpp's names (``general.architecture``)."""
+
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a Llama's block, by their names in a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,12 @@ class Traits:
     """Embeddings are multiplied by sqrt(d_model)."""
     sliding_window: bool = False
     """Some layers see only the last positions, and have a RoPE base of their own."""
+    short_conv: bool = False
+    """Some layers have a gated short convolution in place of attention."""
+    linear_layers: tuple[str, ...] = LINEAR_LAYERS
+    """The linear layers of its blocks, by their names in a checkpoint."""
+    final_norm: str = "norm"
+    """The name of the norm behind the last layer."""
     interleaved_heads: bool = False
     """llama.cpp turns neighbouring values of a head together; Hugging Face turns value i with i + head_dim / 2."""
 
@@ -58,6 +68,15 @@ TRAITS: dict[Architecture, Traits] = {
         activation="gelu_tanh",
         scaled_embedding=True,
         sliding_window=True,
+    ),
+    "lfm2": Traits(
+        hf_class="Lfm2ForCausalLM",
+        hf_type="lfm2",
+        tied=True,
+        qk_norm=True,
+        short_conv=True,
+        linear_layers=("q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w3", "w2"),
+        final_norm="embedding_norm",
     ),
 }
 

@@ -7,13 +7,13 @@ from typing import Any
 from data.errors import UserError
 from slm.model.architectures import TRAITS, Architecture, Traits, known_classes
 
-LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear layers of a block, by their names in a checkpoint."""
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
 SLIDING_PATTERN = 6
 """Gemma 3: one of so many layers, the last of them, sees all positions."""
-_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
+CONV_PATTERN = 2
+"""New LFM2 models: one of so many layers, the last of them, has attention."""
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -50,6 +50,10 @@ class ModelConfig:
     """gemma3: ``rope_theta`` of local layers."""
     query_scalar: float | None = None
     """gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of head_dim."""
+    conv_layers: tuple[bool, ...] = ()
+    """lfm2: which layers have a short convolution in place of attention; empty: the first of every two."""
+    conv_width: int = 3
+    """lfm2: the positions that such a layer sees, the position itself included."""
     norm_eps: float = 1e-5
     tie_embeddings: bool = True
     """The output projection is the embedding matrix."""
@@ -87,6 +91,22 @@ class ModelConfig:
             self._complete_sliding_window()
         elif self.sliding_window is not None or self.query_scalar is not None or self.local_layers:
             raise UserError(f"a {self.arch} model has no sliding window and no query_scalar: leave them out")
+        if self.traits.short_conv:
+            self._complete_short_conv()
+        elif self.conv_layers:
+            raise UserError(f"a {self.arch} model has no short convolutions: leave model.conv_layers out")
+
+    def _complete_short_conv(self) -> None:
+        layers = tuple(self.conv_layers) or every_nth_global(self.n_layers, CONV_PATTERN)
+        if len(layers) != self.n_layers:
+            raise UserError(f"model.conv_layers names {len(layers)} layers, the model has {self.n_layers}")
+        if all(layers):
+            raise UserError("model.conv_layers leaves no layer with attention: set one of them to false, at least")
+        if self.conv_width < 2:
+            raise UserError(f"model.conv_width must be at least 2, not {self.conv_width}")
+        if self.rope_scaling:
+            raise UserError(f"rope scaling in a {self.arch} model is not supported; plain RoPE is")
+        object.__setattr__(self, "conv_layers", layers)
 
     def _complete_sliding_window(self) -> None:
         if self.rope_scaling:
@@ -113,6 +133,15 @@ class ModelConfig:
     def is_local(self, layer: int) -> bool:
         """Whether the layer sees only the last ``sliding_window`` positions."""
         return bool(self.local_layers) and self.local_layers[layer]
+
+    def is_conv(self, layer: int) -> bool:
+        """Whether the layer has a short convolution in place of attention."""
+        return bool(self.conv_layers) and self.conv_layers[layer]
+
+    @property
+    def n_conv_layers(self) -> int:
+        """Layers with a short convolution in place of attention."""
+        return sum(self.conv_layers)
 
     @property
     def embedding_scale(self) -> float:
@@ -148,9 +177,9 @@ class ModelConfig:
                 f"query_pre_attn_scalar={self.query_scalar:g} cannot be exported: llama.cpp divides attention's logits "
                 f"by the root of head_dim={self.head_dim}, and a GGUF has no place for another number"
             )
-        if self.arch == "qwen2" and self.n_heads * self.head_dim != self.d_model:
+        if self.arch in ("qwen2", "lfm2") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(
-                f"a qwen2 model whose n_heads*head_dim={self.n_heads * self.head_dim} is not its "
+                f"a {self.arch} model whose n_heads*head_dim={self.n_heads * self.head_dim} is not its "
                 f"d_model={self.d_model} does not run in llama.cpp: make them equal"
             )
 
@@ -160,32 +189,40 @@ class ModelConfig:
     def n_params(self) -> int:
         """Exact number of parameters, a tied embedding counted once."""
         embedding = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
-        norms = (4 if self.traits.post_norms else 2) * self.d_model + (2 * self.head_dim if self.traits.qk_norm else 0)
-        biases = (self.n_heads + 2 * self.n_kv_heads) * self.head_dim if self.traits.qkv_bias else 0
-        return embedding + self.n_layers * (self._layer_matrix_params + norms + biases) + self.d_model
+        norms = (4 if self.traits.post_norms else 2) * self.d_model
+        per_attention = 2 * self.head_dim if self.traits.qk_norm else 0
+        per_attention += (self.n_heads + 2 * self.n_kv_heads) * self.head_dim if self.traits.qkv_bias else 0
+        small = self._n_attention_layers * per_attention + self.n_conv_layers * self.conv_width * self.d_model
+        return embedding + self._n_layer_matrix_params + self.n_layers * norms + small + self.d_model
 
     @property
     def n_matmul_params(self) -> int:
         """Parameters that take part in matrix products per token: the layers' matrices and the output head."""
-        return self.n_layers * self._layer_matrix_params + self.vocab_size * self.d_model
+        return self._n_layer_matrix_params + self.vocab_size * self.d_model
 
     @property
-    def _layer_matrix_params(self) -> int:
-        q_width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        return self.d_model * (2 * q_width + 2 * kv_width + 3 * self.ffn_dim)
+    def _n_attention_layers(self) -> int:
+        return self.n_layers - self.n_conv_layers
+
+    @property
+    def _n_layer_matrix_params(self) -> int:
+        """Of all layers."""
+        attention = 2 * (self.n_heads + self.n_kv_heads) * self.head_dim
+        mixers = self._n_attention_layers * attention + self.n_conv_layers * 4 * self.d_model
+        return self.d_model * (mixers + self.n_layers * 3 * self.ffn_dim)
 
     def flops_per_token(self, seq_len: int | None = None, words: int = 0) -> int:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.
 
         N is ``n_matmul_params``; of the head's, those of ``words`` alone where they are fewer (0: all). Attention is 2
         products of T/2 visible keys on average, forward once and backward twice: 6 n_layers T n_heads head_dim. A local
-        layer sees fewer. Recomputation is not counted.
+        layer sees fewer, and a short convolution counts as nothing beside its matrices. Recomputation is not counted.
         """
         seq_len = seq_len or self.seq_len
         n_local = sum(self.local_layers)
         window = min(seq_len, self.sliding_window or seq_len)
         # Twice the keys seen on average: T, and W (2 T - W) / T where a window of W is shorter than T.
-        seen = (self.n_layers - n_local) * seq_len + n_local * window * (2 * seq_len - window) // seq_len
+        seen = (self._n_attention_layers - n_local) * seq_len + n_local * window * (2 * seq_len - window) // seq_len
         left_out = self.vocab_size - min(words or self.vocab_size, self.vocab_size)
         return 6 * (self.n_matmul_params - left_out * self.d_model) + 6 * seen * self.n_heads * self.head_dim
 
@@ -222,7 +259,7 @@ class ModelConfig:
             raise UserError(f"rope scaling of type {local_rope_type!r} in local layers is not supported")
         eos = config.get("eos_token_id")
         n_heads = config["num_attention_heads"]
-        default_theta = 1_000_000.0 if traits.sliding_window else 10_000.0
+        default_theta = 1_000_000.0 if traits.sliding_window or traits.short_conv else 10_000.0
         local: dict[str, Any] = {}
         if traits.sliding_window:
             local = {
@@ -231,6 +268,8 @@ class ModelConfig:
                 "local_rope_theta": float(local_rope.get("rope_theta") or config.get("rope_local_base_freq") or 1e4),
                 "query_scalar": config.get("query_pre_attn_scalar", 256),
             }
+        if traits.short_conv:
+            local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", 3)}
         return cls(
             arch=arch,
             vocab_size=config["vocab_size"],
@@ -239,12 +278,12 @@ class ModelConfig:
             n_heads=n_heads,
             n_kv_heads=config.get("num_key_value_heads") or n_heads,
             head_dim=config.get("head_dim") or traits.head_dim or config["hidden_size"] // n_heads,
-            ffn_dim=config["intermediate_size"],
+            ffn_dim=_lfm2_ffn_dim(config) if traits.short_conv else config["intermediate_size"],
             seq_len=config["max_position_embeddings"],
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or default_theta),
             rope_scaling=None if rope_type == "default" else {**rope, "rope_type": rope_type},
-            norm_eps=config.get("rms_norm_eps", 1e-6),
-            tie_embeddings=config.get("tie_word_embeddings", traits.tied),
+            norm_eps=config.get("norm_eps", 1e-5) if traits.short_conv else config.get("rms_norm_eps", 1e-6),
+            tie_embeddings=config.get("tie_word_embeddings", config.get("tie_embedding", traits.tied)),
             bos_id=config.get("bos_token_id"),
             eos_id=eos[0] if isinstance(eos, list) else eos,
             **local,
@@ -286,11 +325,25 @@ class ModelConfig:
         elif self.traits.sliding_window:
             config |= self._sliding_window_hf()
             del config["hidden_act"]
+        elif self.traits.short_conv:
+            config |= self._short_conv_hf()
+            for name in ("hidden_act", "rms_norm_eps", "attention_bias", "attention_dropout", "rope_scaling"):
+                del config[name]
         else:
             config |= {"use_sliding_window": False, "sliding_window": None}
         if self.traits.qkv_bias:
             del config["attention_bias"]  # the class has its biases without being asked
         return config
+
+    def _short_conv_hf(self) -> dict[str, Any]:
+        return {
+            "layer_types": [_CONV if conv else _GLOBAL for conv in self.conv_layers],
+            "conv_L_cache": self.conv_width,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": False,  # intermediate_size is the width as it is
+            "norm_eps": self.norm_eps,
+            "pad_token_id": None,
+        }
 
     def _sliding_window_hf(self) -> dict[str, Any]:
         return {
@@ -320,9 +373,29 @@ def _local_layers(config: dict[str, Any]) -> tuple[bool, ...]:
     return every_nth_global(config["num_hidden_layers"], pattern)
 
 
+def _conv_layers(config: dict[str, Any]) -> tuple[bool, ...]:
+    """``layer_types`` of an LFM2's config.json, or the layers with attention that an older one lists."""
+    if types := config.get("layer_types"):
+        return tuple(each == _CONV for each in types)
+    n_layers = config["num_hidden_layers"]
+    attention = config.get("full_attn_idxs")
+    return tuple(layer not in (range(n_layers) if attention is None else attention) for layer in range(n_layers))
+
+
+def _lfm2_ffn_dim(config: dict[str, Any]) -> int:
+    """The feed-forward's width, which an LFM2's config.json gives before it is cut to two thirds and rounded up."""
+    width: int = config.get("block_ff_dim") or config["intermediate_size"]
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return width
+    factor, multiple = config.get("block_ffn_dim_multiplier", 1.0), config.get("block_multiple_of", 256)
+    width = int(2 * width / 3)
+    width = width if factor is None else int(factor * width)
+    return multiple * -(-width // multiple)
+
+
 def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     """UserError for what a config.json asks for and this model does not compute."""
-    for key in ("mlp_bias",) if traits.qkv_bias else ("attention_bias", "mlp_bias"):
+    for key in ("mlp_bias", "conv_bias") if traits.qkv_bias else ("attention_bias", "mlp_bias", "conv_bias"):
         if config.get(key):
             raise UserError(f"{key}=true in config.json is not supported: a {traits.hf_class} has no such biases here")
     key, name = ("hidden_act", "silu") if traits.activation == "silu" else ("hidden_activation", "gelu_pytorch_tanh")

@@ -11,6 +11,12 @@ from torch import nn
 from slm.model.config import InitConfig
 
 CLASSIC = InitConfig()
+_OUTPUTS = tuple(f"{name}.weight" for name in ("o_proj", "down_proj", "out_proj", "w2"))
+"""The matrices that write to the residual stream."""
+_QK_NORMS = tuple(f"{part}_{name}.weight" for part in "qk" for name in ("norm", "layernorm"))
+_TAPS_STD = 0.3
+"""Of the taps of a short convolution: about that of transformers' first weights. Those of a position itself are 1 more,
+so that a new layer begins as a gate."""
 
 
 @torch.no_grad()
@@ -27,9 +33,12 @@ def initialize(model: nn.Module, n_layers: int, init: InitConfig, *, norm_offset
         if name.endswith(".bias"):
             nn.init.zeros_(parameter)
         elif parameter.ndim < 2:
-            gain = init.qk_gain if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            gain = init.qk_gain if name.endswith(_QK_NORMS) else 1.0
             nn.init.constant_(parameter, gain - norm_offset)
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        elif parameter.ndim == 3:
+            _normal(parameter, _TAPS_STD)
+            parameter[..., -1] += 1
+        elif name.endswith(_OUTPUTS):
             _normal(parameter, output_std)
         elif "embed_tokens" in name:
             _normal(parameter, init.tied_std if tied else init.embed_std)

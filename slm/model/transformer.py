@@ -3,8 +3,7 @@
 Parameter names are Hugging Face's own, so a state dict is a checkpoint. It computes what transformers' class of the
 configuration's architecture does; ``slm/model/architectures.py`` says in what they differ.
 
-Shape suffixes: B batch, T positions of this call, S positions visible (cache included), D model width, H query
-heads, K key/value heads, E values per head, F feed-forward width, V vocabulary.
+Shape suffixes: B batch, T positions of this call, D model width, E values per head, V vocabulary.
 """
 
 import math
@@ -15,177 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from slm.model.attention import causal_attention
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
 from slm.model.initialization import CLASSIC, initialize
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * (weight + offset) over the last dimension, computed in f32 (Zhang and Sennrich 2019)."""
-
-    def __init__(self, width: int, eps: float, offset: float = 0.0) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
-        self.eps, self.offset = eps, offset
-
-    @property
-    def gain(self) -> Tensor:
-        """What the normed values are multiplied by."""
-        return self.weight + self.offset if self.offset else self.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
-        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (self.gain * normed).to(x.dtype)
-
-
-class LayerCache:
-    """Keys and values of the positions already computed, for generation one token at a time."""
-
-    def __init__(self) -> None:
-        self.k_BKSE: Tensor | None = None
-        self.v_BKSE: Tensor | None = None
-
-    def extend(self, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        if self.k_BKSE is not None and self.v_BKSE is not None:
-            k_BKTE = torch.cat([self.k_BKSE, k_BKTE], dim=2)
-            v_BKTE = torch.cat([self.v_BKSE, v_BKTE], dim=2)
-        self.k_BKSE, self.v_BKSE = k_BKTE, v_BKTE
-        return k_BKTE, v_BKTE
-
-    def __len__(self) -> int:
-        return 0 if self.k_BKSE is None else self.k_BKSE.shape[2]
-
-
-class Attention(nn.Module):
-    """Causal self-attention with rotary positions and n_heads / n_kv_heads query heads per key head.
-
-    ``window``: the positions that one sees, itself included, while a cache is used; without one ``starts_BT`` says it.
-    """
-
-    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
-        super().__init__()
-        self.window = window
-        bias, offset = config.traits.qkv_bias, config.traits.norm_offset
-        self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.d_model, q_width, bias=bias)
-        self.k_proj = nn.Linear(config.d_model, kv_width, bias=bias)
-        self.v_proj = nn.Linear(config.d_model, kv_width, bias=bias)
-        self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
-        self.blockwise = False
-        """Train with ``causal_attention`` instead of torch's kernel: faster where it is compiled."""
-        self.qk_norm, self.query_factor = config.traits.qk_norm, config.query_factor
-        if self.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, offset)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, offset)
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
-        cache: LayerCache | None = None,
-        starts_BT: Tensor | None = None,
-    ) -> Tensor:
-        B, T, _ = x_BTD.shape
-        q_BTHE = self.q_proj(x_BTD).view(B, T, self.n_heads, self.head_dim)
-        k_BTKE = self.k_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
-        v_BTKE = self.v_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
-        if self.qk_norm:
-            q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        if self.query_factor != 1.0:
-            q_BTHE = q_BTHE * self.query_factor
-        q_BHTE = apply_rope(q_BTHE.transpose(1, 2), cos_TE, sin_TE)
-        k_BKSE = apply_rope(k_BTKE.transpose(1, 2), cos_TE, sin_TE)
-        v_BKSE = v_BTKE.transpose(1, 2)
-        mask = None
-        if cache is not None:
-            past = len(cache)
-            k_BKSE, v_BKSE = cache.extend(k_BKSE, v_BKSE)
-            mask = cached_mask(past, T, self.window)
-        elif starts_BT is not None:
-            mask = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= starts_BT[:, None, :, None])
-        if cache is None and self.blockwise:
-            y_BHTE = causal_attention(q_BHTE, k_BKSE, v_BKSE, starts_BT)
-        else:
-            y_BHTE = F.scaled_dot_product_attention(
-                q_BHTE,
-                k_BKSE,
-                v_BKSE,
-                attn_mask=mask,
-                is_causal=mask is None,
-                enable_gqa=self.n_kv_heads != self.n_heads,
-            )
-        return self.o_proj(y_BHTE.transpose(1, 2).reshape(B, T, self.n_heads * self.head_dim))
-
-
-def cached_mask(past: int, T: int, window: int | None) -> Tensor | None:
-    """Which of ``past`` + T keys each of T queries sees, bool [T, S]; None where plain causal attention says it."""
-    local = window is not None and past + T > window
-    if not past and not local:
-        return None  # is_causal would line the last query up with the first key where there is a past
-    mask = torch.ones(T, past + T, dtype=torch.bool).tril(past)
-    return mask.triu(past - window + 1) if local and window is not None else mask
-
-
-class MLP(nn.Module):
-    """A gated feed-forward: down(f(gate(x)) * up(x)), f being SiLU or GELU's tanh form (Shazeer 2020)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
-        self.up_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
-        self.down_proj = nn.Linear(config.ffn_dim, config.d_model, bias=False)
-        self.gelu = config.traits.activation == "gelu_tanh"
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTF = self.gate_proj(x_BTD)
-        act_BTF = F.gelu(gate_BTF, approximate="tanh") if self.gelu else F.silu(gate_BTF)
-        return self.down_proj(act_BTF * self.up_proj(x_BTD))
-
-
-class Layer(nn.Module):
-    """One pre-norm transformer block; with ``post_norms`` its two branches are normed at their end, too.
-
-    Llama's ``post_attention_layernorm`` stands before the feed-forward, Gemma's behind attention.
-    """
-
-    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
-        super().__init__()
-
-        def norm() -> RMSNorm:
-            return RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset)
-
-        self.post_norms = config.traits.post_norms
-        self.input_layernorm = norm()
-        self.self_attn = Attention(config, window)
-        self.post_attention_layernorm = norm()
-        if self.post_norms:
-            self.pre_feedforward_layernorm = norm()
-            self.post_feedforward_layernorm = norm()
-        self.mlp = MLP(config)
-
-    @property
-    def feedforward_norm(self) -> RMSNorm:
-        """The norm before the feed-forward."""
-        return self.pre_feedforward_layernorm if self.post_norms else self.post_attention_layernorm
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
-        cache: LayerCache | None = None,
-        starts_BT: Tensor | None = None,
-    ) -> Tensor:
-        attended_BTD = self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE, cache, starts_BT)
-        if self.post_norms:
-            x_BTD = x_BTD + self.post_attention_layernorm(attended_BTD)
-            return x_BTD + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x_BTD)))
-        x_BTD = x_BTD + attended_BTD
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+from slm.model.layers import Attention, Layer, LayerCache, RMSNorm
+from slm.model.lfm2 import Lfm2Layer
 
 
 class Embedding(nn.Embedding):
@@ -202,13 +35,24 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.d_model)
-        windows = [config.sliding_window if config.is_local(index) else None for index in range(config.n_layers)]
-        self.layers = nn.ModuleList(Layer(config, window) for window in windows)
-        self.norm = RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset)
+        self.layers = nn.ModuleList(_layer(config, index) for index in range(config.n_layers))
+        self._norm_name = config.traits.final_norm
+        setattr(self, self._norm_name, RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset))
+
+    @property
+    def norm(self) -> RMSNorm:
+        """The one behind the last layer."""
+        return cast(RMSNorm, self._modules[self._norm_name])
 
     def layer_list(self) -> list[Layer]:
         """The layers, by their type."""
         return cast(list[Layer], list(self.layers))
+
+
+def _layer(config: ModelConfig, index: int) -> Layer:
+    if config.traits.short_conv:
+        return Lfm2Layer(config, is_conv=config.is_conv(index))
+    return Layer(config, config.sliding_window if config.is_local(index) else None)
 
 
 class LanguageModel(nn.Module):
@@ -276,9 +120,10 @@ class LanguageModel(nn.Module):
         return [LayerCache() for _ in self.model.layers]
 
     def compile_parts(self) -> None:
-        """Compile this model's layers and loss with inductor. All layers share one graph, so one layer is compiled."""
+        """Compile this model's layers and loss with inductor. Layers of one kind share one graph, so one of each is compiled."""
         for layer in self.model.layer_list():
-            layer.self_attn.blockwise = True
+            if isinstance(layer.mixer, Attention):
+                layer.mixer.blockwise = True
             layer.compile(dynamic=False)
         compiled = torch.compile(chunk_gradients, dynamic=False)
 
@@ -286,13 +131,6 @@ class LanguageModel(nn.Module):
             return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled)
 
         self._cross_entropy = chunked
-
-
-def apply_rope(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021). Values i and i + E/2 are a pair, as in Hugging Face's layout."""
-    half = x_BHTE.shape[-1] // 2
-    rotated = torch.cat((-x_BHTE[..., half:], x_BHTE[..., :half]), dim=-1)
-    return (x_BHTE * cos_TE + rotated * sin_TE).to(x_BHTE.dtype)
 
 
 def local_starts(config: ModelConfig, shape: torch.Size, starts_BT: Tensor | None = None) -> Tensor | None:

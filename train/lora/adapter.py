@@ -40,9 +40,10 @@ class AdapterParameters(Trained):
     def __init__(self, model: LanguageModel, config: LoraConfig, base: str) -> None:
         super().__init__(model)
         self.config, self.base = config, base
+        self.targets = config.targets_in(model.config.arch)
         self.base_fingerprint = fingerprint(model.state_dict())
         weights = dict(model.named_parameters())
-        names = lora.target_weights(weights, config.targets)
+        names = lora.target_weights(weights, self.targets)
         for name, weight in weights.items():
             weight.requires_grad_(name in names)
         self._weights = {name: weights[name] for name in names}
@@ -116,7 +117,7 @@ class AdapterParameters(Trained):
         folder = directory / lora.FOLDER
         folder.mkdir(exist_ok=True)
         config = self.config
-        lora.write_config(folder, rank=config.rank, alpha=config.resolved_alpha, targets=config.targets, base=self.base)
+        lora.write_config(folder, rank=config.rank, alpha=config.resolved_alpha, targets=self.targets, base=self.base)
 
 
 class AdapterBackend(Backend):

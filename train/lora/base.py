@@ -61,8 +61,8 @@ def with_adapter(backend: Backend, trained: Trained) -> Backend:
 
 def adapter_line(trained: Trained, config: LoraConfig) -> str | None:
     """A line on what is trained where that is an adapter."""
-    if not config.rank:
+    if not isinstance(trained, AdapterParameters):
         return None
     count = sum(each.numel() for each in trained.parameters())
-    names = ", ".join(config.targets)
+    names = ", ".join(trained.targets)
     return f"LoRA: rank {config.rank}, alpha {config.resolved_alpha:g}: {count:,} parameters are trained, on {names}"

@@ -34,7 +34,7 @@ def _adamw(model: Parameters, config: OptimConfig) -> AdamW:
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        matrix = parameter.ndim >= 2 and "embed_tokens" not in name
+        matrix = parameter.ndim == 2 and "embed_tokens" not in name
         (decayed if matrix else kept).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     betas = (config.betas[0], config.betas[1])
@@ -77,9 +77,10 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) ->
 
 
 def part_of(name: str, parameter: nn.Parameter) -> str:
-    """``matrices`` (of layers), ``embedding`` (a tied head too), ``head`` or ``gains``."""
+    """``matrices`` (of layers), ``embedding`` (a tied head too), ``head`` or ``gains`` (of norms, and the taps of short
+    convolutions)."""
     if "embed_tokens" in name:
         return "embedding"
     if name.startswith("lm_head"):
         return "head"
-    return "matrices" if parameter.ndim >= 2 else "gains"
+    return "matrices" if parameter.ndim == 2 else "gains"

@@ -6,7 +6,7 @@ Tested in tests/train/tune/test_tune.py.
 from dataclasses import dataclass, field
 
 from data.errors import UserError
-from slm.model.config import LINEAR_LAYERS
+from slm.model.architectures import LINEAR_LAYERS
 from train.config import RunConfig
 
 

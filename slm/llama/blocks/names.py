@@ -24,18 +24,37 @@ _POST_NORM_NAMES = _LAYER_NAMES | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 """Those of an architecture whose branches are normed at their end, too."""
-_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_LFM2_NAMES = {
+    "operator_norm": "attn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+}
+"""Those that Llamas do not have."""
+_TOP_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",  # so called in an LFM2's file: it stands behind the last layer
+    "lm_head": "output",
+}
 
 
 def gguf_name(name: str, arch: Architecture = "llama") -> str:
     """GGUF's name of a Hugging Face tensor: ``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``.
 
-    ``arch`` matters for norms only: matrices and biases have the same names in all architectures.
+    ``arch`` matters for norms only: a matrix or a bias of one name is the same in all architectures.
     """
     stem, _, kind = name.rpartition(".")
     if stem in _TOP_NAMES:
         return f"{_TOP_NAMES[stem]}.{kind}"
-    layer_names = _POST_NORM_NAMES if TRAITS[arch].post_norms else _LAYER_NAMES
+    layer_names = (_POST_NORM_NAMES if TRAITS[arch].post_norms else _LAYER_NAMES) | _LFM2_NAMES
     prefix, layer, rest = "model.layers.", *(stem.removeprefix("model.layers.").partition(".")[::2])
     assert stem.startswith(prefix), f"{name} has no place in a GGUF of a {arch} model"
     assert rest in layer_names, f"{name} has no place in a GGUF of a {arch} model"

@@ -15,13 +15,17 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
     writer.add_embedding_length(model.d_model)
     writer.add_feed_forward_length(model.ffn_dim)
     writer.add_head_count(model.n_heads)
-    writer.add_head_count_kv(model.n_kv_heads)
+    # A layer without attention is one without keys and values.
+    layers = [0 if model.is_conv(layer) else model.n_kv_heads for layer in range(model.n_layers)]
+    writer.add_head_count_kv(layers if model.n_conv_layers else model.n_kv_heads)
     writer.add_rope_freq_base(model.rope_theta)
     writer.add_layer_norm_rms_eps(model.norm_eps)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_vocab_size(model.vocab_size)
     writer.add_rope_dimension_count(model.head_dim)
+    if model.traits.short_conv:
+        writer.add_shortconv_l_cache(model.conv_width)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
         writer.add_rope_freq_base_swa(model.local_rope_theta)

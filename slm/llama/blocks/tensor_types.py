@@ -43,7 +43,7 @@ def _write_stand_in(path: Path, model: ModelConfig, shapes: Mapping[str, tuple[i
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("no_vocab")
     for name, shape in shapes.items():
-        values = np.ones(shape if len(shape) < 2 else (ROWS, *shape[1:]), np.float32)
+        values = np.ones(shape if len(shape) < 2 else (ROWS, shape[-1]), np.float32)
         writer.add_tensor(gguf_name(name, model.arch), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -32,6 +32,7 @@ SHAPES = {
         query_scalar=48.0,
         rope_theta=1e6,
     ),
+    "lfm2": dict(arch="lfm2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128, n_layers=2),
 }
 
 
@@ -130,7 +131,7 @@ def test_loss_and_gradients_are_the_models(shape, length, kernels):
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
 @pytest.mark.parametrize("keep_packed", [True, False])
-@pytest.mark.parametrize("shape", ["qk-norm", "gemma3"])
+@pytest.mark.parametrize("shape", ["qk-norm", "gemma3", "lfm2"])
 def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 65)
@@ -148,7 +149,7 @@ def test_the_head_works_in_chunks_and_skips_what_is_not_scored(kernels):
     check(model, Fused(model, kernels), *batch(2, HEAD_ROWS // 2 + 50, ignored=True))
 
 
-@pytest.mark.parametrize("shape", ["grouped", "gemma3"])
+@pytest.mark.parametrize("shape", ["grouped", "gemma3", "lfm2"])
 def test_documents_do_not_see_each_other(shape, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 200)
@@ -199,7 +200,7 @@ def test_gradients_that_lie_together_and_apart(changed, kernels):
         torch.testing.assert_close(layer.weight.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", ["grouped", "biases"])
+@pytest.mark.parametrize("shape", ["grouped", "biases", "lfm2"])
 def test_threads_do_not_change_a_bit(shape, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(3, 100)
@@ -232,7 +233,7 @@ def test_losses_are_those_of_training_and_follow_the_weights(kernels):
     assert fused.losses(ids, targets).sum() < 0.9 * losses.sum()
 
 
-@pytest.mark.parametrize("shape", ["qk-norm", "biases", "gemma3"])
+@pytest.mark.parametrize("shape", ["qk-norm", "biases", "gemma3", "lfm2"])
 def test_hooks_hear_of_every_parameter_once(shape, kernels):
     model = new_model(**SHAPES[shape])
     heard = []
@@ -241,7 +242,8 @@ def test_hooks_hear_of_every_parameter_once(shape, kernels):
     Fused(model, kernels).loss_and_gradients(*batch(2, 32))
     assert sorted(heard) == sorted((name, True) for name, _ in model.named_parameters())
     order = [name for name, _ in heard]
-    assert order.index("model.layers.1.mlp.down_proj.weight") < order.index("model.layers.0.mlp.down_proj.weight")
+    down = "feed_forward.w2" if shape == "lfm2" else "mlp.down_proj"
+    assert order.index(f"model.layers.1.{down}.weight") < order.index(f"model.layers.0.{down}.weight")
 
 
 def test_models_that_do_not_fit_are_named(kernels):

@@ -24,6 +24,8 @@ MODELS = {
     "gemma3": dict(**GEMMA, sliding_window=8, local_layers=(True, False, True)),
     "gemma3-local": dict(**GEMMA, sliding_window=5, query_scalar=40),  # the default layers: of three, all local
     "gemma3-global": dict(**GEMMA, tie_embeddings=False),
+    "lfm2": dict(arch="lfm2", rope_theta=1e6),
+    "lfm2-untied": dict(arch="lfm2", conv_layers=(False, True, True), conv_width=4, tie_embeddings=False),
 }
 
 
@@ -78,7 +80,7 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
         assert torch.equal(again.state_dict()[each], tensor), each
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied"])
 def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
     model, tokens = random_model(name), ids(1, 20)
     with torch.no_grad():
