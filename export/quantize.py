@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from data.errors import UserError
+from slm.llama.blocks.names import F32_ENDS
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import GGML_TYPES, GgufTensor, read_header
 
@@ -63,7 +64,7 @@ def predict_fallbacks(tensors: list[GgufTensor], file_type: str) -> list[Fallbac
     head = "output.weight" if any(each.name == "output.weight" for each in tensors) else "token_embd.weight"
     found = []
     for tensor in tensors:
-        if len(tensor.shape) < 2 or tensor.name.endswith("_norm.weight"):
+        if len(tensor.shape) < 2 or tensor.name.endswith(F32_ENDS):
             continue
         width = tensor.shape[0]
         if width % GGML_TYPES[wanted][1]:

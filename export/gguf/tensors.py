@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
-from slm.llama.blocks.names import gguf_name
+from slm.llama.blocks.names import F32_ENDS, gguf_name
 from slm.model.config import ModelConfig
 
 F16_LARGEST = 65_504.0
@@ -99,7 +99,7 @@ def rope_factors(config: ModelConfig) -> Tensor:
 def stored_type(name: str, tensor: Tensor, encoding: str) -> str:
     """f32, f16 or bf16: how the tensor is stored in a file of type ``encoding``. Vectors, norms and the taps of short
     convolutions stay f32."""
-    return "f32" if tensor.ndim < 2 or name.endswith(("_norm.weight", "shortconv.conv.weight")) else encoding
+    return "f32" if tensor.ndim < 2 or name.endswith(F32_ENDS) else encoding
 
 
 def encode(tensor: Tensor, kind: str) -> np.ndarray:

@@ -111,8 +111,8 @@ def round_layers(
         for group, (moments_DD, held_DD) in zip(layer.input_groups(), sums, strict=True):
             if not (torch.isfinite(moments_DD).all() and torch.isfinite(held_DD).all()):
                 raise UserError(
-                    f"the input of {names[id(group[0].weight)]} is not finite on the calibration text: this checkpoint is "
-                    "broken; export an earlier one (run=RUN/checkpoints/step-...)"
+                    f"the input of {names[id(group[0].weight)]} is not finite on the calibration text: this checkpoint "
+                    "is broken; export an earlier one (run=RUN/checkpoints/step-...)"
                 )
             for linear in group:
                 parameter = linear.weight

@@ -73,7 +73,7 @@ def test_the_training_kernels_give_the_same_sums():
     kernels, why = open_kernels("auto", "f32")
     if kernels is None:
         pytest.skip(why)
-    for arch in ("qwen3", "gemma3"):
+    for arch in ("qwen3", "gemma3", "lfm2"):
         # Every variant's tiles divide this vocabulary; 400 is no multiple of the 32 of the f32 kernels for AVX-512.
         model = LanguageModel(tiny.config(arch=arch, n_layers=3, vocab_size=416)).eval()
         tiny.randomize(model)

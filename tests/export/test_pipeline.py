@@ -66,6 +66,8 @@ GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers"
         {"arch": "llama", "tie_embeddings": True, "rope_scaling": LLAMA3, "n_kv_heads": 1},
         {"arch": "qwen3", "tie_embeddings": False, "n_kv_heads": 4},
         {"arch": "qwen2", "tie_embeddings": True},
+        {"arch": "lfm2", "tie_embeddings": True, "n_layers": 3},
+        {"arch": "lfm2", "tie_embeddings": False, "n_kv_heads": 4, "conv_layers": (False, True), "conv_width": 5},
         GEMMA | {"sliding_window": 40, "local_layers": (True, True, False, True)},
         # Six layers end with the first global one. A seventh makes one position of these random weights so sensitive
         # that f16 moves a logit by 4.0 % of their root mean square, with AMX by 5.2 (5 are allowed).
@@ -91,7 +93,9 @@ def ggmls_gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, gelu.half().float()))
 
 
-@pytest.mark.parametrize(("arch", "tie"), [("Llama", False), ("Qwen3", True), ("Qwen2", True), ("Gemma3Text", True)])
+@pytest.mark.parametrize(
+    ("arch", "tie"), [("Llama", False), ("Qwen3", True), ("Qwen2", True), ("Gemma3Text", True), ("Lfm2", True)]
+)
 def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
     """GQA and a width that is no multiple of 256: exports, quantizes with the warning, and loads."""
     import transformers
@@ -102,6 +106,7 @@ def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=128,
         tie_word_embeddings=tie, bos_token_id=words.eot_id, eos_token_id=words.eot_id, pad_token_id=None,
         **({"query_pre_attn_scalar": 24, "sliding_window": 40} if arch == "Gemma3Text" else {}),
+        **({"layer_types": ["conv", "full_attention"]} if arch == "Lfm2" else {}),
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)

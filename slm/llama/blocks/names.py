@@ -46,6 +46,10 @@ _TOP_NAMES = {
 }
 
 
+F32_ENDS = ("_norm.weight", "shortconv.conv.weight")
+"""How the names of tensors with rows end that llama.cpp keeps as f32 in files of every type."""
+
+
 def gguf_name(name: str, arch: Architecture = "llama") -> str:
     """GGUF's name of a Hugging Face tensor: ``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``.
 

@@ -51,7 +51,10 @@ class Shape:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Shape:
-        """A model's shape, its widths rounded up to what every type holds, cut to a size that is quickly measured."""
+        """A model's shape, its widths rounded up to what every type holds, cut to a size that is quickly measured.
+
+        Of short convolutions attention takes the place, which reads about as many weights.
+        """
         up = lambda width: -(-width // _BLOCK) * _BLOCK  # noqa: E731 - a line
         n_heads = config.n_heads
         while n_heads * config.head_dim % _BLOCK:
@@ -64,7 +67,7 @@ class Shape:
             head_dim=config.head_dim,
             ffn_dim=up(config.ffn_dim),
             vocab_size=config.vocab_size,
-            arch=config.arch,
+            arch="qwen3" if config.traits.short_conv else config.arch,
             sliding_window=config.sliding_window,
         )
         layers = max(1, min(shape.n_layers, (_MOST_WEIGHTS - shape.n_head) // shape.n_layer))
@@ -73,7 +76,7 @@ class Shape:
     def is_of(self, config: ModelConfig) -> bool:
         """Whether this is the model's own shape, not rounded up and not cut."""
         own = (config.n_layers, config.d_model, config.n_heads, config.ffn_dim)
-        return own == (self.n_layers, self.d_model, self.n_heads, self.ffn_dim)
+        return not config.n_conv_layers and own == (self.n_layers, self.d_model, self.n_heads, self.ffn_dim)
 
     @property
     def n_head(self) -> int:

@@ -40,7 +40,9 @@ def test_standard_metadata(exported):
     assert record["model"]["hidden_size"] == 256
 
 
-@pytest.mark.parametrize(("arch", "tie"), [("llama", False), ("qwen3", True), ("qwen2", False), ("gemma3", True)])
+@pytest.mark.parametrize(
+    ("arch", "tie"), [("llama", False), ("qwen3", True), ("qwen2", False), ("gemma3", True), ("lfm2", True)]
+)
 def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_path, arch, tie):
     """Needs llama.cpp's source tree: SLM_LLAMA_CPP names it (llama-cpp-python's source package holds one)."""
     source = os.environ.get("SLM_LLAMA_CPP")

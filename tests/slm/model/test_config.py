@@ -36,7 +36,7 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
     [
         (
             dict(architectures=["GPT2LMHeadModel"]),
-            "know LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Gemma3ForCausalLM. For others, llama.cpp's",
+            "Qwen3ForCausalLM, Gemma3ForCausalLM and Lfm2ForCausalLM. For others, llama.cpp's",
         ),
         (dict(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForConditionalGeneration is not supported"),
         (dict(use_sliding_window=True), "use_sliding_window=true"),
@@ -58,6 +58,8 @@ def test_models_that_compute_something_else_are_refused(change, says):
         dict(arch="qwen2", tie_embeddings=False),
         dict(arch="gemma3", sliding_window=16, local_layers=(False, True), local_rope_theta=5e3, query_scalar=24.0),
         dict(arch="gemma3", sliding_window=16),
+        dict(arch="lfm2", conv_width=4),
+        dict(arch="lfm2", conv_layers=(False, True), tie_embeddings=False),
         dict(arch="gemma3", query_scalar=16.0),
     ],
 )

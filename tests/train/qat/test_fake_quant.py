@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from export.imatrix import collect
-from slm.kernels.column_squares import SHARED_INPUTS
 from slm.kernels.fused import Fused
 from slm.llama.blocks import codec
 from slm.llama.blocks.compensated import round_compensated
@@ -150,14 +149,19 @@ def test_a_short_run_measures_fewer_moments(monkeypatch):
 def correlated(model: LanguageModel) -> dict[str, torch.Tensor]:
     """Moments of inputs whose neighbouring columns are much alike, for all of the layers' matrices."""
     found = {}
-    for index in range(model.config.n_layers):
-        for names in SHARED_INPUTS.values():
-            parameters = [f"model.layers.{index}.{each}.weight" for each in names]
-            width = model.get_parameter(parameters[0]).shape[1]
-            distance = (torch.arange(width)[:, None] - torch.arange(width)).abs()
-            sizes = torch.linspace(0, 1.5, width).exp()
-            found.update(dict.fromkeys(parameters, 0.9**distance * torch.outer(sizes, sizes)))
+    for names in same_inputs(model):
+        width = model.get_parameter(names[0]).shape[1]
+        distance = (torch.arange(width)[:, None] - torch.arange(width)).abs()
+        sizes = torch.linspace(0, 1.5, width).exp()
+        found.update(dict.fromkeys(names, 0.9**distance * torch.outer(sizes, sizes)))
     return found
+
+
+def same_inputs(model: LanguageModel) -> list[list[str]]:
+    """The layers' matrices by name, those together that read the same input."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [group for layer in model.model.layer_list() for group in layer.input_groups()]
+    return [[names[id(each.weight)] for each in group] for group in groups]
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])
@@ -202,8 +206,8 @@ def test_matrices_with_the_same_input_have_their_turn_together():
         for name, steps in changes.items():
             if not torch.equal(old[name], model.state_dict()[name]):
                 steps.append(step)
-    for names in SHARED_INPUTS.values():
-        (turns,) = {tuple(changes[f"model.layers.0.{each}.weight"]) for each in names}
+    for names in same_inputs(model):
+        (turns,) = {tuple(changes[name]) for name in names}
         assert len(turns) == 2
         assert turns[1] - turns[0] == 4
     assert len({turns[0] for turns in changes.values()}) == 4
