@@ -120,7 +120,7 @@ class LanguageModel(nn.Module):
         return [LayerCache() for _ in self.model.layers]
 
     def compile_parts(self) -> None:
-        """Compile this model's layers and loss with inductor. Layers of one kind share one graph, so one of each kind is
+        """Compile this model's layers and loss with inductor. Layers of one kind share a graph: one of each kind is
         compiled."""
         for layer in self.model.layer_list():
             if isinstance(layer.mixer, Attention):
