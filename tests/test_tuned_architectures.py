@@ -1,4 +1,4 @@
-"""A downloaded Qwen2 and a downloaded Gemma 3, tuned on conversations, exported, and asked in llama.cpp: they answer as
+"""A downloaded Qwen2, Gemma 3 and LFM2, tuned on conversations, exported, and asked in llama.cpp: they answer as
 they learned to, and stop."""
 
 import json
@@ -50,6 +50,20 @@ def qwen2(folder: Path) -> None:
     words.save(str(folder / "tokenizer.json"))
 
 
+def lfm2(folder: Path) -> None:
+    """An LFM2 as transformers saves one: short convolutions, ChatML."""
+    import transformers
+
+    marks = templates.CHATML_MARKS
+    tokenizer = with_template(base_tokenizer(), templates.QWEN, marks, bos="<|endoftext|>", eos="<|im_end|>")
+    size = -(-tokenizer.vocab_size // 64) * 64
+    config = transformers.Lfm2Config(
+        **SHAPE, vocab_size=size, bos_token_id=0, eos_token_id=tokenizer.eot_id, layer_types=["conv", "full_attention"]
+    )
+    transformers.Lfm2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save(folder)
+
+
 def gemma3(folder: Path) -> None:
     """A Gemma 3 as transformers saves one: sliding windows, SentencePiece, turns that <end_of_turn> ends."""
     import transformers
@@ -63,7 +77,7 @@ def gemma3(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(templates.GEMMA3)
 
 
-@pytest.mark.parametrize("make", [qwen2, gemma3])
+@pytest.mark.parametrize("make", [qwen2, gemma3, lfm2])
 def test_it_learns_to_answer_and_llama_cpp_gives_the_answers(make, tmp_path):
     from llama_cpp import Llama
 

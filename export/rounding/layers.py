@@ -107,7 +107,7 @@ def round_layers(
                     if (part_B == side).any():
                         sets["held"] = side
                         run(part_BTD[part_B == side])
-        originals: list[tuple[nn.Parameter, Tensor]] = []
+        originals: list[tuple[Tensor, Tensor]] = []
         for group, (moments_DD, held_DD) in zip(layer.input_groups(), sums, strict=True):
             if not (torch.isfinite(moments_DD).all() and torch.isfinite(held_DD).all()):
                 raise UserError(
@@ -136,7 +136,7 @@ def round_layers(
 
 
 def _round(
-    parameter: nn.Parameter,
+    parameter: Tensor,
     moments_DD: Tensor,
     held_DD: Tensor,
     kind: str,

@@ -93,6 +93,22 @@ def test_a_model_with_sliding_windows_takes_prefixes_where_they_are_kept(tmp_pat
         assert all(cached >= hit and bool(cached) == bool(hit) for (_, cached), hit in zip(found, hits, strict=True))
 
 
+@pytest.mark.parametrize("options", [{"slots": 1}, {"slots": 3}, {"slots": 3, "kv_tokens": 1536}])
+def test_a_model_with_short_convolutions_gives_the_same_texts_one_after_another_and_together(tmp_path, options):
+    """A slot then holds a state, which cannot be cut back to a prefix: what a prompt has in common with an earlier one
+    is computed again, unless it is all of that."""
+    path = tiny_checkpoint.gguf_file(tmp_path / "lfm2.gguf", arch="lfm2", n_layers=4, seq_len=512)
+    plain = engine(path, slots=1, prefix_cache=False)
+    prompts = [SYSTEM + "one", SYSTEM + "two", SYSTEM[:60] + "three", SYSTEM + "one and then"]
+    expected = [run(plain, ask("a", prompt, max_tokens=30))["a"][0] for prompt in prompts]
+    plain.close()
+    one = engine(path, **options)
+    assert [run(one, ask("a", prompt, max_tokens=30))["a"][0] for prompt in prompts] == expected
+    together = run(one, *(ask(str(key), prompt, max_tokens=30) for key, prompt in enumerate(prompts)))
+    assert [together[str(key)][0] for key in range(len(prompts))] == expected
+    one.close()
+
+
 def test_a_prompt_may_go_back_behind_the_reply_and_differ(tiny_path, plain):
     one = engine(tiny_path, slots=1)
     run(one, ask("a", SYSTEM + "one", max_tokens=60))
