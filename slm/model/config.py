@@ -404,7 +404,7 @@ def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     if config.get("use_sliding_window"):
         raise UserError("use_sliding_window=true in config.json is not supported")
     if traits.short_conv and config.get("sliding_window"):
-        raise UserError(f"sliding_window={config['sliding_window']} in config.json is not supported in a {traits.hf_type}")
+        raise UserError(f"sliding_window={config['sliding_window']} in an LFM2's config.json is not supported")
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if config.get(key):
             raise UserError(f"{key}={config[key]} in config.json is not supported")
