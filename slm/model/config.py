@@ -12,6 +12,7 @@ WIDTH_MULTIPLE = 256
 SLIDING_PATTERN = 6
 """Gemma 3: one of so many layers, the last of them, sees all positions."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
+_CONV_WIDTH = 3
 CONV_PATTERN = 2
 """New LFM2 models: one of so many layers, the last of them, has attention."""
 
@@ -52,7 +53,7 @@ class ModelConfig:
     """gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of head_dim."""
     conv_layers: tuple[bool, ...] = ()
     """lfm2: which layers have a short convolution in place of attention; empty: the first of every two."""
-    conv_width: int = 3
+    conv_width: int = _CONV_WIDTH
     """lfm2: the positions that such a layer sees, the position itself included."""
     norm_eps: float = 1e-5
     tie_embeddings: bool = True
@@ -93,8 +94,10 @@ class ModelConfig:
             raise UserError(f"a {self.arch} model has no sliding window and no query_scalar: leave them out")
         if self.traits.short_conv:
             self._complete_short_conv()
-        elif self.conv_layers:
-            raise UserError(f"a {self.arch} model has no short convolutions: leave model.conv_layers out")
+        elif self.conv_layers or self.conv_width != _CONV_WIDTH:
+            raise UserError(
+                f"a {self.arch} model has no short convolutions: leave model.conv_layers and model.conv_width out"
+            )
 
     def _complete_short_conv(self) -> None:
         layers = tuple(self.conv_layers) or every_nth_global(self.n_layers, CONV_PATTERN)
@@ -269,7 +272,7 @@ class ModelConfig:
                 "query_scalar": config.get("query_pre_attn_scalar", 256),
             }
         if traits.short_conv:
-            local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", 3)}
+            local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", _CONV_WIDTH)}
         return cls(
             arch=arch,
             vocab_size=config["vocab_size"],

@@ -17,6 +17,10 @@ SMALL = dict(
         (dict(head_dim=15), "must be even"),
         (dict(n_layers=0), "must be at least 1"),
         (dict(arch="llamma"), "not known"),
+        (dict(arch="qwen3", conv_layers=(True, False)), "a qwen3 model has no short convolutions"),
+        (dict(arch="lfm2", conv_layers=(True, False, True)), "names 3 layers, the model has 2"),
+        (dict(arch="lfm2", conv_layers=(True, True)), "leaves no layer with attention"),
+        (dict(arch="lfm2", conv_width=1), "conv_width must be at least 2"),
     ],
 )
 def test_impossible_shapes_are_refused(change, says):
@@ -42,6 +46,7 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
         (dict(use_sliding_window=True), "use_sliding_window=true"),
         (dict(hidden_act="gelu"), "hidden_act=gelu in config.json is not supported: only silu is"),
         (dict(attention_bias=True), "attention_bias=true"),
+        (dict(conv_bias=True), "conv_bias=true"),
         (dict(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'yarn' is not supported"),
     ],
 )
@@ -117,3 +122,18 @@ def test_gemmas_that_compute_something_else_are_refused(change, says):
     with pytest.raises(UserError) as caught:
         ModelConfig.from_hf({**GEMMA_270M, **change})
     assert says in str(caught.value)
+
+
+def test_an_older_lfm2_names_its_layers_with_attention_and_a_width_that_is_cut_to_two_thirds():
+    """As LiquidAI's first files have it: LFM2-1.2B's feed-forward is 8,192 wide."""
+    config = {
+        "architectures": ["Lfm2ForCausalLM"],
+        **dict(vocab_size=65_536, hidden_size=2048, num_hidden_layers=16, num_attention_heads=32),
+        **dict(num_key_value_heads=8, max_position_embeddings=128_000, norm_eps=1e-5, rope_theta=1e6),
+        **dict(block_ff_dim=12_288, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256),
+        **dict(full_attn_idxs=[2, 5, 8, 10, 12, 14], conv_L_cache=3, conv_bias=False, tie_embedding=True),
+    }
+    shape = ModelConfig.from_hf(config)
+    assert (shape.ffn_dim, shape.head_dim, shape.rope_theta, shape.tie_embeddings) == (8192, 64, 1e6, True)
+    assert [layer for layer in range(16) if not shape.is_conv(layer)] == [2, 5, 8, 10, 12, 14]
+    assert round(shape.n_params / 1e6) == 1170

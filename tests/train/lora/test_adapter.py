@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from data.errors import UserError
 from slm.kernels.fused import Fused
 from slm.model import checkpoint, lora
 from slm.model.transformer import LanguageModel
@@ -141,3 +142,12 @@ def test_an_adapter_begins_as_the_base():
     a_RI, b_OR = adapter.pairs["model.layers.1.mlp.down_proj.weight"]
     assert (a_RI.shape, b_OR.shape) == ((3, SHAPE.ffn_dim), (SHAPE.d_model, 3))
     assert 0.9 / SHAPE.ffn_dim**0.5 < a_RI.abs().max() <= 1 / SHAPE.ffn_dim**0.5
+
+
+def test_targets_are_an_architectures_own_layers_and_the_default_is_all_of_them():
+    assert LoraConfig(rank=2).targets_in("qwen3")[3] == "o_proj"
+    all_of_it = ("q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w3", "w2")
+    assert LoraConfig(rank=2).targets_in("lfm2") == all_of_it
+    assert LoraConfig(rank=2, targets=("in_proj",)).targets_in("lfm2") == ("in_proj",)
+    with pytest.raises(UserError, match="names o_proj, which lfm2 models do not have"):
+        LoraConfig(rank=2, targets=("q_proj", "o_proj")).targets_in("lfm2")

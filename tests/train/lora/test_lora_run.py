@@ -173,6 +173,7 @@ def test_what_does_not_work_is_one_line(words):
     for options, message in (
         ({"rank": 4, "alpha": 0.0}, "must be above 0"),
         ({"rank": 4, "targets": ("q_proj", "qq")}, "must name linear layers"),
+        ({"rank": 4, "targets": ()}, "must name linear layers"),
         ({"rank": -4}, "at least 1"),
     ):
         with pytest.raises(UserError, match=message):

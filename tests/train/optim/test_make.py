@@ -45,6 +45,19 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest_at_rates_of_their_own
         assert found[gain] == ("adamw", pytest.approx(0.01))
 
 
+def test_the_taps_of_short_convolutions_are_gains():
+    model = LanguageModel(replace(SHAPE, arch="lfm2"))
+    for config in (MUON, replace(MUON, name="adamw")):
+        optimizer = make_optimizer(model, config)
+        (group,) = (
+            group
+            for group in optimizer.param_groups
+            if any(each is model.model.layers[0].conv.conv.weight for each in group["params"])
+        )
+        assert group["weight_decay"] == 0
+        assert group.get("kind") != "muon"
+
+
 def test_an_embedding_that_is_the_head_has_a_rate_of_its_own():
     found = rates(tie=True)
     assert "lm_head.weight" not in found
