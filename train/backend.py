@@ -14,10 +14,10 @@ from torch import Tensor
 
 from data.stream.packing import document_starts
 from slm.kernels.fused import Fused, unsupported, unsupported_shape, usable
-from slm.model.attention import BLOCK
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, head_gradients, softmax_gradient
+from slm.model.layers.attention import BLOCK
 from slm.model.transformer import LanguageModel
 from train.config import TrainConfig
 from train.environment import Environment

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm.model.layers import Attention, apply_rope
+from slm.model.layers.layer import Attention, apply_rope
 from slm.model.transformer import LanguageModel, rope_frequencies
 
 

@@ -24,7 +24,7 @@ from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows, rounded
-from slm.model.layers import Layer
+from slm.model.layers.layer import Layer
 from slm.model.transformer import LanguageModel, local_starts, rope_tables
 
 HELD_OUT = 4

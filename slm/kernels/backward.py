@@ -13,8 +13,8 @@ from slm.kernels.gradients import gradient_of, run_hooks
 from slm.kernels.operations import add_bias_gradient, add_weight_gradient, add_weight_gradients, norm, norm_backward
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
-from slm.model.layers import Attention
-from slm.model.lfm2 import ShortConv
+from slm.model.layers.layer import Attention
+from slm.model.layers.lfm2 import ShortConv
 
 
 class Backward:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from slm.kernels.operations import norm
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
-from slm.model.layers import Attention
-from slm.model.lfm2 import ShortConv
+from slm.model.layers.layer import Attention
+from slm.model.layers.lfm2 import ShortConv
 
 Observer = Callable[[list[Tensor], Tensor], None]
 """Called with the parameters of some matrices and the input [N, inputs] that all of them read."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slm.kernels.gradients import gradient_of, joined_gradient, run_hooks
 from slm.kernels.workspace import Workspace
-from slm.model.layers import RMSNorm
+from slm.model.layers.layer import RMSNorm
 
 
 def norm(work: Workspace, layer: RMSNorm, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:

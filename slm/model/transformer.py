@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
 from slm.model.initialization import CLASSIC, initialize
-from slm.model.layers import Attention, Layer, LayerCache, RMSNorm
-from slm.model.lfm2 import Lfm2Layer
+from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
+from slm.model.layers.lfm2 import Lfm2Layer
 
 
 class Embedding(nn.Embedding):

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slm.model import attention
-from slm.model.attention import causal_attention
+from slm.model.layers import attention
+from slm.model.layers.attention import causal_attention
 
 
 def tensors(*shapes, dtype=torch.float64):

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm.model.attention import causal_attention
 from slm.model.config import ModelConfig
+from slm.model.layers.attention import causal_attention
 
 
 class RMSNorm(nn.Module):

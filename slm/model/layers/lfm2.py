@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slm.model.config import ModelConfig
-from slm.model.layers import MLP, Attention, Layer, LayerCache, RMSNorm
+from slm.model.layers.layer import MLP, Attention, Layer, LayerCache, RMSNorm
 
 
 def _part(name: str) -> Any:
