@@ -15,6 +15,8 @@ from train.step import StepResult
 PARTS = {
     "slm_attention_forward": "attention",
     "slm_attention_backward": "attention",
+    "slm_short_conv": "short convolutions",
+    "slm_short_conv_backward": "short convolutions",
     "slm_linear": "projections",
     "slm_gate_up": "projections",
     "slm_gate_up_backward": "projections",
