@@ -19,8 +19,8 @@ from slm.llama.adapter_file import adapter_header, check_fits
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.model import lora
+from slm.model.architectures import LINEAR_LAYERS
 from slm.model.checkpoint import WEIGHTS, load_weights
-from slm.model.config import LINEAR_LAYERS
 from slm.model.fingerprint import fingerprint
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
