@@ -100,7 +100,9 @@ class ModelConfig:
             )
 
     def _complete_short_conv(self) -> None:
-        layers = tuple(self.conv_layers) or every_nth_global(self.n_layers, CONV_PATTERN)
+        # A single layer has attention.
+        usual = every_nth_global(self.n_layers, CONV_PATTERN) if self.n_layers > 1 else (False,)
+        layers = tuple(self.conv_layers) or usual
         if len(layers) != self.n_layers:
             raise UserError(f"model.conv_layers names {len(layers)} layers, the model has {self.n_layers}")
         if all(layers):

@@ -124,6 +124,11 @@ def test_gemmas_that_compute_something_else_are_refused(change, says):
     assert says in str(caught.value)
 
 
+def test_new_lfm2_models_have_attention_in_every_other_layer_and_in_a_single_one():
+    layers = {n: ModelConfig(**{**SMALL, "arch": "lfm2", "n_layers": n}).conv_layers for n in (1, 2, 5)}
+    assert layers == {1: (False,), 2: (True, False), 5: (True, False, True, False, True)}
+
+
 def test_an_older_lfm2_names_its_layers_with_attention_and_a_width_that_is_cut_to_two_thirds():
     """As LiquidAI's first files have it: LFM2-1.2B's feed-forward is 8,192 wide."""
     config = {
