@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import UserError
-from slm.kernels.column_squares import products_bytes
+from slm.kernels.column_squares import matrix_names, products_bytes
 from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
@@ -97,7 +97,7 @@ def round_layers(
     if model.config.traits.scaled_embedding:
         x_BTD = x_BTD * model.config.embedding_scale
     together = max(1, _TOKENS // ids_BT.shape[1])
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = matrix_names(model)
     found: dict[str, RoundedMatrix] = {}
     for index, layer in enumerate(model.model.layer_list()):
         run = _runner(model, index, layer)

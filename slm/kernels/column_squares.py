@@ -45,7 +45,7 @@ def column_squares(
     ``progress`` is called with the number of windows done since its last call. ``kernels``: in f32, to compute with
     instead of PyTorch.
     """
-    names = _matrices(model)
+    names = matrix_names(model)
     sums = {name: torch.zeros(model.get_parameter(name).shape[1], dtype=torch.float64) for name in names.values()}
     output_sum_D = torch.zeros(model.config.d_model, dtype=torch.float64)
     reached: set[str] = set()
@@ -74,7 +74,7 @@ def column_products(model: LanguageModel, windows: np.ndarray, kernels: Kernels 
     By Hugging Face's name of the matrix: f32 [D, D], one tensor for the matrices that read the same input. ``kernels``:
     to compute with instead of PyTorch, in f32 or bf16.
     """
-    names = _matrices(model)
+    names = matrix_names(model)
     sums: dict[str, Tensor] = {}
 
     def add(weights: list[Tensor], x: Tensor) -> None:
@@ -107,7 +107,7 @@ def _passes(
             yield len(some_BT), run(torch.from_numpy(some_BT.astype(np.int64)))
 
 
-def _matrices(model: LanguageModel) -> dict[int, str]:
+def matrix_names(model: LanguageModel) -> dict[int, str]:
     """Hugging Face's names of the layers' matrices, by the parameters' ``id``."""
     groups = [group for layer in model.model.layer_list() for group in layer.input_groups()]
     wanted = {id(each.weight) for group in groups for each in group}

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from export.imatrix import collect
+from slm.kernels.column_squares import matrix_names
 from slm.kernels.fused import Fused
 from slm.llama.blocks import codec
 from slm.llama.blocks.compensated import round_compensated
@@ -159,7 +160,7 @@ def correlated(model: LanguageModel) -> dict[str, torch.Tensor]:
 
 def same_inputs(model: LanguageModel) -> list[list[str]]:
     """The layers' matrices by name, those together that read the same input."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = matrix_names(model)
     groups = [group for layer in model.model.layer_list() for group in layer.input_groups()]
     return [[names[id(each.weight)] for each in group] for group in groups]
 
