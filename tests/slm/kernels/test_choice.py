@@ -194,7 +194,9 @@ def test_the_real_kernels_pass_their_real_trial(name):
 
 @needs_avx2
 def test_the_kernels_rate_counts_operations_and_tokens_alike():
-    shape = replace(SHAPE, n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=96, vocab_size=160)
+    shape = replace(
+        SHAPE, n_layers=1, conv_layers=(), d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=96, vocab_size=160
+    )
     found = step_rate("avx2", 1, shape)
     assert (found["kernels"], found["threads"]) == ("avx2", 1)
     assert found["gflops"] * 1e9 == pytest.approx(found["tokens_per_s"] * shape.flops_per_token(shape.seq_len))
