@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from slm.llama.gguf_check import GgufHeader, read_header
 from slm.machine.memory import available_bytes
 
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+_KV_PROJECTION = re.compile(r"blk\.\d+\.attn_[kv]\.weight")
 _PROCESS = 56 << 20
 """Python, NumPy and llama.cpp without a model (measured: 44 MiB), and what they allocate while they work."""
 _FEW_SLOTS = 4
@@ -59,8 +61,9 @@ def read_facts(path: Path) -> ModelFacts:
     n_embd, n_heads = number("embedding_length", 0), max(number("attention.head_count", 1), 1)
     head_dim = n_embd // n_heads
     per_head = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
-    # Where the count differs by layer it is an array, which the header's reader skips: count all heads then.
     n_kv_heads = number("attention.head_count_kv", n_heads)
+    # The projections tell layers with few heads, or with none, apart; some architectures have them in one tensor.
+    projected = sum(tensor.shape[-1] for tensor in header.tensors if _KV_PROJECTION.fullmatch(tensor.name))
     return ModelFacts(
         architecture=architecture,
         n_params=sum(math.prod(tensor.shape) for tensor in header.tensors),
@@ -69,7 +72,7 @@ def read_facts(path: Path) -> ModelFacts:
         n_embd=n_embd,
         n_ctx_train=number("context_length", DEFAULT_CONTEXT),
         has_template="tokenizer.chat_template" in header.metadata,
-        kv_values=number("block_count", 0) * n_kv_heads * per_head,
+        kv_values=projected or number("block_count", 0) * n_kv_heads * per_head,
         file_bytes=header.size_bytes,
     )
 

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 from serve.engine.config import EngineConfig
 from serve.pool import memory_plan
 from serve.pool.memory_plan import budget_bytes, fit_slots, needed_bytes, read_facts
 from slm.machine import memory
 from slm.machine.memory import available_bytes
+from tests.helpers import tiny_checkpoint
 
 GIB = 2**30
 MIB = 2**20
@@ -41,6 +44,12 @@ def test_the_estimate_covers_what_an_engine_takes(slow_path):
     assert estimate - one == 3 * kv_of_a_slot
     wide = needed_bytes(read_facts(slow_path), config(slow_path, slots=4, context=2048, kv_type="f32"))
     assert wide - estimate == 4 * kv_of_a_slot
+
+
+@pytest.mark.parametrize(("arch", "with_attention"), [("qwen3", 4), ("gemma3", 4), ("lfm2", 2)])
+def test_short_convolutions_keep_no_keys_and_values(tmp_path, arch, with_attention):
+    path = tiny_checkpoint.gguf_file(tmp_path / "m.gguf", arch=arch, n_layers=4, n_kv_heads=1, head_dim=32)
+    assert read_facts(path).kv_values == with_attention * 2 * 32
 
 
 def test_the_budget():
