@@ -43,6 +43,7 @@ from train.optim.interface import Optimizer
 from train.optim.trained import Trained
 from train.qat.fake_quant import FakeQuant
 from train.qat.moments import input_moments
+from train.report.samples import SAMPLES, entry
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
@@ -383,7 +384,7 @@ class Trainer:
     def _write_samples(self) -> None:
         """Let the model continue each prompt; the texts go to the terminal and to ``samples.md``."""
         train = self.config.train
-        with (self.root / "samples.md").open("a", encoding="utf-8") as file:
+        with (self.root / SAMPLES).open("a", encoding="utf-8") as file:
             for prompt in train.sample_prompts:
                 if self.interrupt:
                     break
@@ -395,7 +396,7 @@ class Trainer:
                     temperature=train.sample_temperature,
                 )
                 self.log.print("  " + text.replace("\n", "\n  "))
-                file.write(f"## step {self.state.step}\n\n{text}\n\n")
+                file.write(entry(self.state.step, text))
 
     # Checkpoints.
 

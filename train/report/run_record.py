@@ -17,7 +17,7 @@ from data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.runs import CHECKPOINT_NAME, CONFIG, LATEST, list_checkpoints, resolve, saved_config
 from train.report.curves import Curves, Tail, number, records
-from train.report.samples import Samples
+from train.report.samples import SAMPLES, Samples
 from train.run_lock import LOCK, is_locked
 
 RECENT = 20
@@ -56,7 +56,7 @@ class RunRecord:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._metrics_file, self._event_file = Tail(root / "metrics.jsonl"), Tail(root / "journal.jsonl")
-        self._samples_file = Tail(root / "samples.md")
+        self._samples_file = Tail(root / SAMPLES)
         self.curves = Curves()
         self.latest: dict[str, Any] = {}
         """The last training record, as it was written."""

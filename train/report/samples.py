@@ -1,13 +1,26 @@
-"""The texts that a model wrote at its validations, read from ``samples.md`` as the file grows."""
+"""``samples.md``: what a model wrote at its validations, each text under a heading with its step."""
 
 import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+SAMPLES = "samples.md"
 MAX_STEPS = 200
 """Samples of at most so many steps are kept. When there are more, every second step is dropped."""
 
 _HEADING = re.compile(r"## step (\d+)")
+_IN_TEXT = re.compile(rf"^{_HEADING.pattern}\n\n", re.MULTILINE)
+
+
+def entry(step: int, text: str) -> str:
+    """What the file has for a text that was written at this step."""
+    return f"## step {step}\n\n{text}\n\n"
+
+
+def before(text: str, steps: Container[int]) -> str:
+    """The file's text before the first heading of one of these steps; all of it where there is none."""
+    heading = next((each for each in _IN_TEXT.finditer(text) if int(each[1]) in steps), None)
+    return text if heading is None else text[: heading.start()]
 
 
 @dataclass(frozen=True)
@@ -31,9 +44,9 @@ class Samples(list[Sample]):
         text: list[str] = []
         for line in lines:
             match = _HEADING.fullmatch(line)
-            if match and int(match.group(1)) in validated_steps:
+            if match and int(match[1]) in validated_steps:
                 self._add(step, "\n".join(text))
-                step, text = int(match.group(1)), []
+                step, text = int(match[1]), []
             else:
                 text.append(line)
         self._add(step, "\n".join(text))

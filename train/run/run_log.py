@@ -1,7 +1,6 @@
 """What a run prints and writes while it trains: metrics, progress line, Weights & Biases, event log."""
 
 import math
-import re
 import time
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +13,7 @@ from data.storage import atomic_write_text
 from slm.report import duration, plain
 from train.config import RunConfig
 from train.predict.forecast import Outlook, make_forecast
+from train.report.samples import SAMPLES, before
 from train.run.event_log import EventLog
 from train.run.metrics_file import MetricsFile, read
 from train.run.wandb_logger import WANDB_ID, WandbLogger
@@ -40,9 +40,7 @@ GUARD_EVENTS = {
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""
-HEADING = re.compile(r"^## step (\d+)\n\n", re.MULTILINE)
-"""Of a text in ``samples.md``."""
-LOGS = ("metrics.jsonl", "journal.jsonl", "samples.md", WANDB_ID)
+LOGS = ("metrics.jsonl", "journal.jsonl", SAMPLES, WANDB_ID)
 """What a run appends to, and the name of its curves at Weights & Biases."""
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line of progress at most this often."""
@@ -57,9 +55,8 @@ def cut_samples(path: Path, metrics: Path, step: int) -> None:
         return
     later = {record["step"] for record in read(metrics) if "val_loss" in record and record["step"] > step}
     text = path.read_text(encoding="utf-8", errors="replace")
-    heading = next((each for each in HEADING.finditer(text) if int(each.group(1)) in later), None)
-    if heading is not None:
-        atomic_write_text(path, text[: heading.start()])
+    if (kept := before(text, later)) != text:
+        atomic_write_text(path, kept)
 
 
 class RunLog:
@@ -75,7 +72,7 @@ class RunLog:
             for name in LOGS:
                 (root / name).unlink(missing_ok=True)
         self.events = EventLog(root, active=main)  # first: it counts the records that the metrics file drops
-        self._samples = root / "samples.md"
+        self._samples = root / SAMPLES
         cut_samples(self._samples, root / "metrics.jsonl", step)
         self._metrics = MetricsFile(root / "metrics.jsonl", step)
         self._wandb = WandbLogger(config, root) if main and config.logger.name == "wandb" else None
