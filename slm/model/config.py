@@ -198,23 +198,23 @@ class ModelConfig:
         per_attention = 2 * self.head_dim if self.traits.qk_norm else 0
         per_attention += (self.n_heads + 2 * self.n_kv_heads) * self.head_dim if self.traits.qkv_bias else 0
         small = self._n_attention_layers * per_attention + self.n_conv_layers * self.conv_width * self.d_model
-        return embedding + self._n_layer_matrix_params + self.n_layers * norms + small + self.d_model
+        return embedding + self.n_layer_matrix_params + self.n_layers * norms + small + self.d_model
 
     @property
     def n_matmul_params(self) -> int:
         """Parameters that take part in matrix products per token: the layers' matrices and the output head."""
-        return self._n_layer_matrix_params + self.vocab_size * self.d_model
+        return self.n_layer_matrix_params + self.vocab_size * self.d_model
+
+    @property
+    def n_layer_matrix_params(self) -> int:
+        """Parameters of the layers' matrices: the size that the loss law goes by."""
+        attention = 2 * (self.n_heads + self.n_kv_heads) * self.head_dim
+        mixers = self._n_attention_layers * attention + self.n_conv_layers * 4 * self.d_model
+        return self.d_model * (mixers + self.n_layers * 3 * self.ffn_dim)
 
     @property
     def _n_attention_layers(self) -> int:
         return self.n_layers - self.n_conv_layers
-
-    @property
-    def _n_layer_matrix_params(self) -> int:
-        """Of all layers."""
-        attention = 2 * (self.n_heads + self.n_kv_heads) * self.head_dim
-        mixers = self._n_attention_layers * attention + self.n_conv_layers * 4 * self.d_model
-        return self.d_model * (mixers + self.n_layers * 3 * self.ffn_dim)
 
     def flops_per_token(self, seq_len: int | None = None, words: int = 0) -> int:
         """Forward and backward FLOPs of one training token: 6 N + causal attention at ``seq_len``.

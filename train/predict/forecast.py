@@ -72,8 +72,7 @@ def make_forecast(config: RunConfig) -> "Forecast | Planned | None":
     no_decay = optim.min_lr_ratio > 0.15 or optim.schedule == "range_test"
     if config.init_from or config.distill.teacher or no_decay or config.data.has_chat:
         return None
-    heads = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
-    n_matrix = model.n_layers * model.d_model * (heads + 3 * model.ffn_dim)
+    n_matrix = model.model_config(vocab_size=1, seq_len=config.train.seq_len, eos_id=None).n_layer_matrix_params
     epochs, tokens = predicted.get("epochs") or 0.0, predicted.get("tokens") or 0
     unique_tokens = tokens / epochs if epochs else math.inf
     return Forecast(fit(records.load()), n_matrix, unique_tokens, optim.min_lr_ratio)

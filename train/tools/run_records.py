@@ -9,6 +9,7 @@ from typing import Any
 
 from data.errors import UserError
 from slm.machine.record import cpu_name
+from slm.model.config import ModelConfig
 from slm.runs import VALIDATION
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
@@ -52,11 +53,10 @@ def record_of(root: Path) -> Record:
     planned = predicted.get("tokens") or 0
     epochs = (predicted.get("epochs") or 0.0) * last.tokens / planned if planned else 0.0
     counted = min(read / epochs if epochs else math.inf, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
-    shape = {
-        name: int(run.setting(f"model.{name}"))
-        for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
-    }
-    heads = 2 * (shape["n_heads"] + shape["n_kv_heads"]) * shape["head_dim"]
+    names = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
+    chosen: dict[str, Any] = {name: run.setting(f"model.{name}") for name in names}
+    chosen["conv_layers"] = tuple(run.setting("model.conv_layers") or ())
+    model = ModelConfig(**chosen, vocab_size=1, seq_len=int(run.setting("train.seq_len")))
     train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
     sample = root / VALIDATION
     text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
@@ -69,12 +69,12 @@ def record_of(root: Path) -> Record:
         counted=counted,
         vocab_size=vocab_size,
         sampled=sampled,
-        slower=slow and learns_slower(shape["n_layers"], counted),
+        slower=slow and learns_slower(model.n_layers, counted),
     )
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),
-        n_matrix=shape["n_layers"] * shape["d_model"] * (heads + 3 * shape["ffn_dim"]),
+        n_matrix=model.n_layer_matrix_params,
         vocab_size=vocab_size,
         tokens=int(last.tokens),
         bytes=worth,

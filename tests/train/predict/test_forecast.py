@@ -48,6 +48,18 @@ def test_a_curve_of_any_level_and_steepness_is_continued(level, steepness):
         before = (outlook.high - outlook.low) / outlook.value
 
 
+def test_the_size_is_that_of_the_models_own_layers():
+    def size(*words):
+        forecast = make_forecast(build(RunConfig, load_config("train", ["preset=tiny", "model.n_layers=2", *words])))
+        assert isinstance(forecast, Forecast)
+        return forecast._n
+
+    width = build(RunConfig, load_config("train", ["preset=tiny"])).model.d_model
+    plain = size()
+    # A convolution has four matrices of width x width where these heads' attention has three.
+    assert size("model.arch=lfm2", "model.conv_layers=[true,false]") == plain + width**2
+
+
 def test_a_validation_makes_it_bits_per_byte():
     forecast = Forecast(LAW, N)
     curve(forecast, 0.5, 2.4, 1.0)
