@@ -233,6 +233,9 @@ class TrainConfig:
     sampled_softmax: int = 0
     """Words of the vocabulary whose logits a training step computes: the targets of a micro-batch, and others drawn at
     random, frequent ones more often, which stand for the rest; 0: all. Validation computes all."""
+    calibrate_head: bool = True
+    """At the end of the run, draw the head's rows of rare words towards their frequency, and all of it as far as
+    held-out text says. For a new model with a head of its own that reads plain text; others are not calibrated."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     coherence_stories: int = 0
@@ -542,6 +545,14 @@ class RunConfig:
                 f"preference.loss={self.preference.loss} learns from pairs of answers: give data=chat "
                 "data.files=[pairs.jsonl] with the fields prompt, chosen and rejected, without text (tune.replay=0)"
             )
+
+    @property
+    def calibrates_head(self) -> bool:
+        """Whether the run ends with a calibration of its head. Quantized weights, a trained model's head and one that
+        is the embedding, too, are left as they are."""
+        new = not self.init_from and not self.lora.rank and not self.preference.on
+        plain = not self.data.has_chat and not self.train.qat and not self.model.tie_embeddings
+        return self.train.calibrate_head and new and plain
 
     @property
     def root(self) -> Path:

@@ -28,6 +28,7 @@ from slm.runs import CONFIG, Run
 from train.backend import attention_bytes, fallback_line, make_backend
 from train.bigrams.start import start_from_bigrams
 from train.born_again import BornAgain
+from train.calibration.end_of_run import HeadCalibration
 from train.config import RunConfig, TrainConfig
 from train.distributed.gradient_sync import make_gradient_sync
 from train.distributed.launch_files import restarts
@@ -381,9 +382,11 @@ def _make_trainer(
         compensated=train.qat_rounding == "gptq",
         least_steps=train.qat_least_steps,
     )
+    calibration = HeadCalibration(on=config.calibrates_head, words=tokenizer.vocab_size)
     state = RunState(train)
     if point.checkpoint:
         restore(ranks, point, trained, optimizer, average, fake_quant)
+        calibration.load(point.tensors, ranks)
         state.resume(point.state)
         if changed := rounding_changes(point.state.get("rounding", {}), rounding(environment, train)):
             print(changed)
@@ -434,6 +437,7 @@ def _make_trainer(
         loader=loader,
         backend=backend,
         born_again=BornAgain(config, tokenizer, environment, root, objective),
+        calibration=calibration,
         validator=Validator(blocks_NT1, tokenizer, model.config.vocab_size, train.micro_batch, objective),
         state=state,
         log=log,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from data.sources.mixture import latest_epoch
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import to_dict
@@ -24,6 +25,7 @@ from slm.report import duration
 from slm.runs import CALIBRATION
 from train.backend import Backend
 from train.born_again import BornAgain
+from train.calibration.end_of_run import HEAD, HeadCalibration
 from train.config import RunConfig
 from train.distributed.gradient_sync import GradientSync
 from train.distributed.ranks import Ranks
@@ -75,6 +77,7 @@ class Trainer:
     loader: Loader
     backend: Backend
     born_again: BornAgain
+    calibration: HeadCalibration
     validator: Validator
     state: RunState
     log: RunLog
@@ -122,6 +125,8 @@ class Trainer:
             validated = False
         elif train.qat and not self.fake_quant.on and not self.interrupt:
             self.log.print(f"the run ended before train.qat={train.qat} began: it is not quantized")
+        if self.calibration.on and not self.interrupt:
+            validated = not self._calibrate() and validated
         if not validated and not self.interrupt:
             self._validate()
         if impatient:  # also where quantization made the losses begin anew: the run stays at its end
@@ -141,7 +146,8 @@ class Trainer:
     def _loop(self) -> None:
         state, train = self.state, self.config.train
         batches = synchronized_batches(self.ranks, self.loader, self.config.data, train.grad_accum)
-        due = state.step > 0 and state.step % train.eval_every == 0
+        batches = self.calibration.counting(batches)
+        due = state.step > 0 and state.step % train.eval_every == 0 and not self._to_be_calibrated()
         if due and state.validation.get("step") != state.step:
             self._validate()  # the run was stopped during this validation
             if state.validation.get("step") == state.step:
@@ -224,7 +230,7 @@ class Trainer:
             self.log.guard_event("slept", state.step, seconds=round(slept))
         if state.step % train.log_every == 0 or state.step == 1:
             self._log_window()
-        if state.step % train.eval_every == 0 and not self._to_be_rounded():
+        if state.step % train.eval_every == 0 and not self._to_be_rounded() and not self._to_be_calibrated():
             self._validate()
         if self._checkpoint_due() and self._fraction_done() < 1:
             self._save()
@@ -235,6 +241,22 @@ class Trainer:
         if ended and self.fake_quant.waits(0):  # patience or text ended it before the share that trains so
             fraction_done = 1.0
         return (ended or fraction_done >= 1) and self.fake_quant.due(fraction_done)
+
+    def _to_be_calibrated(self) -> bool:
+        """Whether the run is done but for the calibration of its head."""
+        return self.calibration.on and self._fraction_done() >= 1
+
+    def _calibrate(self) -> bool:
+        """Validate and save a calibrated head from here on. Whether it differs from the trained one."""
+        blocks, readings = self.validator.blocks, 1 + latest_epoch(self.loader.state_dict())
+        with self.average.in_place():
+            found = self.calibration(self.model, blocks, readings, self.ranks)
+        if found is None:
+            return False
+        self.average.put(HEAD, found.head)
+        facts = {"before": found.before, "after": found.after, "tokens": found.tokens}
+        self.log.guard_event("calibrated", self.state.step, **facts)
+        return True
 
     def _begin_quantization(self) -> None:
         """From this step on the model computes with quantized weights."""
@@ -351,8 +373,11 @@ class Trainer:
         Not in the last validation: a run that is over must not seem to have time left.
         """
         if self.config.train.minutes_of == "process" and self._fraction_done() < 1:
-            step = self._step_seconds / 2
-            seconds = self.ranks.broadcast_from_main(lambda: validation_seconds + self.checkpointer.write_s + step)
+            step, write = self._step_seconds / 2, self.checkpointer.write_s
+            model, blocks = self.model, self.validator.blocks
+            seconds = self.ranks.broadcast_from_main(
+                lambda: validation_seconds + self.calibration.seconds(model, blocks) + write + step
+            )
             self.state.closing_seconds = seconds
 
     def _score(self) -> None:
@@ -418,6 +443,7 @@ class Trainer:
         }
         with self.interrupt.saving(), self.fake_quant.masters():
             tensors, resynced = gather_state(self.ranks, self.trained, self.optimizer, self.average, self.fake_quant)
+            tensors |= self.calibration.tensors(self.ranks)
             if resynced:
                 self.fake_quant.resynced()
                 self.backend.weights_changed()
@@ -454,6 +480,7 @@ class Trainer:
                 set_aside_rolled_back(self.root, point.checkpoint)
             jump |= {"from": state.step, "to": point.state["step"], "tokens": state.tokens - point.state["tokens"]}
             restore(self.ranks, point, self.trained, self.optimizer, self.average, self.fake_quant)
+            self.calibration.load(point.tensors, self.ranks)
             state.rewind(point.state)
             self.backend.weights_changed()
             state.guards.rolled_back(point.state.get("guards", {}), jump)

@@ -70,7 +70,7 @@ def test_a_run_says_that_its_text_was_learnt_by_heart(tmp_path):
     page, others = tmp_path / "page.txt", tmp_path / "others.txt"
     page.write_text("The lamp of the harbour was lit at six, and the boats came home. " * 4)
     others.write_text("Winter grass, a red door; seven crows sat upon the wall of my father's orchard. " * 12)
-    files = (f"data.files=[{page}]", f"data.val_files=[{others}]")
+    files = (f"data.files=[{page}]", f"data.val_files=[{others}]", "train.calibrate_head=false")
     run = SmallRun(tmp_path, *files, "name=page", "train.max_steps=60", "train.eval_every=5", "optim.lr=0.02").finish()
     assert ", risen from " in run.out
     assert "the model learnt its text by heart" in run.out

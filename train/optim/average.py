@@ -41,6 +41,10 @@ class Average:
         weights = [self._parameters[name].detach() for name in self._tensors]
         torch._foreach_lerp_(list(self._tensors.values()), weights, 1 - self._share)
 
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Validate and save ``tensor`` in the place of this parameter, from whose own value training would go on."""
+        self._tensors[name] = tensor
+
     def begin_anew(self) -> None:
         """The next step's weights are the first."""
         self._tensors = {}

@@ -37,6 +37,10 @@ GUARD_EVENTS = {
         "the model so far becomes the teacher of a new one, which begins here (distill.born_again={share:g}): its loss "
         "is high at first, and ends lower"
     ),
+    "calibrated": (
+        "the head is calibrated (train.calibrate_head): {before:.4f} -> {after:.4f} nats per token on {tokens:,} "
+        "held-out tokens"
+    ),
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""

@@ -97,7 +97,8 @@ def test_the_plot_is_drawn_once_for_what_is_there(tmp_path):
 def test_a_run_reports_how_it_was_stopped_and_resumed(command, launch, train, tmp_path):
     """A real run: interrupted, killed, finished."""
     root = tmp_path / "runs" / "told"
-    arguments = command("name=told", "train.max_steps=100000", "train.eval_every=10", "train.checkpoint_every=10")
+    words = ("train.eval_every=10", "train.checkpoint_every=10", "train.calibrate_head=false")
+    arguments = command("name=told", "train.max_steps=100000", *words)
 
     def reach(step: int) -> subprocess.Popen:
         process, deadline = launch(arguments), time.monotonic() + 120

@@ -1,0 +1,1 @@
+"""How sure a finished model is: its head is calibrated once, at the end of a run."""
