@@ -24,6 +24,7 @@ def runs(tmp_path_factory) -> Path:
         *OPTIONS,
         "data.shuffle_buffer=0",
         "train.eval_every=20",
+        "train.calibrate_head=false",
         f"data.files=[{documents}]",
         f"runs_dir={folder}",
         f"train.sample_prompts=['{HOSTILE}','The cat']",
