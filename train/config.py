@@ -501,7 +501,7 @@ class RunConfig:
             raise UserError(
                 f"train.short_seq_len={self.train.short_seq_len} would cut conversations: leave it 0 with data=chat"
             )
-        if self.optim.init_bigrams and (self.init_from or self.data.has_chat or self.model.tie_embeddings):
+        if self.optim.init_bigrams and not self._has_new_head:
             raise UserError(
                 f"optim.init_bigrams={self.optim.init_bigrams} is for a new model with a head of its own "
                 "(model.tie_embeddings=false) on plain text: leave it 0 with init_from, conversations or a tied head"
@@ -550,9 +550,13 @@ class RunConfig:
     def calibrates_head(self) -> bool:
         """Whether the run ends with a calibration of its head. Quantized weights, a trained model's head and one that
         is the embedding, too, are left as they are."""
-        new = not self.init_from and not self.lora.rank and not self.preference.on
-        plain = not self.data.has_chat and not self.train.qat and not self.model.tie_embeddings
-        return self.train.calibrate_head and new and plain
+        return self.train.calibrate_head and self._has_new_head and not self.train.qat
+
+    @property
+    def _has_new_head(self) -> bool:
+        """Whether the run trains a new model with a head of its own on plain text. Adapters and pairs of answers need a
+        model or conversations, so they are none."""
+        return not (self.init_from or self.data.has_chat or self.model.tie_embeddings)
 
     @property
     def root(self) -> Path:

@@ -6,13 +6,31 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.programs import Program
-from tests.helpers.small_run import OPTIONS, write_corpus
+from tests.helpers.small_run import OPTIONS, SmallRun, write_corpus
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A JSON Lines file of a few hundred short documents."""
     return write_corpus(tmp_path_factory.mktemp("corpus") / "documents.jsonl")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder for a test file's runs."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def words(request, corpus) -> list[str]:
+    """The options that a test file gives its runs: ``WORDS``."""
+    return [f"data.files=[{corpus}]", *request.module.WORDS]
+
+
+@pytest.fixture(scope="module")
+def whole(runs, words) -> SmallRun:
+    """A run with these options from its beginning to its end."""
+    return SmallRun(runs, "name=whole", *words).finish()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from data.errors import UserError
 from slm.configuration import build, load_config
 from slm.runs import list_checkpoints
-from tests.helpers.small_run import SmallRun, differences, records, write_corpus
+from tests.helpers.small_run import SmallRun, differences, records
 from train.born_again import TEACHER, BornAgain
 from train.config import RunConfig
 from train.objective.objective import CROSS_ENTROPY
@@ -30,21 +30,6 @@ WORDS = (
     "train.checkpoint_every=2",
     "train.keep_last=9",
 )
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def words(runs) -> list[str]:
-    return [f"data.files=[{write_corpus(runs / 'documents.jsonl')}]", *WORDS]
-
-
-@pytest.fixture(scope="module")
-def whole(runs, words) -> SmallRun:
-    return SmallRun(runs, "name=whole", *words).finish()
 
 
 def test_the_second_part_is_another_model_that_learns_from_the_first(whole):

@@ -229,20 +229,9 @@ def test_an_average_of_the_weights_is_what_a_run_validates_and_saves(words, tmp_
     for name, weight in weights[0].items():
         assert torch.equal(state[f"{name}.trained"], weight), name
         assert not torch.equal(weights[1][name], weight), name
+    longer = ("train.max_steps=10", "optim.schedule=linear", "optim.decay_fraction=0", "train.calibrate_head=false")
     for root, option in ((plain, []), (averaged, ["optim.average=0"])):
-        run(
-            one(
-                words(
-                    root.name,
-                    ONE,
-                    "train.max_steps=10",
-                    "optim.schedule=linear",
-                    "optim.decay_fraction=0",
-                    "train.calibrate_head=false",
-                    *option,
-                )
-            )
-        )
+        run(one(words(root.name, ONE, *longer, *option)))
     assert losses(averaged) == losses(plain)
     assert not any(
         key.endswith(".trained") for key in load_file(averaged / "checkpoints/step-00000010/optimizer.safetensors")

@@ -33,7 +33,7 @@ class HeadCalibration:
     def __init__(self, *, on: bool, words: int) -> None:
         self.on = on
         self._counts = np.zeros(words, np.int64)
-        self._trial: float | None = None
+        self._seconds = 0.0
 
     def counting(self, batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         """The blocks [B, T + 1], whose targets are counted."""
@@ -46,8 +46,8 @@ class HeadCalibration:
         """For a checkpoint, on rank 0: the counts of all ranks together."""
         if not self.on:
             return {}
-        counts = sum(ranks.gather_to_main(self._counts))
-        return {COUNTS: torch.from_numpy(np.asarray(counts))} if ranks.main else {}
+        counts = self._of_all(ranks)
+        return {COUNTS: counts} if ranks.main else {}
 
     def load(self, tensors: dict[str, Tensor], ranks: Ranks) -> None:
         """Go on from a checkpoint. Those of a version that did not count let the run end without a calibration."""
@@ -59,29 +59,27 @@ class HeadCalibration:
 
     def __call__(self, model: LanguageModel, blocks_NT1: np.ndarray, readings: int, ranks: Ranks) -> Calibration | None:
         """The calibration by these held-out blocks, the same on every rank; None where it would win nothing."""
-        every_rank = ranks.gather_to_main(self._counts)
-        return ranks.broadcast_from_main(
-            lambda: self._calibration(model, blocks_NT1, torch.from_numpy(np.sum(every_rank, 0)), readings)
-        )
+        counts = self._of_all(ranks)
+        return ranks.broadcast_from_main(lambda: _calibration(model, blocks_NT1, POSITIONS, counts, readings))
 
     def seconds(self, model: LanguageModel, blocks_NT1: np.ndarray) -> float:
         """About how long the calibration will take, from a trial of a small part of it."""
-        return self._seconds_of(model, blocks_NT1) if self.on else 0.0
-
-    def _seconds_of(self, model: LanguageModel, blocks_NT1: np.ndarray) -> float:
-        if self._trial is None:
-            some = torch.full((len(self._counts),), 1)
+        if self.on and not self._seconds:
             began = perf_counter()
-            states, targets = _states(model, blocks_NT1, TRIAL_POSITIONS)
-            calibrate(model.head_weight_VD.detach(), states, targets, some)
-            self._trial = (perf_counter() - began) * POSITIONS / TRIAL_POSITIONS
-        return self._trial
+            _calibration(model, blocks_NT1, TRIAL_POSITIONS, torch.ones(len(self._counts), dtype=torch.int64))
+            self._seconds = (perf_counter() - began) * POSITIONS / TRIAL_POSITIONS
+        return self._seconds
 
-    def _calibration(
-        self, model: LanguageModel, blocks_NT1: np.ndarray, counts_V: Tensor, readings: int
-    ) -> Calibration | None:
-        states, targets = _states(model, blocks_NT1, POSITIONS)
-        return calibrate(model.head_weight_VD.detach(), states, targets, counts_V, readings)
+    def _of_all(self, ranks: Ranks) -> Tensor:
+        """A copy of the counts, on rank 0 those of all ranks together."""
+        return torch.from_numpy(np.sum(ranks.gather_to_main(self._counts), axis=0))
+
+
+def _calibration(
+    model: LanguageModel, blocks_NT1: np.ndarray, positions: int, counts_V: Tensor, readings: int = 1
+) -> Calibration | None:
+    states_ND, targets_N = _states(model, blocks_NT1, positions)
+    return calibrate(model.head_weight_VD.detach(), states_ND, targets_N, counts_V, readings)
 
 
 @torch.no_grad()

@@ -63,8 +63,7 @@ def calibrate(
     frequency_VD = _frequency_rows(head, states_ND, log_frequencies(counts_V, readings))
     n_V = counts_V.float() / readings
     features_VJ = torch.stack([torch.ones_like(n_V), 1 / (1 + n_V), 1 / (1 + n_V.sqrt())], 1)
-    features_VJ[counts_V == 0] = 0
-    # A word that the text never has is its frequency's row from the start.
+    # A word that the text never has is its frequency's row from the start: nothing moves it.
     start_VD = torch.where((counts_V == 0)[:, None], frequency_VD, head)
     difference_VD = start_VD - frequency_VD
     x_J = torch.zeros(features_VJ.shape[1], dtype=torch.float64)

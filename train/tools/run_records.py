@@ -56,8 +56,8 @@ def record_of(root: Path) -> Record:
     names = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
     chosen: dict[str, Any] = {name: run.setting(f"model.{name}") for name in names}
     chosen["conv_layers"] = tuple(run.setting("model.conv_layers") or ())
-    model = ModelConfig(**chosen, vocab_size=1, seq_len=int(run.setting("train.seq_len")))
     train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
+    model = ModelConfig(**chosen, vocab_size=1, seq_len=train["seq_len"])
     sample = root / VALIDATION
     text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
     vocab_size = int(run.setting("tokenizer.vocab_size") or 0)

@@ -1,7 +1,6 @@
 """A run whose head is calibrated at its end: what is validated and saved, and from where it goes on."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from safetensors.torch import load_file
 
 from slm.configuration import build, load_config
 from slm.runs import list_checkpoints
-from tests.helpers.small_run import SmallRun, differences, records, write_corpus
+from tests.helpers.small_run import SmallRun, differences, records
 from train.calibration.end_of_run import COUNTS, HEAD
 from train.config import RunConfig
 from train.optim.average import TRAINED
@@ -24,21 +23,6 @@ WORDS = (
     "train.keep_last=9",
 )
 LAST = "step-00000040"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def words(runs) -> list[str]:
-    return [f"data.files=[{write_corpus(runs / 'documents.jsonl')}]", *WORDS]
-
-
-@pytest.fixture(scope="module")
-def whole(runs, words) -> SmallRun:
-    return SmallRun(runs, "name=whole", *words).finish()
 
 
 def test_the_calibrated_head_is_what_is_validated_and_saved(whole, runs, words):
