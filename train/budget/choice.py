@@ -9,7 +9,7 @@ from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from train.budget.machine import SAMPLED_WORDS, Machine
 from train.budget.shapes import SHAPES, Shape
 from train.config import bags_fit
-from train.predict.law import LossLaw, learns_slower, taught, text_factor, text_read, text_worth
+from train.predict.law import LossLaw, calibrated, learns_slower, taught, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
@@ -108,6 +108,8 @@ class Wanted:
     """The share of the run that trains a teacher; 0: there is none."""
     max_epochs: int | None = None
     """How often the text may be read, by both models together."""
+    calibrate_head: bool = True
+    """Whether a head of its own is calibrated at the end of the run."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -295,6 +297,9 @@ def make(
     factor, blur = text_factor(corpus.difficulty)
     if born_again:
         factor *= taught(alone, law.predict(*run(n_bytes * (1 / last_share - 1)))) / alone
+    last_epochs = text_read(n_bytes, bag=bag, share=share) / corpus.bytes
+    if wanted.calibrate_head and not shape.tied:
+        factor *= calibrated(last_epochs, vocab_size=vocab_size, d_model=shape.d_model)
     value = factor * alone
     low, high = (factor * each for each in law.interval(*last))
     return Candidate(
@@ -312,7 +317,7 @@ def make(
         steps=steps,
         tokens=steps * per_step,
         bytes=n_bytes,
-        epochs=text_read(n_bytes, bag=bag, share=share) / corpus.bytes / last_share,
+        epochs=last_epochs / last_share,
         tokens_per_s=pace * per_step / step_seconds,
         seconds=seconds - training * (1 - steps / in_time) / (1 - VALIDATION_SHARE - OVERHEAD),
         ends_early=steps < in_time,

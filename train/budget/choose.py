@@ -158,6 +158,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         init_bigrams=base.optim.init_bigrams if own_start else None,
         born_again=base.distill.born_again if once else None,
         max_epochs=None if None in epochs else min(filter(None, epochs)),
+        calibrate_head=base.calibrates_head,
     )
 
 

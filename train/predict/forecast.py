@@ -18,7 +18,7 @@ import numpy as np
 
 from train.config import RunConfig
 from train.predict import records
-from train.predict.law import LossLaw, fit
+from train.predict.law import LossLaw, calibrated, fit
 
 UNDECAYED = 0.045
 """By what share the loss at the peak learning rate is above that of a run that has decayed by then. An estimate: it was
@@ -75,7 +75,10 @@ def make_forecast(config: RunConfig) -> "Forecast | Planned | None":
     n_matrix = model.model_config(vocab_size=1, seq_len=config.train.seq_len, eos_id=None).n_layer_matrix_params
     epochs, tokens = predicted.get("epochs") or 0.0, predicted.get("tokens") or 0
     unique_tokens = tokens / epochs if epochs else math.inf
-    return Forecast(fit(records.load()), n_matrix, unique_tokens, optim.min_lr_ratio)
+    gain = 1.0
+    if config.calibrates_head:
+        gain = calibrated(epochs, vocab_size=config.tokenizer.vocab_size, d_model=model.d_model)
+    return Forecast(fit(records.load()), n_matrix, unique_tokens, optim.min_lr_ratio, gain)
 
 
 class Planned:
@@ -96,11 +99,19 @@ class Planned:
 
 class Forecast:
     """The curve of a run, and the law for its size. ``n_matrix``: parameters of the layers' matrices.
-    ``unique_tokens``: of its text, however often it is read."""
+    ``unique_tokens``: of its text, however often it is read. ``end_share``: what is left of the learning rate at the
+    end. ``closing``: by what the loss is multiplied there, once the last step is done."""
 
-    def __init__(self, law: LossLaw, n_matrix: float, unique_tokens: float = math.inf, end_share: float = 0.0) -> None:
+    def __init__(
+        self,
+        law: LossLaw,
+        n_matrix: float,
+        unique_tokens: float = math.inf,
+        end_share: float = 0.0,
+        closing: float = 1.0,
+    ) -> None:
         self._law, self._n, self._unique = law, n_matrix, unique_tokens
-        self._end_share = end_share
+        self._end_share, self._closing = end_share, closing
         self._training: list[tuple[float, float, float]] = []  # tokens, share of the peak learning rate, loss
         self._validations: list[tuple[float, float, float]] = []
         self._bytes_per_token = BYTES_PER_TOKEN
@@ -139,7 +150,7 @@ class Forecast:
             error = 0.004
         end = float(self._expected(np.array([tokens]), np.array([self._end_share]))[0])
         here = float(self._expected(now[:1], now[1:2])[0])
-        value = measured * end**steepness
+        value = measured * end**steepness * self._closing
         half = math.hypot(error, EXPECTED_ERROR * steepness * math.log(here / end))
         return Outlook(value, value * math.exp(-half), value * math.exp(half), unit)
 

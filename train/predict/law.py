@@ -59,6 +59,12 @@ TAUGHT, TEACHER_BEHIND = 0.978, 0.3
 in units of those without, where the teacher has read as often; and how much of the share by which the teacher is worse
 than that is added. Eight runs of 1 to 52 MB have .969 to .987 times what the law says of them without a teacher
 (docs/results/recipe.md)."""
+CALIBRATED, CALIBRATED_HEAD = 0.0003, (16_384, 256)
+"""What each reading of the text gives to a head that is calibrated at the end (``train.calibrate_head``), as a share of
+the bits per byte, for a head of so many words and such a width; with its words and the square of its width. Eleven
+models are within .2 points of it (docs/results/plan.md)."""
+CALIBRATED_READINGS, MOST_CALIBRATED = 8.0, 0.011
+"""The most readings, and the most gained, that were measured."""
 COUNTED_SHARE = 0.5
 """At most this share of the text whose bigrams were counted."""
 UNIT = 1e6
@@ -156,6 +162,16 @@ def text_worth(
 def taught(alone: float, teacher: float) -> float:
     """Bits per byte of a model whose teacher has ``teacher``, and that would have ``alone`` without one."""
     return alone * (TAUGHT + TEACHER_BEHIND * max(0.0, teacher / alone - 1))
+
+
+def calibrated(readings: float, *, vocab_size: int, d_model: int) -> float:
+    """Bits per byte of a model whose head is calibrated at its end, in units of those without.
+
+    ``readings``: how often the model reads its text, its teacher's not counted.
+    """
+    words, width = CALIBRATED_HEAD
+    gain = CALIBRATED * min(readings, CALIBRATED_READINGS) * vocab_size / words * (d_model / width) ** 2
+    return 1 - min(MOST_CALIBRATED, gain)
 
 
 def learns_slower(n_layers: int, bigrams: float) -> bool:

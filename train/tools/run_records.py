@@ -13,7 +13,7 @@ from slm.model.config import ModelConfig
 from slm.runs import VALIDATION
 from train.budget.corpus import BOOKS_BITS, bits_of
 from train.predict import records
-from train.predict.law import DEEP_LR, learns_slower, text_read, text_worth
+from train.predict.law import DEEP_LR, calibrated, learns_slower, text_read, text_worth
 from train.predict.records import Record
 from train.report.run_record import RunRecord, find_run
 
@@ -71,6 +71,9 @@ def record_of(root: Path) -> Record:
         sampled=sampled,
         slower=slow and learns_slower(model.n_layers, counted),
     )
+    bits_per_byte = last.bits_per_byte
+    if any(event.kind == "calibrated" for event in run.guard_events):  # the law is about the trained heads
+        bits_per_byte /= calibrated(epochs, vocab_size=vocab_size, d_model=model.d_model)
     return Record(
         name=run.name,
         text=str(run.setting("data.name") or run.setting("data.kind")),
@@ -80,7 +83,7 @@ def record_of(root: Path) -> Record:
         bytes=worth,
         unique_bytes=worth / epochs if epochs else math.inf,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
-        bits_per_byte=last.bits_per_byte,
+        bits_per_byte=bits_per_byte,
         difficulty=bits_of(text) / BOOKS_BITS if text else 1.0,
         source=cpu_name(),
     )

@@ -12,7 +12,7 @@ from train.budget.choice import Candidate, Wanted
 from train.budget.corpus import CorpusSize
 from train.budget.machine import Machine
 from train.budget.shapes import SHAPES, VOCABULARIES
-from train.predict.law import LossLaw
+from train.predict.law import LossLaw, calibrated
 
 LAW = LossLaw(floor=0.85, size=0.45, alpha=0.35, text=1.0, beta=0.4, error=0.01, span=(5e5, 5e6, 1e6, 1e7))
 TOKENS = dict(zip(VOCABULARIES, (3.0, 3.4, 3.75, 4.0, 4.2, 4.3), strict=True))
@@ -43,6 +43,16 @@ def test_little_text_gives_a_smaller_model_and_vocabulary():
     assert less.vocab_size == 2048 < more.vocab_size
     assert less.bits_per_byte > more.bits_per_byte
     assert less.epochs > 4
+
+
+def test_a_head_that_is_calibrated_at_the_end_is_in_what_is_predicted():
+    given = Wanted(n_layers=4, d_model=256, ffn_dim=512, vocab_size=16_384, seq_len=512)
+    with_it, without = (chosen(3600, wanted=replace(given, calibrate_head=each)) for each in (True, False))
+    assert with_it.steps == without.steps
+    gain = calibrated(with_it.last_epochs, vocab_size=16_384, d_model=256)
+    for end in ("bits_per_byte", "low", "high"):
+        assert getattr(with_it, end) == pytest.approx(gain * getattr(without, end))
+    assert gain < 1
 
 
 def test_a_run_ends_before_its_time_where_its_text_has_been_read_often_enough():

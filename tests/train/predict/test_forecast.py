@@ -100,3 +100,24 @@ def test_runs_that_the_law_does_not_know_have_none():
     assert make_forecast(config) is not None
     assert make_forecast(replace(config, init_from="model")) is None
     assert make_forecast(replace(config, optim=replace(config.optim, min_lr_ratio=0.5))) is None
+
+
+def test_what_the_end_of_a_run_still_gains_is_in_its_forecast():
+    plain, calibrated = Forecast(LAW, N), Forecast(LAW, N, closing=0.99)
+    for forecast in (plain, calibrated):
+        curve(forecast, 0.5, 2.4, 1.0)
+    before, after = plain.at_end(TOKENS), calibrated.at_end(TOKENS)
+    assert before is not None
+    assert after is not None
+    assert (after.value, after.low) == (pytest.approx(0.99 * before.value), pytest.approx(0.99 * before.low))
+
+    config = build(RunConfig, load_config("train", ["preset=tiny", "tokenizer.vocab_size=49152"]))
+    config = replace(config, facts={"predicted": {"epochs": 5.0, "tokens": TOKENS}})
+    assert config.calibrates_head
+    of_run, without = (
+        make_forecast(config),
+        make_forecast(replace(config, train=replace(config.train, calibrate_head=False))),
+    )
+    assert isinstance(of_run, Forecast)
+    assert isinstance(without, Forecast)
+    assert of_run._closing < without._closing == 1.0

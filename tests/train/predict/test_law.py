@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 from train.predict import records
-from train.predict.law import TAUGHT, TEACHER_BEHIND, LossLaw, fit, fitted, left_out_errors, taught, text_worth
+from train.predict.law import (
+    MOST_CALIBRATED,
+    TAUGHT,
+    TEACHER_BEHIND,
+    LossLaw,
+    calibrated,
+    fit,
+    fitted,
+    left_out_errors,
+    taught,
+    text_worth,
+)
 from train.predict.records import Record
 
 TRUE = LossLaw(floor=0.9, size=0.5, alpha=0.36, text=1.4, beta=0.5)
@@ -85,3 +96,14 @@ def test_a_teacher_helps_less_the_further_it_is_behind_and_a_better_one_no_more(
     assert taught(2.0, 1.8) == taught(2.0, 2.0)
     assert taught(2.0, 2.1) == pytest.approx(2.0 * (TAUGHT + TEACHER_BEHIND * 0.05))
     assert taught(2.0, 2.0) < taught(2.0, 2.1) < 2.0
+
+
+def test_a_calibrated_head_gains_by_readings_words_and_width_up_to_what_was_measured():
+    few = calibrated(2, vocab_size=16_384, d_model=256)
+    assert calibrated(0, vocab_size=16_384, d_model=256) == 1.0
+    assert 1.0 > few > calibrated(4, vocab_size=16_384, d_model=256)
+    assert few > calibrated(2, vocab_size=49_152, d_model=256)
+    assert few > calibrated(2, vocab_size=16_384, d_model=512)
+    assert calibrated(100, vocab_size=49_152, d_model=1024) == 1 - MOST_CALIBRATED
+    # The run of thirty minutes in docs/results/recipe-choices.md.
+    assert calibrated(4.8, vocab_size=49_152, d_model=256) == pytest.approx(1.2963 / 1.2999, abs=0.002)
