@@ -147,7 +147,7 @@ class Trainer:
         state, train = self.state, self.config.train
         batches = synchronized_batches(self.ranks, self.loader, self.config.data, train.grad_accum)
         batches = self.calibration.counting(batches)
-        due = state.step > 0 and state.step % train.eval_every == 0 and not self._to_be_calibrated()
+        due = state.step > 0 and state.step % train.eval_every == 0 and not self._last_validation_waits()
         if due and state.validation.get("step") != state.step:
             self._validate()  # the run was stopped during this validation
             if state.validation.get("step") == state.step:
@@ -230,7 +230,7 @@ class Trainer:
             self.log.guard_event("slept", state.step, seconds=round(slept))
         if state.step % train.log_every == 0 or state.step == 1:
             self._log_window()
-        if state.step % train.eval_every == 0 and not self._to_be_rounded() and not self._to_be_calibrated():
+        if state.step % train.eval_every == 0 and not self._last_validation_waits():
             self._validate()
         if self._checkpoint_due() and self._fraction_done() < 1:
             self._save()
@@ -242,9 +242,9 @@ class Trainer:
             fraction_done = 1.0
         return (ended or fraction_done >= 1) and self.fake_quant.due(fraction_done)
 
-    def _to_be_calibrated(self) -> bool:
-        """Whether the run is done but for the calibration of its head."""
-        return self.calibration.on and self._fraction_done() >= 1
+    def _last_validation_waits(self) -> bool:
+        """Whether all steps are done, and the weights are yet to be quantized, or the head to be calibrated."""
+        return self._to_be_rounded() or (self.calibration.on and self._fraction_done() >= 1)
 
     def _calibrate(self) -> bool:
         """Validate and save a calibrated head from here on. Whether it differs from the trained one."""
