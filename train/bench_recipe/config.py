@@ -50,6 +50,8 @@ class RecipeBenchOptions:
     """Its vocabulary."""
     nanochat_tokens: list[int] = field(default_factory=list)
     """Tokens of its steps to try, a whole run each; none: as many as ours has. It has another best step than ours."""
+    nanochat_pieces: bool = True
+    """Whether its documents are cut into pieces that fill its rows. Otherwise it reads the beginning of each alone."""
     nanochat_options: list[str] = field(default_factory=list)
     """More options of its ``base_train``, as ``--matrix-lr=0.04``."""
 

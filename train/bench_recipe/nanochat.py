@@ -3,7 +3,9 @@
 Nothing of it is here. It gets the text as the Parquet shards that its loader expects, and a folder of its own for all
 that it writes (``NANOCHAT_BASE_DIR``). Its training has no limit of time, so a rehearsal measures set-up and step, and
 the number of iterations follows. Its printed bits per byte are those of cropped documents; here its checkpoint is
-scored as everybody's is, by a script that runs in its Python.
+scored as everybody's is, by a script that runs in its Python. Its loader crops documents to its rows in training, too:
+of a text of long documents it reads little, again and again. So it gets pieces that fill a row, cut after its
+tokenizer is trained, in no time of its own.
 
 Its dependencies are not ours, so the tests run none of it: they see that the number of iterations fits the time.
 
@@ -22,37 +24,18 @@ from data.errors import UserError
 from data.sources.documents import iter_documents
 from train.bench_recipe.config import BenchRecipeConfig
 from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, timed
+from train.bench_recipe.nanochat_scripts import PIECES, SCORE
 
 REHEARSAL_ITERATIONS = 12
 SAVE_SECONDS = 600
 """Of training between two checkpoints, from the newest of which a run goes on that was stopped."""
 CHECKPOINTS = "base_checkpoints"
+SHARDS = "base_data_climbmix"
+"""Where its loader looks for text."""
 ROW_GROUP = 256
 """Documents of a shard's row group."""
 MOST_TEXT = 400_000_000
 """Bytes of training text that it gets."""
-
-SCORE = """
-import json, math, sys
-import torch
-from nanochat.checkpoint_manager import load_model
-source, out, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
-model, tokenizer, _ = load_model("base", torch.device("cpu"), phase="eval")
-documents = [json.loads(line)["text"] for line in open(source, encoding="utf-8")]
-start = tokenizer.get_bos_token_id()
-stream = [token for text in documents for token in tokenizer.encode(text, prepend=start)]
-nats = 0.0
-with torch.inference_mode():
-    for begin in range(0, len(stream) - 1, length):
-        end = min(begin + length, len(stream) - 1)
-        first = max(0, min(begin, end - 2))  # it takes two tokens at least
-        inputs, targets = torch.tensor([stream[first:end]]), torch.tensor([stream[first + 1 : end + 1]])
-        losses = model(inputs, targets, loss_reduction="none").float().view(-1)
-        nats += losses[begin - first :].double().sum().item()
-n_bytes = sum(len(text.encode("utf-8")) for text in documents)
-json.dump({"bits_per_byte": nats / math.log(2) / n_bytes}, open(out, "w"))
-"""
-
 
 RATES = ("matrix-lr", "embedding-lr", "unembedding-lr", "scalar-lr")
 """Options of its ``base_train``."""
@@ -96,9 +79,13 @@ def nanochat(
 
     if not rehearsed.exists():
         shutil.rmtree(base, ignore_errors=True)  # of a comparison that was stopped before
-        _write_shards(base / "base_data_climbmix", config)
+        _write_shards(base / SHARDS, config)
         with fresh_cache(folder) as environment:
             own_tokenizer = run(tokenize, "tokenizer")
+            if bench.nanochat_pieces:
+                shard = base / SHARDS / "shard_00000.parquet"
+                sizes = [str(each) for each in (train.seq_len, ROW_GROUP, train.seed)]
+                run([python, "-c", PIECES, shard, *sizes], "pieces")
             rehearsal = run([*common, f"--num-iterations={REHEARSAL_ITERATIONS}"], "rehearsal")
         step = step_seconds((folder / f"{name}-rehearsal.log").read_text(errors="replace"))
         steps = steps_that_fit(60 * config.minutes, own_tokenizer + rehearsal - REHEARSAL_ITERATIONS * step, step)

@@ -292,6 +292,7 @@ def test_nanochat_can_have_a_step_of_its_own(tmp_path, monkeypatch):
     assert len(asked) == calls + 1  # neither tokenizer nor rehearsal again
     assert {"--resume-from-step=1200", "--save-every=1200"} <= set(asked[-1])
     as_ours = module.nanochat(config, depth=3, folder=tmp_path)
+    assert [module.PIECES in words for words in asked[-4:]] == [False, True, False, False]  # behind the tokenizer
     assert {"--device-batch-size=4", "--total-batch-size=512"} <= set(asked[-1])
     assert as_ours.tokens % 512 == 0
     assert "tokens a step" not in as_ours.note
