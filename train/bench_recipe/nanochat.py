@@ -30,8 +30,8 @@ REHEARSAL_ITERATIONS = 12
 SAVE_SECONDS = 600
 """Of training between two checkpoints, from the newest of which a run goes on that was stopped."""
 CHECKPOINTS = "base_checkpoints"
-SHARDS = "base_data_climbmix"
-"""Where its loader looks for text."""
+SHARDS, SHARD = "base_data_climbmix", "shard_{:05d}.parquet"
+"""Where its loader looks for text, and the name of a file there by its number; 0 is the training text."""
 ROW_GROUP = 256
 """Documents of a shard's row group."""
 MOST_TEXT = 400_000_000
@@ -83,7 +83,7 @@ def nanochat(
         with fresh_cache(folder) as environment:
             own_tokenizer = run(tokenize, "tokenizer")
             if bench.nanochat_pieces:
-                shard = base / SHARDS / "shard_00000.parquet"
+                shard = base / SHARDS / SHARD.format(0)
                 sizes = [str(each) for each in (train.seq_len, ROW_GROUP, train.seed)]
                 run([python, "-c", PIECES, shard, *sizes], "pieces")
             rehearsal = run([*common, f"--num-iterations={REHEARSAL_ITERATIONS}"], "rehearsal")
@@ -188,4 +188,4 @@ def _write_shards(folder: Path, config: BenchRecipeConfig) -> None:
     seed = config.train.seed
     for index, split in enumerate(("train", "validation")):
         table = pa.table({"text": limited(iter_documents(config.data, split, seed))})  # type: ignore[arg-type]
-        pq.write_table(table, folder / f"shard_{index:05d}.parquet", row_group_size=ROW_GROUP)
+        pq.write_table(table, folder / SHARD.format(index), row_group_size=ROW_GROUP)

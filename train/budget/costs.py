@@ -39,9 +39,8 @@ def q4_k_m_bytes(model: ModelConfig) -> float:
     kv_width = model.n_kv_heads * model.head_dim
     raised = MORE_BITS * model.n_layers * model.d_model * (kv_width + model.ffn_dim)
     table = model.vocab_size * model.d_model
-    layers = model.n_matmul_params - table
     head = table * Q6_K + (0 if model.tie_embeddings else table * Q4_K)
-    bits = (layers - raised) * Q4_K + raised * Q6_K + head
+    bits = (model.n_layer_matrix_params - raised) * Q4_K + raised * Q6_K + head
     norms = 4 * (2 * model.n_layers + 1) * model.d_model
     return bits / 8 + norms + BYTES_PER_ID * model.vocab_size + 4096
 

@@ -114,8 +114,7 @@ class Machine:
         head = 6 * (words or shape.vocab_size) * shape.d_model
         layers = shape.flops_per_token(seq_len, words) - head
         tables = shape.vocab_size * shape.d_model * (1 if shape.tie_embeddings else 2)
-        matrices = shape.n_matmul_params - shape.vocab_size * shape.d_model
-        update = matrices * rates.matrix_update + tables * rates.table_update
+        update = shape.n_layer_matrix_params * rates.matrix_update + tables * rates.table_update
         sampling = rates.sampling if words else 0.0
         return tokens * (layers / rates.layer_flops + head / rates.head_flops + sampling) + update
 
@@ -155,7 +154,7 @@ def rates_of(timings: Sequence[Timing]) -> tuple[Rates, ...]:
         head_s = max(low.pass_seconds - low.n_layers * layer_s, low.pass_seconds / 20)
         logits_s = head_s / low.tokens * low.sampled_words / low.vocab_size
         known = low.sampled_tokens * (low.n_layers * layer_s / low.tokens + logits_s)
-        parameters = (spec.n_matmul_params - low.vocab_size * width) / low.n_layers
+        parameters = spec.n_layer_matrix_params / low.n_layers
         layer_u = max((high.update_seconds - low.update_seconds) / depths, high.update_seconds / high.n_layers / 5)
         # Not what layers leave of an update: a budget's tables are many times as large, and so would the error be.
         table_u = max(low.large_update_seconds - low.update_seconds, 0.0)

@@ -45,7 +45,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
                 f"{STARTING_SECONDS:g} s, and this model about {speed:,.0f} tokens/s"
             )
     known = min(BYTES_PER_TOKEN, key=lambda each: abs(each - shape.vocab_size))
-    n_matrix, n_bytes = shape.n_matmul_params - shape.vocab_size * shape.d_model, tokens * BYTES_PER_TOKEN[known]
+    n_matrix, n_bytes = shape.n_layer_matrix_params, tokens * BYTES_PER_TOKEN[known]
     law = fitted([*records.load(), *records.load_own()])
     run = (n_matrix, n_bytes, float("inf"), shape.vocab_size)
     value, (low, high) = law.predict(*run), law.interval(*run)
