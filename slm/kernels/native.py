@@ -65,6 +65,8 @@ class Variant:
         return cpp_build.build(sources, (*COMMON_FLAGS, *self.flags), headers=headers, what="the training kernels")
 
 
+AVX512_VNNI = "-mavx512vnni"
+"""GCC's, for products of pairs of 16-bit integers with their sum."""
 _F32_FLAGS = ("-std=gnu++17", "-ffp-contract=fast")
 
 
@@ -127,6 +129,15 @@ VARIANTS: dict[str, Variant] = {
     for each in (
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
+        _f32(
+            "avx512int16",
+            "AVX512-VNNI (f32, products in int16)",
+            (*_AVX512, "avx512_vnni"),
+            march="x86-64-v4",
+            lanes=16,
+            flags=(AVX512_VNNI,),
+            pairs=True,
+        ),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
         _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),

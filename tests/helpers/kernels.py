@@ -1,9 +1,9 @@
 """The training kernels that can be tested on this machine.
 
-Where the processor lacks AVX512-BF16 or AMX, those kernels are compiled against ``avx512_model/``, a plain C++ model of
-their instructions: slow, but with the same results. -O1 builds it in a fifth of the time that -O3 takes, and it is no
-slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2, at -O1, too. SLM_TEST_MODEL=1 tests
-them so on a processor that has the instructions.
+Where the processor lacks AVX512-BF16, AMX or AVX512-VNNI, those kernels are compiled against ``avx512_model/``, a plain
+C++ model of their instructions: slow, but with the same results. -O1 builds it in a fifth of the time that -O3 takes,
+and it is no slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2, at -O1, too.
+SLM_TEST_MODEL=1 tests them so on a processor that has the instructions.
 """
 
 import functools
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slm.kernels.native import COMMON_FLAGS, FOLDER, VARIANTS, Kernels, Variant, load
+from slm.kernels.native import AVX512_VNNI, COMMON_FLAGS, FOLDER, VARIANTS, Kernels, Variant, load
 from slm.machine import cpp_build
 
 MODEL = Path(__file__).parent / "avx512_model"
@@ -55,6 +55,10 @@ def kernels_for_test(name: str) -> Kernels:
         flags = (*model_flags(variant), *ROLLED)
         headers += sorted(MODEL.glob("*.h"))
     else:
-        flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *(each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags))
+        own = (each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags if each != AVX512_VNNI)
+        flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *own)
+        if AVX512_VNNI in variant.flags:
+            flags += (f"-I{MODEL}",)
+            headers += sorted(MODEL.glob("*.h"))
     flags = (*flags, *watched)
     return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)

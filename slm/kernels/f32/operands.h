@@ -10,14 +10,15 @@
 constexpr long DEPTH = 512;  // values of the reduced dimension that a task takes at once, at most
 constexpr long STRIPS = 12;  // strips of MR rows in a task
 
-// Values that it takes: as few blocks as there can be, of like sizes.
-INLINE long block_of(long depth) { return round_up(ceil_div(depth, ceil_div(depth, DEPTH)), LINE); }
+// Values that it takes: as few blocks as there can be, of like sizes, each of whole vectors in integers of 16 bits.
+INLINE long block_of(long depth) { return round_up(ceil_div(depth, ceil_div(depth, DEPTH)), max_of(LINE, NR)); }
 
 #ifdef SLM_INT16
 
 constexpr bool PAIRS = true;
 constexpr long VALUE_BYTES = 2;        // of a packed panel
-constexpr long L2_BYTES = 320 * 1024;  // packed panels that a task keeps in its core's second-level cache
+// Packed panels that a task keeps in its core's second-level cache: 512 KiB with AVX2 alone, 1 MiB or more with VNNI.
+constexpr long L2_BYTES = (W == 16 ? 640 : 320) * 1024;
 constexpr long STRIPS_AT_ONCE = 8;     // strips of dy that are packed at once, so that each cache line is read once
 
 // Some rows of A, for one task and one block of the depth.
@@ -69,12 +70,9 @@ INLINE void pack_gradients(const float* dy, long ld, long rows, long count, floa
             will_read(dy + (i + 16) * ld + g * MR);
             return load(dy + i * ld + g * MR);
         }, (int32_t*)out, MR, apart);
-    for (long first = 0; first < min_of(count, G * MR); first += MR) {
-        ivec own;
-        for (int i = 0; i < W; i++) own[i] = i < min_of(MR, count - first) ? -1 : 0;
-        pairs_of_columns<1>(rows, [&](long i, int) ALWAYS { return (vec)_mm256_maskload_ps(dy + i * ld + first, (__m256i)own); },
+    for (long first = 0; first < min_of(count, G * MR); first += MR)
+        pairs_of_columns<1>(rows, [&](long i, int) ALWAYS { return load_first(dy + i * ld + first, min_of(MR, count - first)); },
                             (int32_t*)out + first / MR * apart, MR, 0);
-    }
 }
 // MR columns of dy with NR of x: sums over the positions, as `tile`.
 template <class Use, class Ahead>

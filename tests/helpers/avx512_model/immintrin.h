@@ -1,5 +1,5 @@
 // The AVX-512 instructions that slm/kernels uses, as plain C++ over GCC's vector extensions: a model of their results, so
-// that the bf16 kernels are tested on processors that lack them. Put this folder before the compiler's own headers (-I).
+// that the kernels in bf16 and in integers are tested on processors that lack them. Put this folder before the compiler's own headers (-I).
 //
 // Results are those of Intel's manual with two exceptions: vdpbf16ps does not flush denormal numbers, and vrcp14ps is
 // exact instead of an estimate (the kernels refine it to f32 precision in either case).
@@ -80,6 +80,11 @@ MODEL __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g,
     return (__m512i)model::lanes32{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
 }
 
+MODEL __m512i _mm512_setr_epi64(long long a, long long b, long long c, long long d, long long e, long long f, long long g,
+                                long long h) {
+    return __m512i{a, b, c, d, e, f, g, h};
+}
+
 // f32 arithmetic.
 MODEL __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 MODEL __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
@@ -90,6 +95,10 @@ MODEL __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }
 MODEL __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) { return a * b + c; }
 MODEL __m512 _mm512_fmsub_ps(__m512 a, __m512 b, __m512 c) { return a * b - c; }
 MODEL __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) { return c - a * b; }
+MODEL __m512 _mm512_sqrt_ps(__m512 x) {
+    for (int i = 0; i < 16; i++) x[i] = std::sqrt(x[i]);
+    return x;
+}
 MODEL __m512 _mm512_rcp14_ps(__m512 x) { return 1.0f / x; }
 MODEL __m512 _mm512_roundscale_ps(__m512 x, int mode) {
     if (mode != 0x08) __builtin_trap();  // to nearest even, without exceptions: the only mode that is modelled
@@ -138,6 +147,7 @@ MODEL __m512i _mm512_maskz_loadu_epi32(__mmask16 k, const void* p) {
         if (k >> i & 1) x[i] = model::read<int32_t>((const char*)p + 4 * i);
     return (__m512i)x;
 }
+MODEL __m512 _mm512_maskz_loadu_ps(__mmask16 k, const void* p) { return (__m512)_mm512_maskz_loadu_epi32(k, p); }
 MODEL __m512 _mm512_maskz_mov_ps(__mmask16 k, __m512 x) {
     for (int i = 0; i < 16; i++)
         if (!(k >> i & 1)) x[i] = 0.0f;
@@ -149,6 +159,12 @@ MODEL __m512 _mm512_maskz_scalef_ps(__mmask16 k, __m512 x, __m512 power) {
 
 // Casts and conversions.
 MODEL __m512 _mm512_castsi512_ps(__m512i x) { return (__m512)x; }
+// To nearest even; what is no number, or beyond 32 bits, becomes the least of them.
+MODEL __m512i _mm512_cvtps_epi32(__m512 x) {
+    model::lanes32 out;
+    for (int i = 0; i < 16; i++) out[i] = std::fabs(x[i]) < 0x1p31f ? (int32_t)std::nearbyint(x[i]) : INT32_MIN;
+    return (__m512i)out;
+}
 MODEL __m256i _mm512_castsi512_si256(__m512i x) { return model::read<__m256i>(&x); }
 MODEL __m256i _mm512_extracti64x4_epi64(__m512i x, int half) { return model::read<__m256i>((const char*)&x + 32 * half); }
 MODEL __m512i _mm512_cvtepu16_epi32(__m256i x) {
@@ -212,6 +228,21 @@ MODEL __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) {
     for (int i = 0; i < 8; i += 2) out[i] = a[i + 1], out[i + 1] = b[i + 1];
     return out;
 }
+MODEL __m512i _mm512_permutexvar_epi64(__m512i order, __m512i x) {
+    __m512i out;
+    for (int i = 0; i < 8; i++) out[i] = x[order[i] & 7];
+    return out;
+}
+// 32 bits to 16, with the nearest of those that fit: four of a, then four of b, in each lane of 128 bits.
+MODEL __m512i _mm512_packs_epi32(__m512i a, __m512i b) {
+    const model::lanes32 parts[2] = {(model::lanes32)a, (model::lanes32)b};
+    model::halves32 out;
+    for (int i = 0; i < 32; i++) {
+        const int32_t x = parts[i >> 2 & 1][(i >> 3 << 2) + (i & 3)];
+        out[i] = (uint16_t)(x > INT16_MAX ? INT16_MAX : x < INT16_MIN ? INT16_MIN : x);
+    }
+    return (__m512i)out;
+}
 MODEL __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int order) {
     __m512i out;
     for (int lane = 0; lane < 4; lane++) {
@@ -230,4 +261,12 @@ MODEL __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
                                 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
     sum += (__m512)(x & upper) * (__m512)(y & upper);
     return sum + (__m512)(x << 16) * (__m512)(y << 16);
+}
+
+// The same of pairs of 16-bit integers, added to 32 bits.
+MODEL __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
+    const model::lanes32 x = (model::lanes32)a, y = (model::lanes32)b;
+    const auto low = [](model::lanes32 each) { return (model::lanes32)((model::words)each << 16) >> 16; };
+    const model::words lower = (model::words)(low(x) * low(y)), upper = (model::words)((x >> 16) * (y >> 16));
+    return (__m512i)((model::words)sum + lower + upper);
 }

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from slm.kernels.native import Kernels
-from tests.helpers.kernels import kernels_for_test
+from slm.kernels.native import VARIANTS, Kernels
+from tests.helpers.kernels import NAMES, kernels_for_test
 
 DEPTH = 512
 """Values that share a scale, at most."""
 
 
-@pytest.fixture
-def kernels() -> Kernels:
-    return kernels_for_test("avx2int16")
+@pytest.fixture(params=[name for name in NAMES if VARIANTS[name].pairs])
+def kernels(request) -> Kernels:
+    return kernels_for_test(request.param)
 
 
 def odd_values(rows: int, columns: int, seed: int) -> torch.Tensor:
@@ -50,19 +50,21 @@ def backward(kernels: Kernels, dy: torch.Tensor, weights: list[torch.Tensor]) ->
     return out
 
 
-@pytest.mark.parametrize("depth", [16, 112, 512, 528, 1600])
-def test_products_are_as_exact_as_the_rounding(kernels, depth):
-    x, weight = odd_values(79, depth, 1), odd_values(48, depth, 2)
+@pytest.mark.parametrize("panels", [1, 7, 16, 17, 50])
+def test_products_are_as_exact_as_the_rounding(kernels, panels):
+    width = kernels.slm_width_multiple()
+    depth = panels * width
+    x, weight = odd_values(79, depth, 1), odd_values(3 * width, depth, 2)
     exact = x.double() @ weight.double().T
     assert ((forward(kernels, x, weight) - exact).abs() <= bound(x, weight, -(-depth // DEPTH))).all()
     columns = odd_values(32, depth, 3).T.contiguous()
-    parts = list(columns.split([16, depth - 16] if depth > 16 else [16]))
+    parts = list(columns.split([width, depth - width] if depth > width else [width]))
     exact = x.double() @ columns.double()
     assert ((backward(kernels, x, parts) - exact).abs() <= bound(x, columns.T, -(-depth // DEPTH))).all()
 
 
 @pytest.mark.parametrize("positions", [1, 2, 3, 4, 5, 33, 511, 513, 1100])
-@pytest.mark.parametrize("outputs", [16, 50, 112])
+@pytest.mark.parametrize("outputs", [16, 50, 112, 160])
 def test_weight_gradients_are_as_exact_as_the_rounding(kernels, positions, outputs):
     dy, x = (
         odd_values(outputs, positions + 6, 4).T[6:].contiguous(),
@@ -90,8 +92,8 @@ def test_what_is_not_finite_stays_in_its_row(kernels):
 
 def test_the_largest_sums_fit(kernels):
     """All values of a row and a column alike, with one sign: no sum of products is larger."""
-    x, weight = torch.full((7, DEPTH), -2.5), torch.full((16, DEPTH), 4.0)
-    assert torch.allclose(forward(kernels, x, weight), torch.full((7, 16), -2.5 * 4 * DEPTH), rtol=1e-3)
+    x, weight = torch.full((7, DEPTH), -2.5), torch.full((32, DEPTH), 4.0)
+    assert torch.allclose(forward(kernels, x, weight), torch.full((7, 32), -2.5 * 4 * DEPTH), rtol=1e-3)
     alone = torch.zeros(7, DEPTH)
     alone[:, 100] = 1.0
-    assert torch.allclose(forward(kernels, alone, weight * 0 + alone[:1]), torch.ones(7, 16), rtol=1e-4)
+    assert torch.allclose(forward(kernels, alone, weight * 0 + alone[:1]), torch.ones(7, 32), rtol=1e-4)
