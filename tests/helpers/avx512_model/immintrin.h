@@ -1,5 +1,6 @@
 // The AVX-512 instructions that slm/kernels uses, as plain C++ over GCC's vector extensions: a model of their results, so
-// that the kernels in bf16 and in integers are tested on processors that lack them. Put this folder before the compiler's own headers (-I).
+// that the kernels in bf16 and in integers are tested on processors that lack them. Put this folder before the compiler's
+// own headers (-I).
 //
 // Results are those of Intel's manual with two exceptions: vdpbf16ps does not flush denormal numbers, and vrcp14ps is
 // exact instead of an estimate (the kernels refine it to f32 precision in either case).

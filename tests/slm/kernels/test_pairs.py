@@ -50,7 +50,7 @@ def backward(kernels: Kernels, dy: torch.Tensor, weights: list[torch.Tensor]) ->
     return out
 
 
-@pytest.mark.parametrize("panels", [1, 7, 16, 17, 50])
+@pytest.mark.parametrize("panels", [1, 7, 16, 17, 32, 33, 100])
 def test_products_are_as_exact_as_the_rounding(kernels, panels):
     width = kernels.slm_width_multiple()
     depth = panels * width
