@@ -190,12 +190,22 @@ class TrainConfig:
     seed: int = 1234
     precision: Literal["auto", "bf16", "f32"] = "auto"
     compile: bool = True
-    kernels: Literal["auto", "amx", "avx512bf16", "avx512int16", "avx512", "avx2int16", "avx2", "neon", True, False] = (
-        "auto"
-    )
+    kernels: Literal[
+        "auto",
+        "amx",
+        "avx512bf16",
+        "avx512int16",
+        "avx512",
+        "avxvnniint16",
+        "avx2int16",
+        "avx2",
+        "neon",
+        True,
+        False,
+    ] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
-    set, or none (false). A model whose widths they cannot take trains without them. ``avx512int16`` and ``avx2int16``
-    multiply pairs of 16-bit integers: ``auto`` takes them where that is faster, unless ``precision`` is ``f32``."""
+    set, or none (false). A model whose widths they cannot take trains without them. Those ending in ``int16`` multiply
+    pairs of 16-bit integers: ``auto`` takes them where that is faster, unless ``precision`` is ``f32``."""
     gradient_checkpointing: bool | Literal["mlp"] = False
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False

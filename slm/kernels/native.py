@@ -65,8 +65,8 @@ class Variant:
         return cpp_build.build(sources, (*COMMON_FLAGS, *self.flags), headers=headers, what="the training kernels")
 
 
-AVX512_VNNI = "-mavx512vnni"
-"""GCC's, for products of pairs of 16-bit integers with their sum."""
+AVX512_VNNI, AVX_VNNI = "-mavx512vnni", "-mavxvnni"
+"""GCC's, for products of pairs of 16-bit integers with their sum. It has the second since version 11."""
 _F32_FLAGS = ("-std=gnu++17", "-ffp-contract=fast")
 
 
@@ -139,6 +139,15 @@ VARIANTS: dict[str, Variant] = {
             pairs=True,
         ),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
+        _f32(
+            "avxvnniint16",
+            "AVX-VNNI (f32, products in int16)",
+            ("avx2", "fma", "avx_vnni"),
+            march="x86-64-v3",
+            lanes=8,
+            flags=(AVX_VNNI,),
+            pairs=True,
+        ),
         _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(

@@ -13,6 +13,7 @@ from typing import Any
 
 INSTRUCTION_SETS = {
     "avx2": "AVX2",
+    "avx_vnni": "AVX-VNNI",
     "avx512f": "AVX-512",
     "avx512_vnni": "AVX512-VNNI",
     "avx512_bf16": "AVX512-BF16",

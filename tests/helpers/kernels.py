@@ -2,8 +2,8 @@
 
 Where the processor lacks AVX512-BF16, AMX or AVX512-VNNI, those kernels are compiled against ``avx512_model/``, a plain
 C++ model of their instructions: slow, but with the same results. -O1 builds it in a fifth of the time that -O3 takes,
-and it is no slower. The f32 kernels for AVX-512 are compiled with the same 16 lanes for AVX2, at -O1, too.
-SLM_TEST_MODEL=1 tests them so on a processor that has the instructions.
+and it is no slower. ``avx_vnni_model/`` does the same for AVX-VNNI. The f32 kernels for AVX-512 are compiled with the
+same 16 lanes for AVX2, at -O1, too. SLM_TEST_MODEL=1 tests them so on a processor that has the instructions.
 """
 
 import functools
@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from slm.kernels.native import AVX512_VNNI, COMMON_FLAGS, FOLDER, VARIANTS, Kernels, Variant, load
+from slm.kernels.native import AVX512_VNNI, AVX_VNNI, COMMON_FLAGS, FOLDER, VARIANTS, Kernels, Variant, load
 from slm.machine import cpp_build
 
 MODEL = Path(__file__).parent / "avx512_model"
+VNNI_MODELS = {AVX512_VNNI: MODEL, AVX_VNNI: MODEL.with_name("avx_vnni_model")}
+"""By the compiler's flag for the instructions."""
 MODEL_FLAGS = ("-O1", "-mavx2", "-mfma", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-w")
 
 NAMES = [name for name, variant in VARIANTS.items() if variant.machine == platform.machine()]
@@ -42,7 +44,8 @@ def kernels_for_test(name: str) -> Kernels:
     """The kernels of a variant; skips where neither they nor a model of them can run."""
     variant = VARIANTS[name]
     watched = SANITIZERS if os.environ.get(SANITIZE) else ()
-    without = os.environ.get(WITHOUT) and any(each.startswith("avx512") for each in variant.needs)
+    beyond_avx2 = any(each.startswith(("avx512", "avx_vnni")) for each in variant.needs)
+    without = os.environ.get(WITHOUT) and beyond_avx2
     runs_here = variant.unavailable() is None and not without
     if runs_here and not watched:
         return load(name)
@@ -55,10 +58,9 @@ def kernels_for_test(name: str) -> Kernels:
         flags = (*model_flags(variant), *ROLLED)
         headers += sorted(MODEL.glob("*.h"))
     else:
-        own = (each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags if each != AVX512_VNNI)
-        flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *own)
-        if AVX512_VNNI in variant.flags:
-            flags += (f"-I{MODEL}",)
-            headers += sorted(MODEL.glob("*.h"))
+        own = (each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags if each not in VNNI_MODELS)
+        models = [model for flag, model in VNNI_MODELS.items() if flag in variant.flags]
+        flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *own, *(f"-I{model}" for model in models))
+        headers += [header for model in models for header in sorted(model.glob("*.h"))]
     flags = (*flags, *watched)
     return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)

@@ -26,7 +26,7 @@ def test_right_kernels_are_far_inside_the_bound(name):
     assert self_check.distance(kernels) < self_check.allowed(VARIANTS[name]) / 2
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx2int16", "avx512int16", "amx"])
+@pytest.mark.parametrize("name", ["avx2", "avx2int16", "avxvnniint16", "avx512int16", "amx"])
 def test_kernels_that_drop_a_store_are_seen(name):
     kernels = kernels_for_test(name)
     right = kernels.slm_linear
@@ -170,6 +170,7 @@ def test_products_of_integers_have_to_be_faster_here(monkeypatch, cache, measure
 @needs_avx2
 def test_the_rate_of_integers_is_measured():
     assert 0.2 < kernels_for_test("avx2int16").pair_gain() < 5
+    assert kernels_for_test("avxvnniint16").pair_gain() > 0
     assert kernels_for_test("avx512int16").pair_gain() > 0
     assert kernels_for_test("avx2").pair_gain() == 1
 
@@ -181,7 +182,8 @@ def test_each_kind_of_processor_has_its_own_kernels(monkeypatch):
     assert choice.choose("bf16") == (None, "there are none in bf16 for aarch64 under Linux")
     assert AVX2.unavailable() == "these kernels are for x86-64, and this processor is aarch64"
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert [each.name for each in variants_for("f32")] == ["avx512int16", "avx512", "avx2int16", "avx2"]
+    in_f32 = ["avx512int16", "avx512", "avxvnniint16", "avx2int16", "avx2"]
+    assert [each.name for each in variants_for("f32")] == in_f32
     assert VARIANTS["neon"].unavailable() == "these kernels are for ARM (aarch64), and this processor is x86_64"
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     assert AVX2.unavailable() == "the training kernels are for Linux, and this is Darwin"
