@@ -29,7 +29,7 @@ from train.bench_recipe.contender import (
     read_finished,
     timed,
 )
-from train.bench_recipe.nanochat import scaled_rates, step_seconds, steps_that_fit
+from train.bench_recipe.nanochat import rehearsal_iterations, scaled_rates, step_seconds, steps_that_fit
 from train.bench_recipe.ours import chosen
 from train.bench_recipe.score import score
 from train.config import RunConfig, TrainConfig
@@ -238,6 +238,7 @@ def test_how_many_iterations_fit():
     log += "".join(f"step {n:05d}/00012 | dt: {200 + n}.50ms | tok/sec: 9\n" for n in range(1, 12))
     assert step_seconds(log) == pytest.approx(0.209)
     assert steps_that_fit(60.0, 20.0, 0.25) == 160
+    assert [rehearsal_iterations(minutes) for minutes in (0.3, 2, 10, 180)] == [12, 16, 32, 72]
     with pytest.raises(UserError, match="give more minutes"):
         steps_that_fit(60.0, 70.0, 0.25)
     with pytest.raises(UserError, match="no time of a step"):
