@@ -10,7 +10,7 @@
 #pragma once
 #include <immintrin.h>
 
-#include "vec.h"
+#include "tile.h"
 
 static_assert(W == 8 || W == 16, "these products are written for AVX2 and AVX512-VNNI");
 
@@ -111,14 +111,10 @@ INLINE void pair_tile_of(long pairs, const int32_t* A, long ra, long ka, const f
 template <class Use, class Ahead>
 INLINE void pair_tile(long rows, long pairs, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
                       const float* column_scales, Use&& use, Ahead&& ahead) {
-    if (rows >= MR) return pair_tile_of<MR>(pairs, A, ra, ka, row_scales, B, column_scales, use, ahead);
-    long done = 0;
-    for (; rows - done >= 4; done += 4)
-        pair_tile_of<4>(pairs, A + done * ra, ra, ka, row_scales + done, B, column_scales,
-                        [&](int r, vec x, vec y) ALWAYS { use((int)(r + done), x, y); }, ahead);
-    for (; done < rows; done++)
-        pair_tile_of<1>(pairs, A + done * ra, ra, ka, row_scales + done, B, column_scales,
-                        [&](int, vec x, vec y) ALWAYS { use((int)done, x, y); }, ahead);
+    by_rows(rows, [&](auto count, long first) ALWAYS {
+        pair_tile_of<count>(pairs, A + first * ra, ra, ka, row_scales + first, B, column_scales,
+                            [&](int r, vec x, vec y) ALWAYS { use((int)(r + first), x, y); }, ahead);
+    });
 }
 
 // A row of `depth` values (a multiple of 2 W) as pairs; returns the scale that brings products back.

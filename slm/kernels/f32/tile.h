@@ -5,7 +5,6 @@
 
 constexpr long LINE = 16;              // floats of a cache line
 
-
 struct Nothing {
     INLINE void operator()(long) const {}
 };
@@ -36,15 +35,20 @@ INLINE void tile_of(long depth, const float* A, long ra, long ka, const float* B
     unrolled<R>([&](auto r) ALWAYS { use(r, c[r][0], c[r][1]); });
 }
 
+// The 1 to MR rows of a tile: MR at once, fewer by four and one. each(how many rows, as a constant; the first of them).
+template <class Each> INLINE void by_rows(long rows, Each&& each) {
+    if (rows >= MR) return each(std::integral_constant<int, (int)MR>{}, 0L);
+    long done = 0;
+    for (; rows - done >= 4; done += 4) each(std::integral_constant<int, 4>{}, done);
+    for (; done < rows; done++) each(std::integral_constant<int, 1>{}, done);
+}
+
 // A tile of 1 to MR rows.
 template <class Use, class Ahead = Nothing>
 INLINE void tile(long rows, long depth, const float* A, long ra, long ka, const float* B, Use&& use, Ahead&& ahead = {}) {
-    if (rows >= MR) return tile_of<MR>(depth, A, ra, ka, B, use, ahead);
-    long done = 0;
-    for (; rows - done >= 4; done += 4)
-        tile_of<4>(depth, A + done * ra, ra, ka, B, [&](int r, vec x, vec y) ALWAYS { use((int)(r + done), x, y); });
-    for (; done < rows; done++)
-        tile_of<1>(depth, A + done * ra, ra, ka, B, [&](int r, vec x, vec y) ALWAYS { use((int)(r + done), x, y); });
+    by_rows(rows, [&](auto count, long first) ALWAYS {
+        tile_of<count>(depth, A + first * ra, ra, ka, B, [&](int r, vec x, vec y) ALWAYS { use((int)(r + first), x, y); }, ahead);
+    });
 }
 
 // NR columns of rows [0, rows) of a matrix as one panel: out [rows][NR].
