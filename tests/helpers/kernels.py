@@ -32,11 +32,24 @@ ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
 """GCC's: loops stay loops, which compiles four times as fast."""
 
 
+def models_of(variant: Variant) -> list[Path]:
+    """The folders with models of the instructions that these kernels use and AVX2 lacks."""
+    if variant.precision == "bf16":
+        return [MODEL]
+    return [model for flag, model in VNNI_MODELS.items() if flag in variant.flags]
+
+
 def model_flags(variant: Variant) -> tuple[str, ...]:
-    """Compiler flags that build bf16 kernels with the model of their instructions."""
-    chosen = (each for each in variant.flags if each.startswith("-D"))
-    amx = ("-DSLM_AMX_MODEL",) if variant.name == "amx" else ()
-    return (*MODEL_FLAGS, "-Wno-psabi", f"-I{MODEL}", *chosen, *amx)
+    """Compiler flags that build these kernels for AVX2, with the models of other instructions."""
+    own: tuple[str, ...]
+    if variant.precision == "bf16":
+        chosen = (each for each in variant.flags if each.startswith("-D"))
+        amx = ("-DSLM_AMX_MODEL",) if variant.name == "amx" else ()
+        own = (*MODEL_FLAGS, "-Wno-psabi", *chosen, *amx)
+    else:
+        kept = (each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags if each not in VNNI_MODELS)
+        own = ("-O1", *COMMON_FLAGS[1:], *kept)
+    return (*own, *ROLLED, *(f"-I{model}" for model in models_of(variant)))
 
 
 @functools.cache
@@ -44,8 +57,7 @@ def kernels_for_test(name: str) -> Kernels:
     """The kernels of a variant; skips where neither they nor a model of them can run."""
     variant = VARIANTS[name]
     watched = SANITIZERS if os.environ.get(SANITIZE) else ()
-    beyond_avx2 = any(each.startswith(("avx512", "avx_vnni")) for each in variant.needs)
-    without = os.environ.get(WITHOUT) and beyond_avx2
+    without = os.environ.get(WITHOUT) and not set(variant.needs) <= set(VARIANTS["avx2"].needs)
     runs_here = variant.unavailable() is None and not without
     if runs_here and not watched:
         return load(name)
@@ -54,13 +66,8 @@ def kernels_for_test(name: str) -> Kernels:
     sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
     if runs_here:
         flags = (*COMMON_FLAGS, "-O1", *ROLLED, *variant.flags)
-    elif variant.precision == "bf16":
-        flags = (*model_flags(variant), *ROLLED)
-        headers += sorted(MODEL.glob("*.h"))
     else:
-        own = (each.replace("x86-64-v4", "x86-64-v3") for each in variant.flags if each not in VNNI_MODELS)
-        models = [model for flag, model in VNNI_MODELS.items() if flag in variant.flags]
-        flags = ("-O1", *ROLLED, *COMMON_FLAGS[1:], *own, *(f"-I{model}" for model in models))
-        headers += [header for model in models for header in sorted(model.glob("*.h"))]
+        flags = model_flags(variant)
+        headers += [header for model in models_of(variant) for header in sorted(model.glob("*.h"))]
     flags = (*flags, *watched)
     return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)
