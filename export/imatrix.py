@@ -117,5 +117,5 @@ def quick_kernels(model: LanguageModel, n_tokens: int) -> Kernels | None:
     building) them worth it."""
     if 2 * model.config.n_params * n_tokens < _WORTH_FLOPS:
         return None
-    kernels, _ = open_kernels("auto", "f32", exact=True)
+    kernels, _ = open_kernels("auto", "f32", bits=32)
     return usable(model, kernels)

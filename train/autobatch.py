@@ -123,7 +123,7 @@ def _rate(config: RunConfig) -> float | None:
     shape = model_shape(config)
     per_layer = shape.d_model if train.recompute == "layer" else 5 * shape.d_model + 3 * shape.ffn_dim
     activations = 2 * train.micro_batch * train.seq_len * shape.n_layers * per_layer
-    environment = prepare(train)
+    environment = prepare(train, bits=config.kernel_bits)
     attention = attention_bytes(shape, train, environment, masked=train.mask_documents)
     if shape.training_state_bytes + 2 * activations + attention > available_bytes():
         return None

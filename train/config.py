@@ -194,8 +194,10 @@ class TrainConfig:
         "auto",
         "amx",
         "avx512bf16",
+        "avx512int8",
         "avx512int16",
         "avx512",
+        "avxvnniint8",
         "avxvnniint16",
         "avx2int16",
         "avx2",
@@ -204,8 +206,8 @@ class TrainConfig:
         False,
     ] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
-    set, or none (false). A model whose widths they cannot take trains without them. Those ending in ``int16`` multiply
-    pairs of 16-bit integers: ``auto`` takes them where that is faster, unless ``precision`` is ``f32``."""
+    set, or none (false). A model whose widths they cannot take trains without them. Those ending in ``int16`` or
+    ``int8`` multiply integers of so many bits: ``auto`` takes them where they are faster and ``kernel_bits`` allows."""
     gradient_checkpointing: bool | Literal["mlp"] = False
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False
@@ -311,6 +313,14 @@ class TrainConfig:
             raise UserError(
                 f"train.grad_accum={self.grad_accum} cannot be divided over {size} processes: use train.{use}"
             )
+
+    def kernel_bits(self, *, new: bool) -> int:
+        """The fewest bits of integers to which the kernels that ``auto`` takes may round the values of a product; 32:
+        none. A ``new`` model learns as much in 8; a trained one's values may be too unlike for them, and QAT rounds
+        weights more finely."""
+        if self.precision == "f32":
+            return 32
+        return 8 if new and not self.qat else 16
 
     @property
     def recompute(self) -> Literal["none", "mlp", "layer"]:
@@ -563,6 +573,11 @@ class RunConfig:
         """Whether the run ends with a calibration of its head. Quantized weights, a trained model's head and one that
         is the embedding, too, are left as they are."""
         return self.train.calibrate_head and self._has_new_head and not self.train.qat
+
+    @property
+    def kernel_bits(self) -> int:
+        """``TrainConfig.kernel_bits`` of the model that the run begins with."""
+        return self.train.kernel_bits(new=not self.init_from)
 
     @property
     def _has_new_head(self) -> bool:

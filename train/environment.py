@@ -32,11 +32,15 @@ class Environment:
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
 
-def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = None) -> Environment:
+def prepare(
+    config: TrainConfig, *, threads: int = 0, precision: str | None = None, bits: int | None = None
+) -> Environment:
     """Set threads, allocator and caches for this process. Call it before the first large allocation.
 
     ``threads``: what this process takes where the configuration names no number; 0: every core it may use.
-    ``precision`` takes the place of ``config.precision``, for example with rank 0's choice.
+    ``precision`` takes the place of ``config.precision``, for example with rank 0's choice. ``bits``: the kernels that
+    ``auto`` takes round the values of a product to integers of so many bits at least; the configuration's for a trained
+    model where none are given.
     """
     notes = []
     hardware.keep_freed_memory()
@@ -49,9 +53,8 @@ def prepare(config: TrainConfig, *, threads: int = 0, precision: str | None = No
         notes.append(measured)
     kernels, note = None, ""
     if config.kernels:
-        kernels, note = open_kernels(
-            config.kernels, "bf16" if precision == "bf16" else "f32", exact=config.precision == "f32"
-        )
+        bits = bits or config.kernel_bits(new=False)
+        kernels, note = open_kernels(config.kernels, "bf16" if precision == "bf16" else "f32", bits=bits)
     if kernels is not None:
         return Environment(
             threads=threads,

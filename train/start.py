@@ -141,9 +141,9 @@ def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
-    environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads))
+    environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads, bits=config.kernel_bits))
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
-        environment = prepare(config.train, threads=ranks.threads, precision=precision)
+        environment = prepare(config.train, threads=ranks.threads, precision=precision, bits=config.kernel_bits)
     return environment
 
 

@@ -62,7 +62,7 @@ def _kernels(precision: str) -> dict[str, str | None]:
     ``kernel_faults``: why faster ones are not used."""
     from slm.kernels.choice import choose
 
-    chosen, reason = choose("bf16" if precision == "bf16" else "f32")
+    chosen, reason = choose("bf16" if precision == "bf16" else "f32", bits=8)
     return {
         "kernels": None if chosen else reason,
         "kernel_variant": chosen.name if chosen else None,

@@ -19,41 +19,41 @@ WORTH_IT = 1.2
 """Kernels whose speed is not known have to be this many times as fast as PyTorch uncompiled: torch.compile was 1.17
 times as fast as that where it was measured (``10m`` in f32, docs/results/training-speed.md)."""
 
-PAIRS_WORTH_IT = 1.2
+INTEGERS_WORTH_IT = 1.2
 """Products of integers have to be this many times as fast as those in f32, in the first cache. Less of it is left in a
 step, whose values have to be rounded: 1.3 of 1.5 on a Zen 3."""
 
 
-def choose(precision: Precision, *, exact: bool = False) -> tuple[Variant | None, str | None]:
+def choose(precision: Precision, *, bits: int = 16) -> tuple[Variant | None, str | None]:
     """The fastest kernels for ``precision`` that work here, and why a faster kind does not, or why there are none.
 
-    ``exact``: none that round the values of a product to integers. Builds them (5 to 10 s), tries them (3 s) and times
-    them if need be (5 s) where this has not happened yet.
+    ``bits``: none that round the values of a product to integers of fewer bits; 32: to none at all. Builds them (5 to
+    10 s), tries them (3 s) and times them if need be (5 s) where this has not happened yet.
     """
     missing = f"there are none in {precision} for {platform.machine()} under {platform.system()}"
     faults: list[str] = []
     for variant in variants_for(precision):
-        if exact and variant.pairs:
+        if variant.bits < bits:
             continue
         if reason := variant.unavailable():
             missing = reason
-        elif reason := fault(variant) or (None if variant.timed else slowness(variant)) or dull_pairs(variant):
+        elif reason := fault(variant) or (None if variant.timed else slowness(variant)) or dull_integers(variant):
             faults.append(f"those for {variant.title} {reason}")
         else:
             return variant, "; ".join(faults) or None
     return None, "; ".join(faults) or missing
 
 
-def open_kernels(name: str | bool, precision: Precision, *, exact: bool = False) -> tuple[Kernels | None, str]:
+def open_kernels(name: str | bool, precision: Precision, *, bits: int = 16) -> tuple[Kernels | None, str]:
     """The kernels of the variant ``name``, and a line on them. auto, true: the fastest for ``precision`` that work.
 
-    ``exact``: of those, none that round the values of a product to integers.
+    ``bits``: of those, none that round the values of a product to integers of fewer bits; 32: to none at all.
 
     None in their place where there are none; the line then says why. UserError where those named do not work.
     """
     began = perf_counter()
     named = VARIANTS.get(str(name))
-    chosen, reason = choose(precision, exact=exact) if named is None else (named, named.unavailable())
+    chosen, reason = choose(precision, bits=bits) if named is None else (named, named.unavailable())
     if chosen is None or (named is not None and reason):
         return None, f"no training kernels: {reason}"
     if named is not None and (wrong := fault(named)):
@@ -117,24 +117,24 @@ def slowness(variant: Variant) -> str | None:
     return f"are {found:.2f} times as fast as PyTorch, not {WORTH_IT} times (train.kernels={variant.name} takes them)"
 
 
-def dull_pairs(variant: Variant) -> str | None:
+def dull_integers(variant: Variant) -> str | None:
     """Why products of integers are not worth taking here, in some words; None where they are, or where there are none.
 
     The measured rate is kept beside the library, which must be built and tried.
     """
-    if not variant.pairs:
+    if variant.bits == 32:
         return None
     kept = variant.build().with_suffix(".gain.json")
     try:
-        found = float(json.loads(kept.read_text())["pairs"])
+        found = float(json.loads(kept.read_text())["integers"])
     except (OSError, ValueError, KeyError):
-        found = load(variant.name).pair_gain()
+        found = load(variant.name).integer_gain()
         with contextlib.suppress(OSError):  # it is measured again the next time
-            atomic_write_json(kept, {"pairs": found})
-    if found >= PAIRS_WORTH_IT:
+            atomic_write_json(kept, {"integers": found})
+    if found >= INTEGERS_WORTH_IT:
         return None
     named = f"train.kernels={variant.name} takes them"
-    return f"are {found:.2f} times as fast as f32 here, not {PAIRS_WORTH_IT} times ({named})"
+    return f"are {found:.2f} times as fast as f32 here, not {INTEGERS_WORTH_IT} times ({named})"
 
 
 def _try_it(name: str) -> tuple[bool, str | None]:

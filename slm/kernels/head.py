@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slm.kernels.gradients import gradient_of, run_hooks
+from slm.kernels.native import Kernels
 from slm.kernels.operations import add_weight_gradient, norm, norm_backward
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Workspace
@@ -38,9 +39,13 @@ class Head:
     def __init__(self, work: Workspace) -> None:
         self._work, self._packed = work, work.head
 
+    @property
+    def _kernels(self) -> Kernels:
+        return self._work.kernels.head
+
     def losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Cross-entropies [N], f32 nats, of the normed hidden states; the logits are given up at once."""
-        logits = self._work.buffer("some_logits", self._work.kernels.slm_cross_entropy_rows(), self._packed.rows)
+        logits = self._work.buffer("some_logits", self._kernels.slm_cross_entropy_rows(), self._packed.rows)
         return self._cross_entropy(h_ND, targets_N, logits, None, self._packed, None)
 
     def softmax_gradient(
@@ -95,8 +100,8 @@ class Head:
                 logits[:rows] *= each.weights[part, None]
             if each.soften:
                 each.soften(logits[:rows], losses_R, part)
-            work.kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part], sums)
-            add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0])
+            self._kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part], sums)
+            add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0], self._kernels)
         if each.words is not None and packed.weights[0].grad is not None:
             grad, add = gradient_of(self._packed.weights[0])
             if not add:
@@ -107,9 +112,7 @@ class Head:
     def _some(self, words_V: Tensor) -> PackedWeights:
         """The head's rows of these ids, as weights of their own."""
         weight = self._packed.weights[0]
-        return PackedWeights(
-            self._work.kernels, [weight.detach()[words_V].requires_grad_(weight.requires_grad)], keep=True
-        )
+        return PackedWeights(self._kernels, [weight.detach()[words_V].requires_grad_(weight.requires_grad)], keep=True)
 
     def _cross_entropy(
         self,
@@ -124,7 +127,7 @@ class Head:
         (N, D), V = h_ND.shape, packed.rows
         losses_N = torch.empty(N)
         weights, keep = packed.layout("forward"), int(scale is not None)
-        self._work.kernels.slm_cross_entropy(
+        self._kernels.slm_cross_entropy(
             h_ND, N, D, weights, V, offsets_V, targets_N, scale or 0.0, keep, logits, losses_N
         )
         return losses_N

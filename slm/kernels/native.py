@@ -7,6 +7,7 @@ function there gives its arguments and their shapes. Both have the same function
 import ctypes
 import functools
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,9 +41,12 @@ class Variant:
     """As ``platform.machine`` names it."""
     timed: bool = True
     """``auto`` takes them as faster than PyTorch's own step. False: that has to be measured first, on each machine."""
-    pairs: bool = False
-    """Products are of pairs of 16-bit integers that f32 values are rounded to. ``auto`` takes them where f32 is not
-    asked for by name, and where this processor is measured to be faster with them."""
+    bits: int = 32
+    """16 or 8: products are of integers of so many bits, to which f32 values are rounded. ``auto`` takes them where f32
+    is not asked for by name, and where this processor is measured to be faster with them; 8 for new models alone."""
+    head: str = ""
+    """The variant that computes the output head, where it is another one: a softmax's gradient has many values that are
+    too small beside the target's for 8 bits."""
 
     def unavailable(self) -> str | None:
         """Why these kernels cannot be built or run here, or None where they can."""
@@ -60,13 +64,23 @@ class Variant:
         return None
 
     def build(self) -> Path:
-        """The library's path, compiled if need be. RuntimeError with the compiler's message where that fails."""
+        """The library's path, compiled if need be, and the head's with it. RuntimeError with the compiler's message
+        where that fails."""
+        if self.head:
+            with ThreadPoolExecutor(1) as beside:  # two compilers at once
+                of_head = beside.submit(VARIANTS[self.head].build)
+                path = self._build_own()
+                of_head.result()
+            return path
+        return self._build_own()
+
+    def _build_own(self) -> Path:
         sources, headers = ([FOLDER / name for name in names] for names in (self.sources, self.headers))
         return cpp_build.build(sources, (*COMMON_FLAGS, *self.flags), headers=headers, what="the training kernels")
 
 
 AVX512_VNNI, AVX_VNNI = "-mavx512vnni", "-mavxvnni"
-"""GCC's, for products of pairs of 16-bit integers with their sum. It has the second since version 11."""
+"""GCC's, for products of two or four integers with their sum. It has the second since version 11."""
 _F32_FLAGS = ("-std=gnu++17", "-ffp-contract=fast")
 
 
@@ -78,12 +92,13 @@ def _f32(
     march: str,
     lanes: int,
     flags: tuple[str, ...] = (),
-    pairs: bool = False,
+    bits: int = 32,
     **others: Any,
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
-    parts = ("linear", "attention", "short_conv", "norms", "head", "sizes", *(("pair_gain",) if pairs else ()))
-    headers = ("vec", "sizes", "tile", "operands", "gemm", *(("int16",) if pairs else ()))
+    integers = bits < 32
+    parts = ("linear", "attention", "short_conv", "norms", "head", "sizes", *(("integer_gain",) if integers else ()))
+    headers = ("vec", "sizes", "tile", "operands", "gemm", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,
         title=title,
@@ -97,9 +112,9 @@ def _f32(
             f"-DSLM_LANES={lanes}",
             *_F32_FLAGS,
             *flags,
-            *(("-DSLM_INT16",) if pairs else ()),
+            *((f"-DSLM_INTEGERS={bits}",) if integers else ()),
         ),
-        pairs=pairs,
+        bits=bits,
         **others,
     )
 
@@ -130,15 +145,35 @@ VARIANTS: dict[str, Variant] = {
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
         _f32(
+            "avx512int8",
+            "AVX512-VNNI (f32, products in int8)",
+            (*_AVX512, "avx512_vnni"),
+            march="x86-64-v4",
+            lanes=16,
+            flags=(AVX512_VNNI,),
+            bits=8,
+            head="avx512int16",
+        ),
+        _f32(
             "avx512int16",
             "AVX512-VNNI (f32, products in int16)",
             (*_AVX512, "avx512_vnni"),
             march="x86-64-v4",
             lanes=16,
             flags=(AVX512_VNNI,),
-            pairs=True,
+            bits=16,
         ),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
+        _f32(
+            "avxvnniint8",
+            "AVX-VNNI (f32, products in int8)",
+            ("avx2", "fma", "avx_vnni"),
+            march="x86-64-v3",
+            lanes=8,
+            flags=(AVX_VNNI,),
+            bits=8,
+            head="avxvnniint16",
+        ),
         _f32(
             "avxvnniint16",
             "AVX-VNNI (f32, products in int16)",
@@ -146,9 +181,9 @@ VARIANTS: dict[str, Variant] = {
             march="x86-64-v3",
             lanes=8,
             flags=(AVX_VNNI,),
-            pairs=True,
+            bits=16,
         ),
-        _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, pairs=True),
+        _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, bits=16),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(
             "neon",
@@ -224,9 +259,11 @@ class Kernels:
     found no memory.
     """
 
-    def __init__(self, path: Path, name: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", head: "Kernels | None" = None) -> None:
         self.name = name
         """The variant's."""
+        self.head: Kernels = head or self
+        """Those that compute the output head."""
         # torch is imported above and has loaded its OpenMP: the library finds that one, and shares its threads.
         library = ctypes.CDLL(str(path))
         for each, arguments in SIGNATURES.items():
@@ -239,15 +276,15 @@ class Kernels:
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
         """Of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()
-        """Packed operands are units of 32 bits: a pair of bf16, or one f32 (pairs of integers take as much room)."""
+        """Packed operands are units of 32 bits: a pair of bf16, or one f32 (integers take as much room)."""
         self._library = library
 
-    def pair_gain(self) -> float:
-        """How many times as fast as f32 this processor multiplies pairs of 16-bit integers; 1 for other kernels."""
-        if not hasattr(self._library, "slm_pair_gain"):
+    def integer_gain(self) -> float:
+        """How many times as fast as f32 this processor multiplies these kernels' integers; 1 for other kernels."""
+        if not hasattr(self._library, "slm_integer_gain"):
             return 1.0
-        self._library.slm_pair_gain.restype = ctypes.c_double
-        return float(self._library.slm_pair_gain())
+        self._library.slm_integer_gain.restype = ctypes.c_double
+        return float(self._library.slm_integer_gain())
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
         raise AttributeError(f"the training kernels have no function {name}")
@@ -271,4 +308,5 @@ def load(name: str) -> Kernels:
     """
     if name == "amx":
         _tiles_permitted()  # each process asks for itself, also one that a trial has started
-    return Kernels(VARIANTS[name].build(), name)
+    variant = VARIANTS[name]
+    return Kernels(variant.build(), name, load(variant.head) if variant.head else None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slm.kernels.gradients import gradient_of, joined_gradient, run_hooks
+from slm.kernels.native import Kernels
 from slm.kernels.workspace import Workspace
 from slm.model.layers.layer import RMSNorm
 
@@ -45,13 +46,15 @@ def norm_backward(
     run_hooks(weight)
 
 
-def add_weight_gradient(work: Workspace, name: str, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+def add_weight_gradient(
+    work: Workspace, name: str, dy: Tensor, x: Tensor, weight: Tensor, kernels: Kernels | None = None
+) -> None:
     """Add dy^T x to the weight's gradient, unless it is frozen; dy may be some columns of a wider tensor.
 
-    Weights of one ``name`` and size share their scratch memory.
+    Weights of one ``name`` and size share their scratch memory. ``kernels``: those of the layers where none are given.
     """
     if weight.requires_grad:
-        _add_product(work, name, dy, x, *gradient_of(weight))
+        _add_product(work, name, dy, x, *gradient_of(weight), kernels or work.kernels)
 
 
 def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weights: Sequence[Tensor]) -> None:
@@ -60,7 +63,7 @@ def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weig
     One product, which lays ``x`` out once, where none is frozen and their gradients lie together.
     """
     if joined := joined_gradient(weights):
-        _add_product(work, name, dy, x, *joined)
+        _add_product(work, name, dy, x, *joined, work.kernels)
         return
     column = 0
     for weight in weights:
@@ -68,11 +71,11 @@ def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weig
         column += len(weight)
 
 
-def _add_product(work: Workspace, name: str, dy: Tensor, x: Tensor, grad: Tensor, add: int) -> None:
+def _add_product(work: Workspace, name: str, dy: Tensor, x: Tensor, grad: Tensor, add: int, kernels: Kernels) -> None:
     (n, k), N = grad.shape, len(x)
-    size = work.kernels.slm_weight_gradient_scratch(N, n, k)
+    size = kernels.slm_weight_gradient_scratch(N, n, k)
     scratch = work.buffer(f"packed_{name}_{size}", size, dtype=torch.int32)
-    work.kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
+    kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
 
 
 def add_bias_gradient(work: Workspace, dy: Tensor, bias: Tensor) -> None:

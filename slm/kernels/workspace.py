@@ -68,13 +68,14 @@ class Workspace:
         self.o = [pack(*out) for _, out, *_ in groups]
         self.gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self.layers)]
         self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
-        self.head = PackedWeights(kernels, [model.head_weight_VD], keep=keep_packed)
+        self.head = PackedWeights(kernels.head, [model.head_weight_VD], keep=keep_packed)
 
     def use(self, kernels: Kernels) -> None:
         """Call these kernels from now on."""
         self.kernels = kernels
         for packed in self._all_packed():
             packed.kernels = kernels
+        self.head.kernels = kernels.head
 
     def prepare(self, ids_BT: Tensor, starts_BT: Tensor | None) -> None:
         """Make ready for a batch of this shape and these starts of sequences, with the weights as they are now."""

@@ -70,4 +70,5 @@ def kernels_for_test(name: str) -> Kernels:
         flags = model_flags(variant)
         headers += [header for model in models_of(variant) for header in sorted(model.glob("*.h"))]
     flags = (*flags, *watched)
-    return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name)
+    head = kernels_for_test(variant.head) if variant.head else None
+    return Kernels(cpp_build.build(sources, flags, headers=headers, what="the kernels under test"), name, head)

@@ -27,3 +27,18 @@ def test_a_config_that_was_saved_is_read_again():
     assert saved | {"name": None} == {
         key: value | composed[key] if isinstance(value, dict) else composed[key] for key, value in saved.items()
     }, "the composed keys and values, and defaults of others"
+
+
+@pytest.mark.parametrize(
+    ("words", "bits"),
+    [
+        ([], 8),
+        (["init_from=somewhere"], 16),
+        (["train.qat=q4_0"], 16),
+        (["train.precision=f32"], 32),
+        (["init_from=somewhere", "train.precision=f32"], 32),
+    ],
+)
+def test_new_models_alone_train_with_products_of_8_bit_integers(words, bits):
+    words = ["preset=tiny", "data=local", "data.files=[a.txt]", *words]
+    assert build(RunConfig, load_config("train", words)).kernel_bits == bits

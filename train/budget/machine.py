@@ -184,7 +184,15 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
     that has more time.
     """
     record = machine_record()
-    what = (train.threads, train.precision, train.kernels, optim.name, optim.ns_steps, optim.second_moment)
+    what = (
+        train.threads,
+        train.precision,
+        train.kernels,
+        train.kernel_bits(new=True),
+        optim.name,
+        optim.ns_steps,
+        optim.second_moment,
+    )
     build = (record["cpu"], record["cores"], record["versions"].get("torch"), _kernel_sources())
     path = cache_home() / "training_speed" / f"{fingerprint((4, what, build))}.json"
     try:
@@ -232,7 +240,7 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
 
     # torch.compile would take longer than the measurement. Where there are no kernels, the true step is faster.
     train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
-    environment = prepare(train)
+    environment = prepare(train, bits=train.kernel_bits(new=True))
     began = perf_counter()  # the kernels, which are built here the first time, are needed anyway
     timings: list[Timing] = []
     computed = elapsed = 0.0

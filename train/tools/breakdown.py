@@ -56,10 +56,16 @@ class ClockedKernels(Kernels):
     """The functions of ``kernels`` with a clock around each; ``seconds`` gets the time by part."""
 
     def __init__(self, kernels: Kernels, seconds: dict[str, float]) -> None:
+        self._clock(kernels, _Clock(seconds))
+
+    def _clock(self, kernels: Kernels, clock: "_Clock") -> None:
         vars(self).update(vars(kernels))
-        clock = _Clock(seconds)
         for name in SIGNATURES:
             setattr(self, name, clock.around(name, getattr(kernels, name)))
+        self.head = self
+        if kernels.head is not kernels:
+            self.head = ClockedKernels.__new__(ClockedKernels)
+            self.head._clock(kernels.head, clock)
 
 
 class _Clock:

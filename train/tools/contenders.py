@@ -70,7 +70,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
 
     config = task.config
     if compile:
-        environment = prepare(config.train)
+        environment = prepare(config.train, bits=config.train.kernel_bits(new=not rank))
     else:
         threads = config.train.threads or compute_threads()
         torch.set_num_threads(threads)

@@ -91,6 +91,12 @@ void pack_positions(const float* rows, long ld, const Shape& s, float* out) {
         pack_columns(rows + t * ld, ld, min_of(NR, max_of(0, s.T - t)), NR, s.E, out + t * s.E, NR);
 }
 
+// Keys or queries as columns, for scores, which `Rows` compute.
+void pack_for_scores(const float* rows, const Shape& s, float* out) {
+    pack_positions(rows, s.E, s, out);
+    for (long t = 0; t < s.padded(); t += NR) finish_panel(out + t * s.E, s.E);
+}
+
 // Values as columns: [E panel][padded][NR], for products that reduce over positions.
 void pack_values(const float* rows, long ld, const Shape& s, float* out) {
     const long Tp = s.padded();
@@ -133,11 +139,13 @@ void attend(const Shape& s, const float* q_raw, const int32_t* starts, const flo
         norm_and_rope(q_raw + (q + r) * s.width(), E, s.q_norm, s.eps, s.cos + (q + r) * E, s.sin + (q + r) * E, q_rows + r * E);
     const long from = starts ? starts[q] / NR * NR : 0;  // starts never fall along a sequence
     const long to = round_up(q + n, NR), span = to - from;
+    Rows<MR> queries;
+    queries.take(q_rows, E, n, E);
     for (long p = from / NR; p < to / NR; p++)
-        tile(n, E, q_rows, E, 1, keys + p * E * NR, [&](int r, vec x, vec y) ALWAYS {
+        queries.product(0, n, E, keys + p * E * NR, [&](int r, vec x, vec y) ALWAYS {
             store(scores + r * ld + p * NR - from, x);
             store(scores + r * ld + p * NR - from + W, y);
-        });
+        }, Nothing{});
     float inverse[MR];
     for (long r = 0; r < n; r++) {
         float high;
@@ -187,7 +195,7 @@ struct Head {
               const int32_t* starts) {
         const long E = s.E, Tp = s.padded(), HE = s.H * E;
         rotated_rows(s, q_raw, s.q_norm, k_rows, scales);  // the queries, for a moment
-        pack_positions(k_rows, E, s, q_positions);
+        pack_for_scores(k_rows, s, q_positions);
         pack_values(k_rows, E, s, q_values);
         pack_positions(do_raw, HE, s, do_positions);
         pack_values(do_raw, HE, s, do_values);
@@ -205,15 +213,18 @@ struct Head {
     }
 };
 
-// Keys [k, k + n) against all queries in [from, last): their probabilities and score gradients (ds rows `row`..).
+// Keys [k, k + n) against all queries in [from, last): their probabilities and score gradients (ds rows `row`..). The
+// gradients of the probabilities stay in f32: what is left of them beside `delta` may be little.
 void score_gradients(const Shape& s, const Head& h, const float* v_raw, long k, long n, long row, long from, long last, bool documents) {
     const long E = s.E, ld = s.stride(), width = s.width(), span = last - from;
+    Rows<MR> keys;
+    keys.take(h.k_rows + k * E, E, n, E);
     for (long p = from / NR; p < last / NR; p++) {
         const long at = p * NR - from;
-        tile(n, E, h.k_rows + k * E, E, 1, h.q_positions + p * E * NR, [&](int r, vec x, vec y) ALWAYS {
+        keys.product(0, n, E, h.q_positions + p * E * NR, [&](int r, vec x, vec y) ALWAYS {
             store(h.probabilities + r * ld + at, x);
             store(h.probabilities + r * ld + at + W, y);
-        });
+        }, Nothing{});
         tile(n, E, v_raw + k * width, width, 1, h.do_positions + p * E * NR, [&](int r, vec x, vec y) ALWAYS {
             store(h.dp + r * ld + at, x);
             store(h.dp + r * ld + at + W, y);
@@ -316,7 +327,7 @@ int slm_attention_forward(const float* qkv, long B, long T, long H, long K, long
             }
             float* k_rows = arena.take<float>(size);
             rotated_rows(s, k_raw, k_norm, k_rows, nullptr);
-            pack_positions(k_rows, E, s, scratch + 2 * i * size);
+            pack_for_scores(k_rows, s, scratch + 2 * i * size);
             pack_values(k_raw + K * E, width, s, scratch + (2 * i + 1) * size);
         });
         // A head's blocks with most keys first, so that the threads end together.

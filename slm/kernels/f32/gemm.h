@@ -20,7 +20,7 @@ INLINE void gemm_loop(Share& share, const float* A, long lda, long rows, const f
     const long block = block_of(depth), fitting = L2_BYTES / (block * NR * VALUE_BYTES);
     const long group = max_of(1, min_of(min_of(panels, fitting), block < depth ? MOST_GROUP : fitting));
     Partial partial;
-    Rows own;
+    Rows<> own;
     share.each(ceil_div(panels, group), ceil_div(rows, MR), STRIPS, [&](long column, long strip, long end) ALWAYS {
         const long first = column * group, last = min_of(panels, first + group);
         for (long k0 = 0; k0 < depth; k0 += block) {
@@ -45,7 +45,7 @@ INLINE void gemm_loop(Share& share, const float* A, long lda, long rows, const f
                              store(sum + W, y);
                          },
                          [&](long part) ALWAYS {
-                             if (!PAIRS)
+                             if (!INTEGERS)
                                  for (long r = from; r < to; r++) prefetch_far(next + r * lda + part * LINE);
                              if (ends && part < MR) touch(row + part, p);
                          });

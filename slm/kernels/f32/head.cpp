@@ -53,12 +53,12 @@ void slm_cross_entropy(const float* x, long m, long d, const float* B, long v, c
 // dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; blocks of the vocabulary keep W's panels in the cache.
 // sum: scratch [m, d], not used here (the results are the sums).
 void slm_head_backward(const float* dlogits, long m, long v, const float* B, long d, float* dx, float*) {
-    const long panels = d / NR, block = PAIRS ? block_of(v) : BLOCK;
+    const long panels = d / NR, block = INTEGERS ? block_of(v) : BLOCK;
     const long group = max_of(1, min_of(panels, L2_BYTES / (block * NR * VALUE_BYTES)));
     // A task owns its part of dx and walks the whole vocabulary.
     const auto task = [&](long column, long strip, long end) ALWAYS {
         const long first = column * group;
-        Rows own;
+        Rows<> own;
         for (long start = 0; start < v; start += block) {
             const long depth = min_of(block, v - start);
             own.take(dlogits + strip * MR * v + start, v, min_of((end - strip) * MR, m - strip * MR), depth);

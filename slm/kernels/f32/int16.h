@@ -8,24 +8,21 @@
 //
 // Pairs lie in the same places as f32 values would, and need half of them; the scales of a block's NR columns follow.
 #pragma once
-#include <immintrin.h>
-
-#include "tile.h"
+#include "integers.h"
 
 static_assert(W == 8 || W == 16, "these products are written for AVX2 and AVX512-VNNI");
 
+constexpr long UNIT = 2;  // values in 32 bits
 constexpr float LENGTH = 32767.0f;
 
-// For each width: roots; whole numbers; two vectors of them as 2 W integers of 16 bits, in their order; the first `count`
-// of W values, the others zero; and c0 += a . b0, c1 += a . b1, which is the pair a with W pairs each.
+// For each width: roots; two vectors of whole numbers as 2 W integers of 16 bits, in their order; and c0 += a . b0,
+// c1 += a . b1, which is the pair a with W pairs each.
 #if SLM_LANES == 16
 
 INLINE vec root(vec x) { return _mm512_sqrt_ps(x); }
-INLINE ivec rounded(vec x) { return (ivec)_mm512_cvtps_epi32(x); }
 INLINE ivec in_order(ivec low, ivec high) {
     return (ivec)_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_packs_epi32((__m512i)low, (__m512i)high));
 }
-INLINE vec load_first(const float* p, long count) { return _mm512_maskz_loadu_ps((1u << count) - 1, p); }
 
 INLINE void multiply_add(ivec& c0, ivec& c1, const int32_t& a, ivec b0, ivec b1) {
     const __m512i both = _mm512_set1_epi32(a);
@@ -36,14 +33,8 @@ INLINE void multiply_add(ivec& c0, ivec& c1, const int32_t& a, ivec b0, ivec b1)
 #else
 
 INLINE vec root(vec x) { return _mm256_sqrt_ps(x); }
-INLINE ivec rounded(vec x) { return (ivec)_mm256_cvtps_epi32(x); }
 INLINE ivec in_order(ivec low, ivec high) {
     return (ivec)_mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)low, (__m256i)high), 0xd8);
-}
-INLINE vec load_first(const float* p, long count) {
-    ivec own;
-    for (int i = 0; i < W; i++) own[i] = i < count ? -1 : 0;
-    return _mm256_maskload_ps(p, (__m256i)own);
 }
 
 #ifdef __AVXVNNI__
@@ -82,9 +73,9 @@ INLINE vec scale_back(vec squares) { return root(squares) * (1.0f / LENGTH); }
 
 INLINE ivec pair_of(vec low, vec high) { return (rounded(low) & 0xffff) | (rounded(high) << 16); }
 
-// One tile of R rows and NR columns over `pairs` pairs, as tile_of for f32; the scales are those of its rows and columns.
+// One tile of R rows and NR columns over `units` pairs, as tile_of for f32; the scales are those of its rows and columns.
 template <int R, class Use, class Ahead>
-INLINE void pair_tile_of(long pairs, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
+INLINE void unit_tile_of(long units, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
                          const float* column_scales, Use&& use, Ahead&& ahead) {
     ivec c[R][2];
     unrolled<R>([&](auto r) ALWAYS { c[r][0] = c[r][1] = ivec{}; });
@@ -94,12 +85,12 @@ INLINE void pair_tile_of(long pairs, const int32_t* A, long ra, long ka, const f
         A += ka;
         B += NR;
     };
-    for (long part = 0; part < pairs / W; part++) {
+    for (long part = 0; part < units / W; part++) {
         ahead(part);
 #pragma GCC unroll 4
         for (int i = 0; i < W; i++) step();
     }
-    for (long i = 0; i < pairs % W; i++) step();
+    for (long i = 0; i < units % W; i++) step();
     const vec left = load(column_scales), right = load(column_scales + W);
     unrolled<R>([&](auto r) ALWAYS {
         const float scale = row_scales[r];
@@ -107,18 +98,8 @@ INLINE void pair_tile_of(long pairs, const int32_t* A, long ra, long ka, const f
     });
 }
 
-// A tile of 1 to MR rows.
-template <class Use, class Ahead>
-INLINE void pair_tile(long rows, long pairs, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
-                      const float* column_scales, Use&& use, Ahead&& ahead) {
-    by_rows(rows, [&](auto count, long first) ALWAYS {
-        pair_tile_of<count>(pairs, A + first * ra, ra, ka, row_scales + first, B, column_scales,
-                            [&](int r, vec x, vec y) ALWAYS { use((int)(r + first), x, y); }, ahead);
-    });
-}
-
-// A row of `depth` values (a multiple of 2 W) as pairs; returns the scale that brings products back.
-INLINE float pairs_of_row(const float* from, long depth, int32_t* out) {
+// A row of A, `depth` values (a multiple of 2 W), as pairs; returns the scale that brings products back.
+INLINE float units_of_row(const float* from, long depth, int32_t* out) {
     vec a = {}, b = {};
     for (long k = 0; k < depth; k += 2 * W) {
         a += load(from + k) * load(from + k);
@@ -131,9 +112,14 @@ INLINE float pairs_of_row(const float* from, long depth, int32_t* out) {
     return length * (1.0f / LENGTH);
 }
 
+// A row of a weight as a column of B: `units` gets its pairs, `ends` the scale that follows them.
+INLINE void units_of_column(const float* from, long depth, int32_t* units, float* ends) {
+    *ends = units_of_row(from, depth, units);
+}
+
 // `rows` rows of G times W columns, the W of group g in row i at(i, g), as pairs of rows: out[g * apart + i / 2 * stride +
-// column] and, at the end of each group, its columns' scales.
-template <int G, class At> INLINE void pairs_of_columns(long rows, At&& at, int32_t* out, long stride, long apart) {
+// column] and, at the end of each group, its columns' scales. OF_B: columns of B; else rows of A, which are the same here.
+template <int G, bool OF_B, class At> INLINE void units_of_columns(long rows, At&& at, int32_t* out, long stride, long apart) {
     vec squares[G], to[G];
 #pragma GCC unroll 8
     for (int g = 0; g < G; g++) squares[g] = vec{};

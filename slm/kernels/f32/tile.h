@@ -60,13 +60,14 @@ INLINE void pack_rows(const float* from, long ld, long rows, float* out) {
 }
 
 // Up to `lanes` rows (row i at from + i * ld, `depth` values) as columns: out[k * stride + i] = from[i][k]; missing rows
-// are zero.
+// are zero. Whole vectors of both.
 INLINE void pack_columns(const float* from, long ld, long rows, long lanes, long depth, float* out, long stride) {
-    for (long k0 = 0; k0 < depth; k0 += LINE)
-        for (long i = 0; i < lanes; i++) {
-            const float* row = from + i * ld + k0;
-            float* to = out + k0 * stride + i;
-            for (long k = 0; k < min_of(LINE, depth - k0); k++) to[k * stride] = i < rows ? row[k] : 0.0f;
+    for (long k = 0; k < depth; k += W)
+        for (long i = 0; i < lanes; i += W) {
+            vec block[W];
+            unrolled<W>([&](auto r) ALWAYS { block[r] = i + r < rows ? load(from + (i + r) * ld + k) : vec{}; });
+            transpose(block);
+            unrolled<W>([&](auto r) ALWAYS { store(out + (k + r) * stride + i, block[r]); });
         }
 }
 

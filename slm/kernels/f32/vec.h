@@ -61,6 +61,15 @@ INLINE vec all(float x) { return x - vec{}; }
 INLINE ivec all(int32_t x) { return x - ivec{}; }
 INLINE vec choose(ivec mask, vec yes, vec no) { return mask ? yes : no; }
 
+// Lane l of the result is lane I_l of a, or lane I_l - W of b.
+template <int... I> INLINE vec shuffled(vec a, vec b) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, I...);
+#else
+    return __builtin_shuffle(a, b, ivec{I...});
+#endif
+}
+
 #ifdef SLM_NEON
 
 INLINE vec max_of(vec a, vec b) { return vmaxq_f32(a, b); }
@@ -88,23 +97,42 @@ INLINE vec min_of(vec a, vec b) { return a < b ? a : b; }
 INLINE vec multiply_add(vec sum, vec x, float y) { return sum + all(y) * x; }
 INLINE vec reciprocal(vec x) { return 1.0f / x; }
 
-// Sum and maximum of the lanes, by halves: an order that does not depend on the compiler.
+// each(x, the lanes of x that stand half a vector on), then a quarter on, and so forth: the first lane ends with what all of
+// them come to, by halves.
+template <int HALF, class Each, int... L> INLINE void fold(vec& x, Each&& each, std::integer_sequence<int, L...> lanes) {
+    x = each(x, shuffled<(L + HALF) % W...>(x, x));
+    if constexpr (HALF > 1) fold<HALF / 2>(x, each, lanes);
+}
+template <class Each> INLINE vec folded(vec x, Each&& each) {
+    fold<W / 2>(x, each, std::make_integer_sequence<int, (int)W>{});
+    return x;
+}
+
+// Sum and maximum of the lanes.
 INLINE float sum_of(vec x) {
-    float lanes[W];
-    store(lanes, x);
-#pragma GCC unroll 4
-    for (long half = W / 2; half > 0; half /= 2)
-        for (long i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
+    return folded(x, [](vec a, vec b) ALWAYS { return a + b; })[0];
 }
 INLINE float max_lane(vec x) {
-    float lanes[W];
-    store(lanes, x);
-    for (long i = 1; i < W; i++) lanes[0] = lanes[0] < lanes[i] ? lanes[i] : lanes[0];
-    return lanes[0];
+    return folded(x, [](vec a, vec b) ALWAYS { return max_of(a, b); })[0];
 }
 
 #endif
+
+// Rows i and i + H of a W x W block trade the values that stand H columns off their side of the diagonal, for each i whose
+// bit H is zero. One call for each power of two below W transposes the block.
+template <int H, int... L> INLINE void trade(vec* rows, std::integer_sequence<int, L...>) {
+    unrolled<W>([&](auto i) ALWAYS {
+        if constexpr (!(i & H)) {
+            const vec a = rows[i], b = rows[i + H];
+            rows[i] = shuffled<(L & H ? W + L - H : L)...>(a, b);
+            rows[i + H] = shuffled<(L & H ? W + L : L + H)...>(a, b);
+        }
+    });
+}
+template <int H = 1> INLINE void transpose(vec* rows) {
+    trade<H>(rows, std::make_integer_sequence<int, (int)W>{});
+    if constexpr (2 * H < W) transpose<2 * H>(rows);
+}
 
 // 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included (degree-6 polynomial).
 INLINE vec exp2_of(vec x) {

@@ -168,6 +168,13 @@ MODEL __m512i _mm512_cvtps_epi32(__m512 x) {
 }
 MODEL __m256i _mm512_castsi512_si256(__m512i x) { return model::read<__m256i>(&x); }
 MODEL __m256i _mm512_extracti64x4_epi64(__m512i x, int half) { return model::read<__m256i>((const char*)&x + 32 * half); }
+MODEL __m128i _mm512_cvtepi32_epi8(__m512i x) {
+    const model::lanes32 from = (model::lanes32)x;
+    signed char to[16];
+    for (int i = 0; i < 16; i++) to[i] = (signed char)from[i];
+    return model::read<__m128i>(to);
+}
+MODEL void _mm_storeu_si128(__m128i* p, __m128i x) { model::write(p, x); }
 MODEL __m512i _mm512_cvtepu16_epi32(__m256i x) {
     return (__m512i)__builtin_convertvector((model::halves16)x, model::words);
 }
@@ -262,6 +269,14 @@ MODEL __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
                                 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
     sum += (__m512)(x & upper) * (__m512)(y & upper);
     return sum + (__m512)(x << 16) * (__m512)(y << 16);
+}
+
+// Four integers of 8 bits each, those of `a` without a sign, added to 32 bits.
+MODEL __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+    const model::lanes32 x = (model::lanes32)a, y = (model::lanes32)b;
+    model::lanes32 products = {};
+    for (int i = 0; i < 4; i++) products += (x >> 8 * i & 255) * ((model::lanes32)((model::words)y << (24 - 8 * i)) >> 24);
+    return (__m512i)((model::words)sum + (model::words)products);
 }
 
 // The same of pairs of 16-bit integers, added to 32 bits.

@@ -26,7 +26,9 @@ def test_right_kernels_are_far_inside_the_bound(name):
     assert self_check.distance(kernels) < self_check.allowed(VARIANTS[name]) / 2
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx2int16", "avxvnniint16", "avx512int16", "amx"])
+@pytest.mark.parametrize(
+    "name", ["avx2", "avx2int16", "avxvnniint16", "avxvnniint8", "avx512int16", "avx512int8", "amx"]
+)
 def test_kernels_that_drop_a_store_are_seen(name):
     kernels = kernels_for_test(name)
     right = kernels.slm_linear
@@ -139,13 +141,13 @@ def test_kernels_that_could_not_be_timed_are_timed_again(monkeypatch, tmp_path, 
     assert count.read_text() == "x\nx\n"
 
 
-class Paired:
+class Whole:
     """Kernels whose products of integers are so many times as fast as f32 here."""
 
     def __init__(self, gain: float) -> None:
         self.gain, self.asked = gain, 0
 
-    def pair_gain(self) -> float:
+    def integer_gain(self) -> float:
         self.asked += 1
         return self.gain
 
@@ -155,7 +157,7 @@ def test_products_of_integers_have_to_be_faster_here(monkeypatch, cache, measure
     monkeypatch.setattr(choice, "variants_for", lambda precision: [VARIANTS["avx2int16"], AVX2])
     monkeypatch.setattr(Variant, "unavailable", lambda self: None)
     monkeypatch.setattr(choice, "fault", lambda variant: None)
-    kernels = Paired(measured)
+    kernels = Whole(measured)
     monkeypatch.setattr(choice, "load", lambda name: kernels)
     for _ in range(2):
         found, reason = choice.choose("f32")
@@ -164,15 +166,28 @@ def test_products_of_integers_have_to_be_faster_here(monkeypatch, cache, measure
         assert (reason is None) == (chosen == "avx2int16")
     assert kernels.asked == 1, "the rate is kept"
     assert reason is None or "are 1.19 times as fast as f32 here, not 1.2 times (train.kernels=avx2int16" in reason
-    assert choice.choose("f32", exact=True) == (AVX2, None)
+    assert choice.choose("f32", bits=32) == (AVX2, None)
 
 
 @needs_avx2
 def test_the_rate_of_integers_is_measured():
-    assert 0.2 < kernels_for_test("avx2int16").pair_gain() < 5
-    assert kernels_for_test("avxvnniint16").pair_gain() > 0
-    assert kernels_for_test("avx512int16").pair_gain() > 0
-    assert kernels_for_test("avx2").pair_gain() == 1
+    assert 0.2 < kernels_for_test("avx2int16").integer_gain() < 5
+    for name in ("avxvnniint8", "avxvnniint16", "avx512int8", "avx512int16"):
+        assert kernels_for_test(name).integer_gain() > 0
+    assert kernels_for_test("avx2").integer_gain() == 1
+
+
+@pytest.mark.parametrize(("bits", "chosen"), [(8, "avx512int8"), (16, "avx512int16"), (32, "avx512")])
+def test_integers_have_as_many_bits_as_are_asked_for(monkeypatch, bits, chosen):
+    monkeypatch.setattr(
+        choice, "variants_for", lambda precision: [v for v in VARIANTS.values() if v.precision == "f32"]
+    )
+    monkeypatch.setattr(Variant, "unavailable", lambda self: None)
+    monkeypatch.setattr(choice, "fault", lambda variant: None)
+    monkeypatch.setattr(choice, "dull_integers", lambda variant: None)
+    found, reason = choice.choose("f32", bits=bits)
+    assert found is not None
+    assert (found.name, reason) == (chosen, None)
 
 
 def test_each_kind_of_processor_has_its_own_kernels(monkeypatch):
@@ -182,7 +197,7 @@ def test_each_kind_of_processor_has_its_own_kernels(monkeypatch):
     assert choice.choose("bf16") == (None, "there are none in bf16 for aarch64 under Linux")
     assert AVX2.unavailable() == "these kernels are for x86-64, and this processor is aarch64"
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    in_f32 = ["avx512int16", "avx512", "avxvnniint16", "avx2int16", "avx2"]
+    in_f32 = ["avx512int8", "avx512int16", "avx512", "avxvnniint8", "avxvnniint16", "avx2int16", "avx2"]
     assert [each.name for each in variants_for("f32")] == in_f32
     assert VARIANTS["neon"].unavailable() == "these kernels are for ARM (aarch64), and this processor is x86_64"
     monkeypatch.setattr(platform, "system", lambda: "Darwin")

@@ -100,11 +100,13 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None:
-    """Every gradient is at most as far from f32 as that of autocast, give or take a third; f32 kernels give f32's, and
-    those with products of integers come within a thousandth: a seventh of bf16's distance or less."""
+    """Every gradient is at most as far from f32 as that of autocast, give or take a third, and with products of 8-bit
+    integers five times as far; f32 kernels give f32's, and those with products of 16-bit integers come within a
+    thousandth: a seventh of bf16's distance or less."""
     exact, reference = reference_of(model, ids, targets, starts)
-    if fused.kernels.dtype == torch.float32:
-        coarser = 100 if VARIANTS[fused.kernels.name].pairs else 1
+    bits = VARIANTS[fused.kernels.name].bits
+    if fused.kernels.dtype == torch.float32 and bits > 8:
+        coarser = 100 if bits == 16 else 1
         assert fused.loss_and_gradients(ids, targets, starts_BT=starts) == pytest.approx(exact, rel=1e-5 * coarser)
         size = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
         for name, gradient in gradients(model).items():
@@ -113,11 +115,11 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
         return
     rough, autocast = reference_of(model, ids, targets, starts, bf16=True)
     loss = fused.loss_and_gradients(ids, targets, starts_BT=starts)
-    assert loss == pytest.approx(exact, abs=max(0.005, 3 * abs(rough - exact)))
+    assert loss == pytest.approx(exact, abs=max(0.01 if bits == 8 else 0.005, 3 * abs(rough - exact)))
     size = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
     for name, gradient in gradients(model).items():
         theirs = (autocast[name] - reference[name]).norm()
-        assert (gradient - reference[name]).norm() < 1.35 * theirs + 1e-5 * size, name
+        assert (gradient - reference[name]).norm() < (5 if bits == 8 else 1.35) * theirs + 1e-5 * size, name
 
 
 # Longer than the blocks of queries (96), losses (192) and keys (128); the widest model only up to their ends.
