@@ -119,6 +119,23 @@ def _f32(
     )
 
 
+def _vnni(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int, flag: str) -> list[Variant]:
+    """Those with products of integers: of 8 bits, whose head is computed by the second, and of 16."""
+    return [
+        _f32(
+            f"{name}int{bits}",
+            f"{title} (f32, products in int{bits})",
+            needs,
+            march=march,
+            lanes=lanes,
+            flags=(flag,),
+            bits=bits,
+            head=f"{name}int16" if bits == 8 else "",
+        )
+        for bits in (8, 16)
+    ]
+
+
 MACHINES = {"x86_64": "x86-64", "aarch64": "ARM (aarch64)"}
 """Processors as ``platform.machine`` names them, and as messages do."""
 _BF16_PARTS = ("linear", "attention", "attention_backward", "short_conv", "norms", "head", "sizes")
@@ -144,45 +161,9 @@ VARIANTS: dict[str, Variant] = {
     for each in (
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
-        _f32(
-            "avx512int8",
-            "AVX512-VNNI (f32, products in int8)",
-            (*_AVX512, "avx512_vnni"),
-            march="x86-64-v4",
-            lanes=16,
-            flags=(AVX512_VNNI,),
-            bits=8,
-            head="avx512int16",
-        ),
-        _f32(
-            "avx512int16",
-            "AVX512-VNNI (f32, products in int16)",
-            (*_AVX512, "avx512_vnni"),
-            march="x86-64-v4",
-            lanes=16,
-            flags=(AVX512_VNNI,),
-            bits=16,
-        ),
+        *_vnni("avx512", "AVX512-VNNI", (*_AVX512, "avx512_vnni"), march="x86-64-v4", lanes=16, flag=AVX512_VNNI),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
-        _f32(
-            "avxvnniint8",
-            "AVX-VNNI (f32, products in int8)",
-            ("avx2", "fma", "avx_vnni"),
-            march="x86-64-v3",
-            lanes=8,
-            flags=(AVX_VNNI,),
-            bits=8,
-            head="avxvnniint16",
-        ),
-        _f32(
-            "avxvnniint16",
-            "AVX-VNNI (f32, products in int16)",
-            ("avx2", "fma", "avx_vnni"),
-            march="x86-64-v3",
-            lanes=8,
-            flags=(AVX_VNNI,),
-            bits=16,
-        ),
+        *_vnni("avxvnni", "AVX-VNNI", ("avx2", "fma", "avx_vnni"), march="x86-64-v3", lanes=8, flag=AVX_VNNI),
         _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, bits=16),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(

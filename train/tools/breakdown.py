@@ -55,17 +55,12 @@ def breakdown(backend: Backend, step: Callable[[], StepResult]) -> dict[str, flo
 class ClockedKernels(Kernels):
     """The functions of ``kernels`` with a clock around each; ``seconds`` gets the time by part."""
 
-    def __init__(self, kernels: Kernels, seconds: dict[str, float]) -> None:
-        self._clock(kernels, _Clock(seconds))
-
-    def _clock(self, kernels: Kernels, clock: "_Clock") -> None:
+    def __init__(self, kernels: Kernels, seconds: dict[str, float], clock: "_Clock | None" = None) -> None:
+        clock = clock or _Clock(seconds)
         vars(self).update(vars(kernels))
         for name in SIGNATURES:
             setattr(self, name, clock.around(name, getattr(kernels, name)))
-        self.head = self
-        if kernels.head is not kernels:
-            self.head = ClockedKernels.__new__(ClockedKernels)
-            self.head._clock(kernels.head, clock)
+        self.head = self if kernels.head is kernels else ClockedKernels(kernels.head, seconds, clock)
 
 
 class _Clock:

@@ -73,30 +73,10 @@ INLINE vec scale_back(vec squares) { return root(squares) * (1.0f / LENGTH); }
 
 INLINE ivec pair_of(vec low, vec high) { return (rounded(low) & 0xffff) | (rounded(high) << 16); }
 
-// One tile of R rows and NR columns over `units` pairs, as tile_of for f32; the scales are those of its rows and columns.
-template <int R, class Use, class Ahead>
-INLINE void unit_tile_of(long units, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
-                         const float* column_scales, Use&& use, Ahead&& ahead) {
-    ivec c[R][2];
-    unrolled<R>([&](auto r) ALWAYS { c[r][0] = c[r][1] = ivec{}; });
-    auto step = [&]() ALWAYS {
-        const ivec b0 = load(B), b1 = load(B + W);
-        unrolled<R>([&](auto r) ALWAYS { multiply_add(c[r][0], c[r][1], A[r * ra], b0, b1); });
-        A += ka;
-        B += NR;
-    };
-    for (long part = 0; part < units / W; part++) {
-        ahead(part);
-#pragma GCC unroll 4
-        for (int i = 0; i < W; i++) step();
-    }
-    for (long i = 0; i < units % W; i++) step();
-    const vec left = load(column_scales), right = load(column_scales + W);
-    unrolled<R>([&](auto r) ALWAYS {
-        const float scale = row_scales[r];
-        use(r, __builtin_convertvector(c[r][0], vec) * left * scale, __builtin_convertvector(c[r][1], vec) * right * scale);
-    });
-}
+constexpr long STEPS = W;  // units of a tile between two calls of `ahead`
+
+// What sums of W columns begin with.
+INLINE ivec beginning(const float*) { return ivec{}; }
 
 // A row of A, `depth` values (a multiple of 2 W), as pairs; returns the scale that brings products back.
 INLINE float units_of_row(const float* from, long depth, int32_t* out) {

@@ -52,36 +52,14 @@ struct Largest {
     INLINE vec found() const { return size + nothing; }
 };
 
-// One tile of R rows and NR columns over `units` quads, as tile_of for f32; the scales are those of its rows and columns,
-// and the columns' beginnings follow theirs.
-template <int R, class Use, class Ahead>
-INLINE void unit_tile_of(long units, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
-                         const float* column_scales, Use&& use, Ahead&& ahead) {
-    const int32_t* begin = (const int32_t*)column_scales + NR;
-    ivec c[R][2];
-    unrolled<R>([&](auto r) ALWAYS { c[r][0] = load(begin), c[r][1] = load(begin + W); });
-    auto step = [&]() ALWAYS {
-        const ivec b0 = load(B), b1 = load(B + W);
-        unrolled<R>([&](auto r) ALWAYS {
-            const ivec a = all(A[r * ra]);
-            c[r][0] = multiply_add(c[r][0], a, b0);
-            c[r][1] = multiply_add(c[r][1], a, b1);
-        });
-        A += ka;
-        B += NR;
-    };
-    constexpr long STEPS = 8;  // so that `ahead` is called as often as with pairs
-    for (long part = 0; part < units / STEPS; part++) {
-        ahead(part);
-#pragma GCC unroll 4
-        for (int i = 0; i < STEPS; i++) step();
-    }
-    for (long i = 0; i < units % STEPS; i++) step();
-    const vec left = load(column_scales), right = load(column_scales + W);
-    unrolled<R>([&](auto r) ALWAYS {
-        const float scale = row_scales[r];
-        use(r, __builtin_convertvector(c[r][0], vec) * left * scale, __builtin_convertvector(c[r][1], vec) * right * scale);
-    });
+constexpr long STEPS = 8;  // units of a tile between two calls of `ahead`: as many values as with pairs
+
+// What sums of W columns begin with: it follows the scales of a block's NR columns.
+INLINE ivec beginning(const float* column_scales) { return load((const int32_t*)column_scales + NR); }
+INLINE void multiply_add(ivec& c0, ivec& c1, const int32_t& a, ivec b0, ivec b1) {
+    const ivec both = all(a);
+    c0 = multiply_add(c0, both, b0);
+    c1 = multiply_add(c1, both, b1);
 }
 
 // A row of `depth` values (a multiple of 2 W) as quads with signs. Returns the scale that brings products back; `begin`: what
@@ -107,8 +85,7 @@ INLINE float signed_row(const float* from, long depth, int32_t* out, int32_t& be
 INLINE float units_of_row(const float* from, long depth, int32_t* out) {
     int32_t begin;
     const float scale = signed_row(from, depth, out, begin);
-    for (long i = 0; i < depth / UNIT; i += W / 2)
-        for (long j = i; j < i + W / 2; j++) out[j] ^= HIGH;
+    for (long i = 0; i < depth / UNIT; i++) out[i] ^= HIGH;
     return scale;
 }
 

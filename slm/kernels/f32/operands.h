@@ -26,6 +26,31 @@ constexpr long VALUE_BYTES = 4 / UNIT; // of a packed panel
 constexpr long L2_BYTES = (W == 16 ? 640 : 320) * 1024;
 constexpr long STRIPS_AT_ONCE = 8;     // strips of dy that are packed at once, so that each cache line is read once
 
+// One tile of R rows and NR columns over `units`, as tile_of for f32; the scales are those of its rows and columns.
+template <int R, class Use, class Ahead>
+INLINE void unit_tile_of(long units, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
+                         const float* column_scales, Use&& use, Ahead&& ahead) {
+    ivec c[R][2];
+    unrolled<R>([&](auto r) ALWAYS { c[r][0] = beginning(column_scales), c[r][1] = beginning(column_scales + W); });
+    auto step = [&]() ALWAYS {
+        const ivec b0 = load(B), b1 = load(B + W);
+        unrolled<R>([&](auto r) ALWAYS { multiply_add(c[r][0], c[r][1], A[r * ra], b0, b1); });
+        A += ka;
+        B += NR;
+    };
+    for (long part = 0; part < units / STEPS; part++) {
+        ahead(part);
+#pragma GCC unroll 4
+        for (int i = 0; i < STEPS; i++) step();
+    }
+    for (long i = 0; i < units % STEPS; i++) step();
+    const vec left = load(column_scales), right = load(column_scales + W);
+    unrolled<R>([&](auto r) ALWAYS {
+        const float scale = row_scales[r];
+        use(r, __builtin_convertvector(c[r][0], vec) * left * scale, __builtin_convertvector(c[r][1], vec) * right * scale);
+    });
+}
+
 // A tile of 1 to MR rows.
 template <class Use, class Ahead>
 INLINE void unit_tile(long rows, long units, const int32_t* A, long ra, long ka, const float* row_scales, const int32_t* B,
