@@ -287,9 +287,17 @@ def make(
 
     def run(n_bytes: float) -> tuple[float, float, float, int]:
         """What the law is asked about: a model of the shape that reads so much."""
-        worth = text_worth(n_bytes, bag=bag, counted=counted, vocab_size=vocab_size, sampled=sampled > 0, slower=slower)
-        # The text counts as worth / read of what is read of it, and so does all that there is.
         read = text_read(n_bytes, bag=bag, share=share)
+        worth = text_worth(
+            n_bytes,
+            bag=bag,
+            counted=counted,
+            vocab_size=vocab_size,
+            sampled=sampled > 0,
+            slower=slower,
+            readings=read / corpus.bytes,
+        )
+        # The text counts as worth / read of what is read of it, and so does all that there is.
         return shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size
 
     last = run(n_bytes)

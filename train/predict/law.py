@@ -33,9 +33,10 @@ VOCABULARY, VOCABULARY_GAIN = 2048, 0.1
 """A vocabulary's text counts as more by its size in units of the first number, to the power g, on top of the bytes of
 its longer tokens. The first 31 records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with
 .2."""
-SUPERPOSED_TEXT = 1.25
-"""What the text of a run counts that began with bags of four tokens for a tenth of its steps (``train.superposition``),
-in units of the text of its positions. From docs/results/recipe.md: 1.8 % fewer bits per byte after 2.5M tokens."""
+SUPERPOSED_TEXT, MOST_SUPERPOSED = 0.25, 2.5e6
+"""A run that began with bags of four tokens for a tenth of its steps (``train.superposition``) counts as more text by
+this share of that of its positions, at most by so many bytes. From docs/results/recipe-choices.md: 1.8 % fewer bits
+per byte after 2.5M tokens, and .1 % after 7.7M."""
 BIGRAM_TEXT, BIGRAM_AT = 1e7, 1e7
 """A run whose embedding and head begin as a model of bigrams (``optim.init_bigrams``) counts as much more text as the
 first number, once it has read much more than the second; bytes. From docs/results/recipe.md."""
@@ -52,8 +53,10 @@ not count so."""
 DEEP_FROM, DEEP_LR = 4, 0.02
 """Budgets train the matrices of so many layers or more at this rate, instead of 0.03, where embedding and head begin as
 bigrams."""
-DEEP_TEXT = 1.12
-"""What the text of such a run counts: at 0.03 as low a loss took 13 % more of it (docs/results/recipe.md)."""
+DEEP_TEXT, DEEP_READINGS = 0.12, (0.5, 1.5)
+"""By what share the text of such a run counts as more: by nothing up to the first number of readings, by all of it from
+the second on. At 0.03 as low a loss took 13 % more text after 1.9 readings, and 2 % more after .6
+(docs/results/recipe-choices.md)."""
 TAUGHT, TEACHER_BEHIND = 0.978, 0.3
 """Bits per byte of a model that learns from the predictions of a teacher of its own kind, too (``distill.born_again``),
 in units of those without, where the teacher has read as often; and how much of the share by which the teacher is worse
@@ -144,19 +147,29 @@ def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple
 
 
 def text_worth(
-    n_bytes: float, *, bag: int, counted: float, vocab_size: int, sampled: bool, slower: bool = False
+    n_bytes: float,
+    *,
+    bag: int,
+    counted: float,
+    vocab_size: int,
+    sampled: bool,
+    slower: bool = False,
+    readings: float = 0.0,
 ) -> float:
     """What the text of a run counts, bytes; ``n_bytes``: what its positions stand for as tokens.
 
     ``bag``: tokens of each of the first positions (``train.superposition``; 1: all hold one). ``counted``: the text
     whose bigrams were counted for the first weights, bytes. ``vocab_size``: rows that these begin.
     ``sampled``: whether training computes the logits of some words only (``train.sampled_softmax``). ``slower``:
-    whether the matrices of a deep model learn at ``DEEP_LR``.
+    whether the matrices of a deep model learn at ``DEEP_LR``. ``readings``: how often the text is read.
     """
     gain = (vocab_size / BIGRAM_VOCABULARY) ** BIGRAM_GAIN
     begun = gain * min(BIGRAM_TEXT, COUNTED_SHARE * counted) / (n_bytes + BIGRAM_AT)
     drawn = SAMPLED_GAIN * math.log(max(1.0, vocab_size / SAMPLED_VOCABULARY)) if sampled else 0.0
-    return n_bytes * ((SUPERPOSED_TEXT if bag > 1 else 1.0) + begun + drawn) * (DEEP_TEXT if slower else 1.0)
+    bags = min(SUPERPOSED_TEXT * n_bytes, MOST_SUPERPOSED) if bag > 1 else 0.0
+    least, most = DEEP_READINGS
+    deep = DEEP_TEXT * min(1.0, max(0.0, (readings - least) / (most - least))) if slower else 0.0
+    return (n_bytes * (1.0 + begun + drawn) + bags) * (1.0 + deep)
 
 
 def taught(alone: float, teacher: float) -> float:

@@ -70,6 +70,7 @@ def record_of(root: Path) -> Record:
         vocab_size=vocab_size,
         sampled=sampled,
         slower=slow and learns_slower(model.n_layers, counted),
+        readings=epochs,
     )
     bits_per_byte = last.bits_per_byte
     if any(event.kind == "calibrated" for event in run.guard_events):  # the law is about the trained heads

@@ -67,8 +67,13 @@ def test_more_text_and_more_parameters_never_hurt_and_repetition_is_worth_less()
 def test_what_helps_a_run_counts_as_more_text():
     plain = {"bag": 1, "counted": 0.0, "vocab_size": 32768, "sampled": False}
     assert text_worth(2e7, **plain) == 2e7
-    for better in ({"bag": 4}, {"counted": 1e7}, {"sampled": True}, {"slower": True}):
+    again = {"slower": True, "readings": 1.0}
+    for better in ({"bag": 4}, {"counted": 1e7}, {"sampled": True}, again):
         assert text_worth(2e7, **(plain | better)) > 2e7, better
+    assert text_worth(4e6, **(plain | {"bag": 4})) == 5e6
+    assert text_worth(2e8, **(plain | {"bag": 4})) == 2.025e8  # bags at the start help a long run little
+    once, often = (text_worth(2e7, **(plain | again | {"readings": r})) for r in (0.4, 5.0))
+    assert (once, often) == (2e7, pytest.approx(1.12 * 2e7))
     small, large = (text_worth(2e7, **(plain | {"sampled": True, "vocab_size": v})) for v in (4096, 49152))
     assert small == 2e7  # as measured with 8,192 ids: nothing
     assert large == pytest.approx(1.4 * 2e7, rel=0.01)
