@@ -245,7 +245,7 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     timings: list[Timing] = []
     computed = elapsed = 0.0
     for width in WIDTHS:
-        if timings and _expected(timings, width) > seconds - (perf_counter() - began):
+        if timings and expected_seconds(timings, width) > seconds - (perf_counter() - began):
             print(f"  width {width:,}: left out, it would take too long; the rates of the widest before it count")
             break
         clocks = process_time(), perf_counter()
@@ -259,14 +259,21 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     return Machine(rates_of(timings), speed, environment.precision, perf_counter() - began, seconds, share)
 
 
-def _expected(timings: Sequence[Timing], width: int) -> float:
-    """Seconds that the next width will take at the last one's FLOP/s."""
-    last = timings[-2:]
-    done = sum(spec_of(t.d_model, t.n_layers, VOCAB).flops_per_token(SEQ_LEN) * t.tokens for t in last)
+def expected_seconds(timings: Sequence[Timing], width: int) -> float:
+    """About how long measuring the next ``width`` takes, after the ``timings`` of the one before it.
+
+    Passes make as many FLOP/s as there. An update takes, for each parameter of the matrices, time in proportion to the
+    width: Muon multiplies them by themselves.
+    """
+    low, high = timings[-2:]
+    before = low.d_model
+    passes = low.pass_seconds + high.pass_seconds + SAMPLED_PASSES[before] * low.sampled_seconds
+    done = sum(spec_of(before, t.n_layers, VOCAB).flops_per_token(SEQ_LEN) * t.tokens for t in (low, high))
     ahead = sum(spec_of(width, n, VOCAB).flops_per_token(SEQ_LEN) * SEQUENCES[width] * SEQ_LEN for n in DEPTHS)
-    step = sum(t.pass_seconds + t.update_seconds for t in last)
-    step += SAMPLED_PASSES[last[0].d_model] * last[0].sampled_seconds + last[0].large_update_seconds
-    return (PASSES + 1) * step * ahead / done
+    updates = low.update_seconds + high.update_seconds + low.large_update_seconds
+    matrices = [spec_of(each, DEPTHS[-1], VOCAB).n_layer_matrix_params for each in (before, width)]
+    updates *= matrices[1] / matrices[0] * width / before
+    return (PASSES + 1) * (passes * ahead / done + updates)
 
 
 def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environment", width: int) -> list[Timing]:

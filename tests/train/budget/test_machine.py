@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from train.budget import machine
-from train.budget.machine import LARGE_VOCAB, SAMPLED_WORDS, VOCAB, Timing, measure, rates_of, spec_of
+from train.budget.machine import LARGE_VOCAB, SAMPLED_WORDS, VOCAB, Timing, expected_seconds, measure, rates_of, spec_of
 from train.budget.shapes import SHAPES
 from train.config import OptimConfig, TrainConfig
 
@@ -54,6 +54,15 @@ def test_rates_come_back_from_timings_and_predict_other_shapes():
     sampled = expected - 2 * 2048 * 6 * (8192 - SAMPLED_WORDS) * 256 / 5e10 + 4096 * 2e-7
     assert found.step_seconds(shape, 4096, 512, SAMPLED_WORDS) == pytest.approx(sampled + update, rel=1e-3)
     assert found.tokens_per_s(shape, 4096, 512) == pytest.approx(4096 / (expected + update), rel=1e-3)
+
+
+def test_a_wide_model_is_expected_to_take_long_to_update():
+    """So that a short budget leaves it out: its time would be missing in training."""
+    timings = [timing(512, 1, 4e11, 4e11), timing(512, 3, 4e11, 4e11)]
+    quick = expected_seconds(timings, 1024)
+    slow = [replace(each, update_seconds=1.0, large_update_seconds=1.0) for each in timings]
+    sizes = [spec_of(width, 3, VOCAB).n_layer_matrix_params for width in (512, 1024)]
+    assert expected_seconds(slow, 1024) > 4 * 3 * 2 * sizes[1] / sizes[0] > 10 * quick
 
 
 def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
