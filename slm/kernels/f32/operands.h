@@ -32,18 +32,8 @@ INLINE void unit_tile_of(long units, const int32_t* A, long ra, long ka, const f
                          const float* column_scales, Use&& use, Ahead&& ahead) {
     ivec c[R][2];
     unrolled<R>([&](auto r) ALWAYS { c[r][0] = beginning(column_scales), c[r][1] = beginning(column_scales + W); });
-    auto step = [&]() ALWAYS {
-        const ivec b0 = load(B), b1 = load(B + W);
-        unrolled<R>([&](auto r) ALWAYS { multiply_add(c[r][0], c[r][1], A[r * ra], b0, b1); });
-        A += ka;
-        B += NR;
-    };
-    for (long part = 0; part < units / STEPS; part++) {
-        ahead(part);
-#pragma GCC unroll 4
-        for (int i = 0; i < STEPS; i++) step();
-    }
-    for (long i = 0; i < units % STEPS; i++) step();
+    const auto multiply = [](ivec& c0, ivec& c1, const int32_t& a, ivec b0, ivec b1) ALWAYS { multiply_add(c0, c1, a, b0, b1); };
+    add_products<R, STEPS>(c, units, A, ra, ka, B, multiply, ahead);
     const vec left = load(column_scales), right = load(column_scales + W);
     unrolled<R>([&](auto r) ALWAYS {
         const float scale = row_scales[r];

@@ -9,29 +9,39 @@ struct Nothing {
     INLINE void operator()(long) const {}
 };
 
+// What tiles of all number formats do: adds to c the products of R rows with NR columns over `depth` values of k, or units
+// of several, A[r * ra + k * ka] * B[k * NR + column], each by multiply(left sums, right ones, a, left columns, right ones).
+// ahead(part) is called before every PART of them, to ask memory for what comes next.
+template <int R, long PART, class Sums, class Value, class Multiply, class Ahead>
+INLINE void add_products(Sums (&c)[R][2], long depth, const Value* A, long ra, long ka, const Value* B, Multiply&& multiply,
+                         Ahead&& ahead) {
+    auto step = [&]() ALWAYS {
+        const Sums b0 = load(B), b1 = load(B + W);
+        unrolled<R>([&](auto r) ALWAYS { multiply(c[r][0], c[r][1], A[r * ra], b0, b1); });
+        A += ka;
+        B += NR;
+    };
+    for (long part = 0; part < depth / PART; part++) {
+        ahead(part);
+#pragma GCC unroll 4
+        for (int i = 0; i < PART; i++) step();
+    }
+    for (long i = 0; i < depth % PART; i++) step();
+}
+
 // One tile of R rows and NR columns: sums over k of A[r * ra + k * ka] * B[k * NR + column], handed row by row to
 // `use(row, left W columns, right W columns)`. Row-major rows of A are (ra = row length, ka = 1), strips (ra = 1, ka =
-// rows of a strip). ahead(part) is called after every 16 values of k, to ask memory for what comes next.
+// rows of a strip). ahead(part) is called before every 16 values of k.
 template <int R, class Use, class Ahead = Nothing>
 INLINE void tile_of(long depth, const float* A, long ra, long ka, const float* B, Use&& use, Ahead&& ahead = {}) {
     vec c[R][2];
     unrolled<R>([&](auto r) ALWAYS { c[r][0] = c[r][1] = vec{}; });
-    auto step = [&]() ALWAYS {
-        const vec b0 = load(B), b1 = load(B + W);
-        unrolled<R>([&](auto r) ALWAYS {
-            const float a = A[r * ra];
-            c[r][0] = multiply_add(c[r][0], b0, a);
-            c[r][1] = multiply_add(c[r][1], b1, a);
-        });
-        A += ka;
-        B += NR;
+    const auto multiply = [](vec& c0, vec& c1, const float& a, vec b0, vec b1) ALWAYS {
+        const float both = a;
+        c0 = multiply_add(c0, b0, both);
+        c1 = multiply_add(c1, b1, both);
     };
-    for (long part = 0; part < depth / LINE; part++) {
-        ahead(part);
-#pragma GCC unroll 4
-        for (int i = 0; i < LINE; i++) step();
-    }
-    for (long i = 0; i < depth % LINE; i++) step();
+    add_products<R, LINE>(c, depth, A, ra, ka, B, multiply, ahead);
     unrolled<R>([&](auto r) ALWAYS { use(r, c[r][0], c[r][1]); });
 }
 
