@@ -101,6 +101,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         )
         trained = make_trained(model, config, root, ranks)
         notes = (
+            _small_vocabulary(config, tokenizer.vocab_size),
             fallback_line(model, environment),
             warning,
             first,
@@ -333,6 +334,18 @@ def _print_plan(
     short = _short_run(config.train.max_steps, config.optim.warmup_steps)
     for note in (*environment.notes, *filter(None, [*notes, short, _short_qat(config.train)])):
         print(f"  {note}")
+
+
+def _small_vocabulary(config: RunConfig, size: int) -> str | None:
+    """A line where the text that a new tokenizer was trained on had too few pairs for the ids that were asked for."""
+    asked = config.tokenizer
+    if asked.kind != "bpe" or config.init_from is not None or size >= asked.vocab_size:
+        return None
+    return (
+        f"{size:,} of tokenizer.vocab_size={asked.vocab_size} ids: the text that the tokenizer was trained on "
+        f"(tokenizer.sample_bytes={asked.sample_bytes}) has no more pairs of tokens that come "
+        f"{asked.min_frequency} times (tokenizer.min_frequency)"
+    )
 
 
 def _short_qat(train: TrainConfig) -> str | None:

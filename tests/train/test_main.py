@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, how they stop, how they go on, what they refuse."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -293,6 +294,17 @@ def test_too_short_a_quantization_aware_training_is_told(options, says):
 
     line = _short_qat(TrainConfig(seq_len=8, micro_batch=1, **options))
     assert line is None if says is None else line.startswith(says)
+
+
+def test_a_text_with_too_few_pairs_for_the_vocabulary_is_told(corpus, tmp_path):
+    options = (f"data.files=[{corpus}]", "train.max_steps=2", "tokenizer.vocab_size=2000")
+    out = SmallRun(tmp_path, *options).finish().out
+    (size,) = re.findall(r"vocabulary ([\d,]+),", out)
+    assert f"{size} of tokenizer.vocab_size=2000 ids: the text that the tokenizer was trained on" in out
+
+
+def test_a_vocabulary_that_the_text_fills_is_not_told(finished):
+    assert "tokenizer.vocab_size" not in finished[1]
 
 
 @pytest.mark.parametrize(("steps", "says"), [(100, "the run ends in its warm-up: 100 steps"), (101, None)])
