@@ -56,8 +56,9 @@ puts it lowest where time ends the run, and within .2 % of the lowest where the 
 TAUGHT_STEP = 1.35
 """What a step with a teacher takes, in units of one without."""
 BORN_AGAIN_FROM = 6.0
-"""Readings of a run from which it may be born again. With fewer the second model would read too little: nothing was
-gained in five minutes with 13 MB and in thirty with 52 MB (docs/results/recipe.md)."""
+"""Readings of the best run without a teacher from which a run may be born again. With fewer the two models would read
+too little, or have to be smaller: nothing was gained in five minutes with 13 MB and in thirty with 52 MB, and 1 % lost
+in five with 4 MB on a slower processor (docs/results/recipe-choices.md)."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""
 EQUAL = 0.002
@@ -215,7 +216,13 @@ def candidates(
             if wanted.born_again is None and candidate.epochs >= BORN_AGAIN_FROM:
                 runs.append(make(*given, born_again=BORN_AGAIN))
             found += [each for each in runs if each.memory_bytes <= MEMORY_SHARE * memory]
-    return found
+    return found if wanted.born_again is not None else _without_hasty_teachers(found)
+
+
+def _without_hasty_teachers(found: list[Candidate]) -> list[Candidate]:
+    """``found``, without runs that are born again where the best one alone reads its text too seldom for that."""
+    alone = [each for each in found if not each.born_again]
+    return alone if alone and best(alone).epochs < BORN_AGAIN_FROM else found
 
 
 def _vocabularies(corpus: CorpusSize, wanted: Wanted) -> list[tuple[int, float]]:

@@ -102,6 +102,18 @@ def test_a_run_is_born_again_where_its_text_is_read_often():
     assert chosen(8 * 3600).born_again == 0
 
 
+def test_a_smaller_model_that_reads_more_is_no_reason_to_be_born_again():
+    small = replace(LARGE, bytes=4e6, bytes_per_token={2048: 2.9, 4096: 3.3})
+    seen = set()
+    for seconds in (60, 600, 1800, 3600, 2 * 3600, 4 * 3600, 8 * 3600):
+        found = choice.candidates(MACHINE, small, LAW, seconds)
+        alone = [each for each in found if not each.born_again]
+        many = choice.best(alone).epochs >= choice.BORN_AGAIN_FROM
+        assert any(each.born_again for each in found) == many
+        seen.add((many, max(each.epochs for each in alone) >= choice.BORN_AGAIN_FROM))
+    assert seen == {(False, False), (False, True), (True, True)}
+
+
 @pytest.mark.parametrize("time", [300, 36000])
 def test_the_parts_of_a_run_that_is_born_again_take_their_shares_of_it(time):
     """Where time ends it, of the time; where steps do, of the steps."""
