@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slm.model.config import ModelConfig
 from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
@@ -197,11 +198,12 @@ def candidates(
     ``memory``: bytes that a run may take. The list is empty where nothing fits.
     """
     wanted = wanted or Wanted()
-    found = []
+    most = MEMORY_SHARE * memory
+    found, often = [], []
     for shape in wanted.shapes():
         for vocab_size, bytes_per_token in _vocabularies(corpus, wanted):
-            given = (machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
-            candidate = make(*given)
+            run = partial(make, machine, corpus, law, shape, vocab_size, bytes_per_token, seconds, spent, wanted)
+            candidate = run()
             free = wanted.vocab_size is None and vocab_size > min(corpus.bytes_per_token)
             share = SAMPLED_TABLE_SHARE if candidate.sampled_softmax else TABLE_SHARE
             seen = max(candidate.bytes, candidate.init_bigrams * bytes_per_token)
@@ -212,17 +214,14 @@ def candidates(
             )
             if free and too_large:
                 continue
-            runs = [candidate]
-            if wanted.born_again is None and candidate.epochs >= BORN_AGAIN_FROM:
-                runs.append(make(*given, born_again=BORN_AGAIN))
-            found += [each for each in runs if each.memory_bytes <= MEMORY_SHARE * memory]
-    return found if wanted.born_again is not None else _without_hasty_teachers(found)
-
-
-def _without_hasty_teachers(found: list[Candidate]) -> list[Candidate]:
-    """``found``, without runs that are born again where the best one alone reads its text too seldom for that."""
-    alone = [each for each in found if not each.born_again]
-    return alone if alone and best(alone).epochs < BORN_AGAIN_FROM else found
+            if candidate.memory_bytes <= most:
+                found.append(candidate)
+            if candidate.epochs >= BORN_AGAIN_FROM:
+                often.append(run)
+    if wanted.born_again is None and (not found or best(found).epochs >= BORN_AGAIN_FROM):
+        again = [run(born_again=BORN_AGAIN) for run in often]
+        found += [each for each in again if each.memory_bytes <= most]
+    return found
 
 
 def _vocabularies(corpus: CorpusSize, wanted: Wanted) -> list[tuple[int, float]]:
