@@ -37,9 +37,8 @@ INLINE void tile_of(long depth, const float* A, long ra, long ka, const float* B
     vec c[R][2];
     unrolled<R>([&](auto r) ALWAYS { c[r][0] = c[r][1] = vec{}; });
     const auto multiply = [](vec& c0, vec& c1, const float& a, vec b0, vec b1) ALWAYS {
-        const float both = a;
-        c0 = multiply_add(c0, b0, both);
-        c1 = multiply_add(c1, b1, both);
+        c0 = multiply_add(c0, b0, a);
+        c1 = multiply_add(c1, b1, a);
     };
     add_products<R, LINE>(c, depth, A, ra, ka, B, multiply, ahead);
     unrolled<R>([&](auto r) ALWAYS { use(r, c[r][0], c[r][1]); });
