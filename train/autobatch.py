@@ -13,7 +13,7 @@ from data.errors import UserError
 from data.storage import atomic_write_text, cache_home
 from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.memory import available_bytes
-from slm.machine.record import machine_record
+from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.runs import list_checkpoints, saved_config
 from train.config import RunConfig
@@ -75,7 +75,8 @@ def _best(config: RunConfig, sequences: int) -> int:
     shape = dict(vars(model_shape(config)))
     train = config.train
     choices = (train.threads, train.precision, train.kernels, train.compile, train.gradient_checkpointing)
-    facts = [machine["cpu"], machine["cores"], shape, train.seq_len, sequences, *choices]
+    software = (machine["versions"].get("torch"), sources_fingerprint())
+    facts = [machine["cpu"], machine["cores"], software, shape, train.seq_len, sequences, *choices]
     key = json.dumps(facts, sort_keys=True, default=str)
     cache = cache_path()
     known = kept_choices()

@@ -22,6 +22,9 @@ from slm.model.transformer import LanguageModel
 from train.config import TrainConfig
 from train.environment import Environment
 
+LOSS_ROWS = 1024
+"""Positions whose logits are computed at a time in a validation by autograd: all of a micro-batch take 2 GB at 125m."""
+
 
 class Backend(ABC):
     """One model's losses. ``gradients`` adds to ``parameter.grad`` (f32) and runs the parameters' hooks.
@@ -98,9 +101,16 @@ class AutogradBackend(Backend):
 
     @torch.no_grad()
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        weight_VD = self._model.head_weight_VD
+        parts = zip(
+            self.hidden_states(ids_BT, starts_BT).split(LOSS_ROWS), targets_BT.flatten().split(LOSS_ROWS), strict=True
+        )
         with self._environment.autocast():
-            logits_BTV = self._model(ids_BT, starts_BT=self._starts(ids_BT, starts_BT))
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").view_as(targets_BT)
+            losses = [
+                F.cross_entropy(F.linear(x_RD, weight_VD).float(), targets_R, reduction="none")
+                for x_RD, targets_R in parts
+            ]
+        return torch.cat(losses).view_as(targets_BT)
 
     def head_gradients(
         self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None = None
@@ -185,11 +195,14 @@ def count_scored(targets_BT: Tensor) -> int:
     return int((targets_BT != IGNORED).sum())
 
 
-def fallback_line(model: LanguageModel, environment: Environment) -> str | None:
-    """A line where there are kernels and they cannot run this model."""
+def fallback_line(model: LanguageModel, environment: Environment, config: TrainConfig) -> str | None:
+    """A line where there are kernels and they cannot run this model, or autograd recomputes more than was asked for."""
     reason = unsupported(model, environment.kernels) if environment.kernels is not None else None
     how = "compiled by torch.compile" if environment.compile else "uncompiled"
-    return reason and f"the training kernels cannot run this model ({reason}): PyTorch's autograd does, {how}"
+    lines = [f"the training kernels cannot run this model ({reason}): PyTorch's autograd does, {how}"] if reason else []
+    if config.recompute == "mlp" and usable(model, environment.kernels) is None:
+        lines.append("train.gradient_checkpointing=mlp needs the training kernels: whole layers are recomputed (true)")
+    return "\n".join(lines) or None
 
 
 def make_backend(

@@ -9,7 +9,6 @@ Tested in tests/train/test_born_again.py.
 """
 
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from train.environment import Environment
 from train.objective.make import distillation
 from train.objective.objective import Objective
 from train.objective.teacher import model_teacher
-from train.run.kept_model import keep_model, remove_model
+from train.run.kept_model import keep_model, remove_model, weights_digest
 
 TEACHER = "teacher"
 """In the run's directory: the first model."""
@@ -42,10 +41,15 @@ class BornAgain:
         self._config, self._tokenizer, self._environment = config, tokenizer, environment
         self._share, self._first, self._folder = config.distill.born_again, first, root / TEACHER
         self._without_bags = replace(config.train, superposition=1)
+        self._taught: Objective | None = None
 
     def due(self, fraction_done: float, began: int) -> bool:
         """Whether the model is to become the teacher now, when so much of the run is done."""
         return 0 < self._share <= fraction_done and not began
+
+    def has_student(self, began: int) -> bool:
+        """Whether a second model is still to begin. A run does not end without it, whatever the first one's losses."""
+        return self._share > 0 and not began
 
     def part_done(self, fraction_done: float, began: int) -> float:
         """The share that is done of the part in progress."""
@@ -57,15 +61,21 @@ class BornAgain:
         """Those of the part in progress: a teacher knows no bags of tokens."""
         return self._without_bags if began else self._config.train
 
-    def objective(self, began: int) -> Objective:
-        """What the part in progress minimizes. UserError where the teacher's files are gone."""
-        return self._taught if began else self._first
+    def objective(self, began: int, digest: str) -> Objective:
+        """What the part in progress minimizes. UserError where the teacher's files are gone, or are not those that
+        ``keep`` returned ``digest`` for."""
+        if not began:
+            return self._first
+        if self._taught is None:
+            self._taught = self._load(digest)
+        return self._taught
 
-    def keep(self, model: LanguageModel) -> None:
-        """``model`` is the teacher."""
+    def keep(self, model: LanguageModel) -> str:
+        """``model`` is the teacher. Returns the digest of its weights, for the run's checkpoints."""
         remove_model(self._folder)
         keep_model(self._folder, model, self._tokenizer)
-        self.__dict__.pop("_taught", None)
+        self._taught = None
+        return weights_digest(self._folder)
 
     def fresh(self, model: LanguageModel) -> LanguageModel:
         """A model of the same shape with first weights from the seed after the run's own."""
@@ -77,12 +87,13 @@ class BornAgain:
             start_from_bigrams(config, self._tokenizer, new)
         return new
 
-    @cached_property
-    def _taught(self) -> Objective:
+    def _load(self, digest: str) -> Objective:
         config, tokenizer = self._config, self._tokenizer
         eot_id = tokenizer.eot_id if config.train.mask_documents else None
         temperature = config.distill.temperature
         try:
+            if weights_digest(self._folder) != digest:
+                raise UserError("its weights are not those that the run was taught by")
             teacher = model_teacher(self._folder, self._environment, tokenizer.vocab_size, temperature, eot_id)
         except (OSError, UserError) as error:
             raise UserError(

@@ -183,7 +183,8 @@ class TrainConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """For a loss or gradient that is not finite: end the run, or skip the update and its data."""
     patience: int = 0
-    """The run ends after so many validations in a row without a lower loss; 0: never."""
+    """The run ends after so many validations in a row without a lower loss; 0: never. With ``distill.born_again`` those
+    of the second model count."""
     spike_factor: float | None = None
     """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
     log_every: int = 10

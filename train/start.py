@@ -102,7 +102,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         trained = make_trained(model, config, root, ranks)
         notes = (
             _small_vocabulary(config, tokenizer.vocab_size),
-            fallback_line(model, environment),
+            fallback_line(model, environment, config.train),
             warning,
             first,
             adapter_line(trained, config.lora),
@@ -161,6 +161,8 @@ def _resume_point(config: RunConfig, resume: str, root: Path) -> ResumePoint:
 
 
 def _stopped_early(config: RunConfig, state: dict[str, Any]) -> bool:
+    if config.distill.born_again and not state.get("began"):
+        return False  # patience is the second model's
     return 0 < config.train.patience <= (state.get("patience") or {}).get("worse", 0)
 
 

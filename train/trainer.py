@@ -153,7 +153,7 @@ class Trainer:
             if state.validation.get("step") == state.step:
                 self._save(replace=True)  # its loss decides whether it is kept
         while not self.interrupt and self._fraction_done() < 1:
-            if state.out_of_patience:
+            if state.out_of_patience and not self.born_again.has_student(state.began):
                 self.log.print(
                     f"step {state.step:,}: the last {train.patience} validations did not improve on "
                     f"{state.best_loss:.4f} {self.config.preference.loss_unit}: stopped early"
@@ -163,6 +163,8 @@ class Trainer:
                 self._step(batches)
             except EndOfTextError as error:
                 self.log.print(f"step {state.step:,}: {error}")
+                if self.born_again.has_student(state.began):
+                    self.log.print("the text ended before the second model of distill.born_again began: there is none")
                 return
 
     def _step(self, batches: Iterator[np.ndarray]) -> None:
@@ -185,7 +187,7 @@ class Trainer:
             part = f"for the first {train.short_seq_share:.0%} of {whole}" if length < train.seq_len else "from here on"
             self.log.print(f"step {state.step:,}: sequences of {length:,} tokens {part}")
         vocab_size = self.model.config.vocab_size
-        objective = self.born_again.objective(state.began)
+        objective = self.born_again.objective(state.began, state.teacher)
         began = state.clock()
         objective, batches = early_part.of_step(options, vocab_size, part_done, objective, batches)
         try:
@@ -209,7 +211,8 @@ class Trainer:
             reason = str(error).partition(":")[0]
             self.log.guard_event("skipped", state.step, error=reason, skipped=state.guards.skipped)
             return
-        assert not self.checkpointer.reads_live_tensors, "the weights changed without a call of before_update"
+        if self.checkpointer.reads_live_tensors:
+            raise RuntimeError("the weights changed while a checkpoint was written: before_update was not called")
         self.average.update()
         self._first_step = False
         state.step += 1
@@ -291,7 +294,7 @@ class Trainer:
             return  # the same is done when the run goes on
         self.checkpointer.before_update()
         with self.average.in_place():
-            self.born_again.keep(self.model)
+            state.teacher = self.born_again.keep(self.model)
         self.average.begin_anew()
         self.model.load_state_dict(new.state_dict())
         self.optimizer.state.clear()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder, own_template
@@ -52,10 +53,7 @@ class Validator:
         micro_batch: int,
         objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        whole = len(blocks_NT1) // micro_batch * micro_batch
-        # The compiled step is made for one shape: a smaller remainder would be compiled separately.
-        self.blocks = blocks_NT1[:whole] if whole else blocks_NT1
-        self.micro_batch, self._objective = micro_batch, objective
+        self.blocks, self.micro_batch, self._objective = blocks_NT1, micro_batch, objective
         lengths = np.zeros(vocab_size, dtype=np.int64)
         lengths[: tokenizer.vocab_size] = tokenizer.byte_lengths()
         self.byte_lengths_V = torch.from_numpy(lengths)
@@ -76,7 +74,7 @@ class Validator:
             if interrupted := stopped():
                 break
             batch = split(self.blocks[start : start + self.micro_batch])
-            losses_BT = backend.losses(*batch)
+            losses_BT = self._losses(backend, start)
             part = self._objective.held_out(batch, losses_BT)
             text_BT = self._objective.text(batch)
             scored_BT = text_BT != IGNORED
@@ -97,6 +95,17 @@ class Validator:
             tokens=int(all_tokens),
             figures={name: total / max(1, all_tokens) for name, total in zip(sums, summed, strict=True)},
         )
+
+    def _losses(self, backend: Backend, start: int) -> Tensor:
+        """The loss of each position [B, T] of the micro-batch that begins at block ``start``, the last one's B may be
+        smaller.
+
+        A compiled step is made for one shape, so the last micro-batch is filled up with its last block.
+        """
+        blocks_BT1 = self.blocks[start : start + self.micro_batch]
+        missing = min(self.micro_batch, len(self.blocks)) - len(blocks_BT1)
+        filled_BT1 = np.concatenate([blocks_BT1, np.repeat(blocks_BT1[-1:], missing, axis=0)])
+        return backend.losses(*split(filled_BT1))[: len(blocks_BT1)]
 
 
 def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_tokens: int, temperature: float) -> str:

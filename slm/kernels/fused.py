@@ -157,9 +157,20 @@ class Fused:
                 raise ValueError(f"{name} holds {int(tensor.max())}, which is beyond the vocabulary")
         if int(ids_BT.min()) < 0:
             raise ValueError(f"ids holds {int(ids_BT.min())}, which is no token")
-        if starts_BT is not None and (starts_BT.shape != ids_BT.shape[:2] or int(starts_BT.min()) < 0):
-            raise ValueError(f"starts must be positions [B, T], not {list(starts_BT.shape)}")
+        if starts_BT is not None:
+            _check_starts(starts_BT, ids_BT.shape[:2])
         self._work.prepare(ids_BT, starts_BT)
+
+
+def _check_starts(starts_BT: Tensor, shape: torch.Size) -> None:
+    """ValueError unless every position sees itself, and none an earlier beginning than the position before it."""
+    if starts_BT.shape != shape:
+        raise ValueError(f"starts must be positions [B, T], not {list(starts_BT.shape)}")
+    latest_T = torch.arange(shape[1], dtype=starts_BT.dtype)
+    if int(starts_BT.min()) < 0 or bool((starts_BT > latest_T).any()):
+        raise ValueError("starts must be between 0 and their own position")
+    if bool((starts_BT.diff(dim=1) < 0).any()):
+        raise ValueError("starts must not fall within a sequence")
 
 
 def _flat(tensor_BT: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+from data.storage import fingerprint
 from slm.machine.hardware import n_threads
 
 VERSIONED = ("torch", "llama-cpp-python", "gguf", "tokenizers", "tiktoken", "datasets", "numpy")
@@ -22,6 +23,13 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def sources_fingerprint() -> str:
+    """Changes with the training kernels' source: what was measured with others does not hold for them."""
+    folder = Path(__file__).resolve().parents[1] / "kernels"
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".cpp", ".h"))
+    return fingerprint([path.read_bytes() for path in files])
 
 
 def machine_record() -> dict[str, Any]:

@@ -209,18 +209,20 @@ def write_checkpoint(
         for path in sorted(temporary.rglob("*")):
             if path.is_file() and (name := path.relative_to(temporary).as_posix()) not in hashes:
                 path.chmod(0o644)
-                hashes[name] = _sha256(path)
+                hashes[name] = sha256(path)
             fsync(path)
         atomic_write_json(temporary / MANIFEST, {"sha256": dict(sorted(hashes.items()))})
         fsync(temporary)
         aside = directory.with_name(f".{directory.name}{REPLACED}")
         shutil.rmtree(aside, ignore_errors=True)
-        if directory.exists():
+        replaces = directory.exists()
+        if replaces:
             os.replace(directory, aside)  # ``sweep`` brings it back where this process is killed here
         try:
             os.replace(temporary, directory)
         except OSError:
-            os.replace(aside, directory)
+            if replaces:
+                os.replace(aside, directory)
             raise
         fsync(directory.parent)
         shutil.rmtree(aside, ignore_errors=True)
@@ -251,7 +253,7 @@ def verify(directory: Path, *, training: bool = True) -> None:
         file = directory / name
         if not file.is_file():
             raise UserError(f"{file} is missing: the checkpoint {directory.name} is damaged")
-        if (training or name != OPTIMIZER) and _sha256(file) != expected:
+        if (training or name != OPTIMIZER) and sha256(file) != expected:
             raise UserError(f"{file} does not match its SHA-256: the checkpoint {directory.name} is damaged")
 
 
@@ -295,6 +297,7 @@ def sweep(folder: Path) -> list[str]:
     return [path.name for path in left]
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -44,6 +44,23 @@ def test_it_is_measured_once_and_the_step_keeps_its_size(tmp_path, monkeypatch, 
     assert "tokens/s" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("changed", ["torch", "kernels"])
+def test_what_other_software_was_measured_with_does_not_hold(monkeypatch, changed):
+    measured: list[int] = []
+    monkeypatch.setattr(autobatch, "_measure", lambda *_: measured.append(1) or 1)
+    for _ in range(2):
+        numbers(SMALL)
+    assert len(measured) == 1
+    if changed == "kernels":
+        monkeypatch.setattr(autobatch, "sources_fingerprint", lambda: "others")
+    else:
+        record = autobatch.machine_record()
+        other = record | {"versions": {**record["versions"], "torch": "9.9"}}
+        monkeypatch.setattr(autobatch, "machine_record", lambda: other)
+    numbers(SMALL)
+    assert len(measured) == 2
+
+
 @pytest.mark.parametrize("content", ["", '{"a": 1', "5", b"\xff\xfe"])
 def test_a_damaged_cache_is_measured_anew(content):
     path = autobatch.cache_path()

@@ -79,13 +79,39 @@ def test_a_run_without_its_teacher_is_refused_in_one_line(whole, runs, words):
     assert "Traceback" not in program.err
 
 
+def test_a_run_with_another_teacher_is_refused_in_one_line(whole, runs, words):
+    parts = runs / "another"
+    shutil.copytree(whole.root, parts)
+    shutil.rmtree(parts / "checkpoints" / "step-00000008")
+    other = whole.root / "checkpoints" / "step-00000006" / "model.safetensors"
+    shutil.copy(other, parts / TEACHER / "model.safetensors")
+    program = SmallRun(runs, "name=another", *words)
+    assert program.wait() == 2
+    assert "its weights are not those that the run was taught by" in program.err
+    assert "Traceback" not in program.err
+
+
+def test_patience_is_the_second_models(runs, words):
+    """A rate at which losses rise: the first model runs to its share all the same, and the second one is stopped."""
+    rising = ("train.patience=1", "train.eval_every=1", "train.max_steps=12", "optim.lr=3", "optim.warmup_steps=0")
+    run = SmallRun(runs, "name=impatient", *words, *rising).finish()
+    events = [each["step"] for each in records(run.root) if each.get("event") == "born_again"]
+    assert events == [6]
+    losses = {each["step"]: each["val_loss"] for each in records(run.root) if "val_loss" in each}
+    assert any(losses[step + 1] >= losses[step] for step in range(1, 5))
+    assert "stopped early" in run.out
+    assert max(losses) > 6
+    assert "is finished" in SmallRun(runs, "name=impatient", *words, *rising).finish().out
+
+
 def test_the_first_part_is_the_run_where_nothing_is_born_again():
     plain = build(RunConfig, load_config("train", ["preset=tiny"]))
     run = BornAgain(plain, None, None, Path("run"), CROSS_ENTROPY)  # type: ignore[arg-type]
     assert not run.due(1.0, 0)
     assert run.part_done(0.3, 0) == 0.3
     assert run.options(0) is plain.train
-    assert run.objective(0) is CROSS_ENTROPY
+    assert run.objective(0, "") is CROSS_ENTROPY
+    assert not run.has_student(0)
 
 
 @pytest.mark.parametrize(

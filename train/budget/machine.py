@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ import numpy as np
 from data.errors import UserError
 from data.storage import atomic_write_text, cache_home, fingerprint
 from slm.machine.fresh_process import DiedError, in_fresh_process
-from slm.machine.record import machine_record
+from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
 from train.budget.shapes import SHAPES
@@ -193,7 +192,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
         optim.ns_steps,
         optim.second_moment,
     )
-    build = (record["cpu"], record["cores"], record["versions"].get("torch"), _kernel_sources())
+    build = (record["cpu"], record["cores"], record["versions"].get("torch"), sources_fingerprint())
     path = cache_home() / "training_speed" / f"{fingerprint((4, what, build))}.json"
     try:
         kept = json.loads(path.read_text())
@@ -213,13 +212,6 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, json.dumps(asdict(machine), indent=1))
     return machine
-
-
-def _kernel_sources() -> str:
-    """Changes with the training kernels' source."""
-    folder = Path(__file__).resolve().parents[2] / "slm" / "kernels"
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".cpp", ".h", ".hpp", ".inc"))
-    return fingerprint([path.read_bytes() for path in files])
 
 
 def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -> Machine:

@@ -65,6 +65,7 @@ class HeadCalibration:
     def seconds(self, model: LanguageModel, blocks_NT1: np.ndarray) -> float:
         """About how long the calibration will take, from a trial of a small part of it."""
         if self.on and not self._seconds:
+            _states(model, blocks_NT1, TRIAL_POSITIONS)  # compiles, where layers are compiled; that happens once
             began = perf_counter()
             _calibration(model, blocks_NT1, TRIAL_POSITIONS, torch.ones(len(self._counts), dtype=torch.int64))
             self._seconds = (perf_counter() - began) * POSITIONS / TRIAL_POSITIONS

@@ -14,7 +14,7 @@ from slm.model.transformer import LanguageModel
 
 
 def keep_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """Write ``model`` with its tokenizer into ``folder``, which must not exist."""
+    """Write ``model`` with its tokenizer into ``folder``, which must not exist. ``weights_digest`` identifies it."""
     temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     checkpoint.save_model(temporary, model)
@@ -22,6 +22,11 @@ def keep_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer) -> None
     for path in (*temporary.iterdir(), temporary):
         fsync(path)
     os.replace(temporary, folder)
+
+
+def weights_digest(folder: Path) -> str:
+    """The SHA-256 of the weights of a model that ``keep_model`` wrote."""
+    return checkpoint.sha256(folder / checkpoint.WEIGHTS)
 
 
 def remove_model(folder: Path) -> None:

@@ -28,6 +28,8 @@ class RunState:
         """Positions trained on: tokens, or bags of them while ``train.superposition`` holds."""
         self.began = 0
         """The step at which the model in training began: not 0 once it has been born again."""
+        self.teacher = ""
+        """The digest of the model that the one in training learns from since then; empty before."""
         self.bag = 1
         """Tokens at one position in the last step."""
         self.validation: dict[str, Any] = {}
@@ -97,6 +99,7 @@ class RunState:
             "tokens": self.tokens,
             "bag": self.bag,
             "began": self.began,
+            "teacher": self.teacher,
             "elapsed_s": self.elapsed,
             "setup_s": self.setup_seconds,
             "closing_s": self.closing_seconds,
@@ -117,7 +120,7 @@ class RunState:
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to a checkpoint's step. Guards, time and the data's position stay as they are."""
         self.step, self.tokens, self.bag = state["step"], state["tokens"], state.get("bag", 1)
-        self.began = state.get("began", 0)
+        self.began, self.teacher = state.get("began", 0), state.get("teacher", "")
         self.validation = state["validation"]
         patience = state.get("patience") or {}
         self.best_loss = math.inf if patience.get("best") is None else patience["best"]

@@ -134,9 +134,10 @@ template <int H = 1> INLINE void transpose(vec* rows) {
     if constexpr (2 * H < W) transpose<2 * H>(rows);
 }
 
-// 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included (degree-6 polynomial).
+// 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included (degree-6 polynomial). NaN gives NaN: of two
+// values that do not compare, x86's maximum is the second.
 INLINE vec exp2_of(vec x) {
-    const vec magic = all(12582912.0f), kept = max_of(x, all(-126.0f));  // adding 1.5 * 2^23 rounds to a whole number
+    const vec magic = all(12582912.0f), kept = max_of(all(-126.0f), x);  // adding 1.5 * 2^23 rounds to a whole number
     const vec shifted = kept + magic;
     const vec n = shifted - magic, r = kept - n;
     vec p = all(1.5403530e-4f);

@@ -57,7 +57,8 @@ def can_hold_weights(kind: str) -> bool:
 def row_bytes(kind: str, width: int) -> int:
     """Bytes of a row of ``width`` weights stored as ``kind``, a key of ``GGML_TYPES``."""
     _, block, size = GGML_TYPES[kind]
-    assert width % block == 0, f"rows of {width} weights cannot be stored as {kind}"
+    if width % block:
+        raise ValueError(f"rows of {width} weights cannot be stored as {kind}")
     return width // block * size
 
 
@@ -93,7 +94,8 @@ def dequantize(kind: str, blocks_OC: np.ndarray, width: int) -> np.ndarray:
     """The values that blocks stand for, float32 [O, D]."""
     rounded_OD = np.empty((len(blocks_OC), width), np.float32)
     blocks_OC = np.ascontiguousarray(blocks_OC)
-    assert blocks_OC.shape[1] == row_bytes(kind, width), f"{blocks_OC.shape} are no blocks of {width} weights"
+    if blocks_OC.shape[1:] != (row_bytes(kind, width),):
+        raise ValueError(f"{blocks_OC.shape} are no blocks of {width} weights")
     dequantize_into(kind, blocks_OC, rounded_OD)
     return rounded_OD
 
@@ -102,18 +104,23 @@ def _pieces(matrices: Iterable[Matrix]) -> Iterator[tuple[Matrix, int, int]]:
     """(matrix, first row, last row + 1)."""
     for each in matrices:
         (n_rows, width), step = each.weights.shape, max(1, PIECE // each.weights.shape[1])
-        assert each.blocks.shape == (n_rows, row_bytes(each.kind, width))
-        assert each.rounded.shape == each.weights.shape
-        arrays = (each.weights, each.blocks, each.rounded)
-        assert all(array.flags.c_contiguous for array in arrays)
-        assert [array.dtype for array in arrays] == [np.float32, np.uint8, np.float32]
-        if (counts := each.importance) is not None:
-            assert counts.shape == (width,)
-            assert counts.dtype == np.float32
-            assert counts.flags.c_contiguous
+        _check("weights", each.weights, np.float32, (n_rows, width))
+        _check("blocks", each.blocks, np.uint8, (n_rows, row_bytes(each.kind, width)))
+        _check("rounded", each.rounded, np.float32, (n_rows, width))
+        if each.importance is not None:
+            _check("importance", each.importance, np.float32, (width,))
         start, stop, _ = each.rows.indices(n_rows)
         for first in range(start, stop, step):
             yield each, first, min(first + step, stop)
+
+
+def _check(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) -> None:
+    """ValueError for an array whose memory native code would read or write otherwise than it lies."""
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        contiguous = "" if array.flags.c_contiguous else ", not contiguous"
+        raise ValueError(
+            f"{name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} {list(array.shape)}{contiguous}"
+        )
 
 
 def _quantize_rows(matrix: Matrix, first: int, last: int) -> None:

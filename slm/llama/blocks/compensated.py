@@ -52,7 +52,8 @@ class Compensation:
         an importance matrix.
         """
         _, width, n_bytes = GGML_TYPES[kind]
-        assert width == self.width, f"{kind} has blocks of {width} weights, not of {self.width}"
+        if width != self.width:
+            raise ValueError(f"{kind} has blocks of {width} weights, not of {self.width}")
         (n_rows, n_columns), order_D, factor_DD = weight_OD.shape, self.order, self.factor.numpy()
         cost_D = self.cost()
         # By columns, in the order of their turns: what a turn needs lies together.

@@ -46,7 +46,8 @@ def quantize_rows(
     rows_OD = np.ascontiguousarray(rows_OD, dtype=np.float32)
     packed = np.empty((n_rows, row_bytes(kind, width)), dtype=np.uint8)
     weights = None if importance_D is None else np.ascontiguousarray(importance_D, dtype=np.float32)
-    assert weights is None or weights.shape == (width,)
+    if weights is not None and weights.shape != (width,):
+        raise ValueError(f"importance must be [{width}], not {list(weights.shape)}")
     number = GGML_TYPES[kind][0]
 
     def run(start: int) -> None:
@@ -60,7 +61,8 @@ def quantize_rows(
             width,
             None if weights is None else weights.ctypes.data,
         )
-        assert done == len(part_OD) * packed.shape[1]
+        if done != len(part_OD) * packed.shape[1]:
+            raise RuntimeError(f"ggml wrote {done:,} bytes of {kind}, not {len(part_OD) * packed.shape[1]:,}")
 
     _in_parts(run, n_rows, n_threads)
     return packed
@@ -70,7 +72,8 @@ def dequantize_rows(packed: np.ndarray, kind: str, width: int, n_threads: int = 
     """float32 [O, width]: the numbers that the blocks stand for."""
     values_OD = np.empty((len(packed), width), dtype=np.float32)
     packed = np.ascontiguousarray(packed)
-    assert can_hold_weights(kind), f"{kind} has no blocks"
+    if not can_hold_weights(kind) or packed.shape[1:] != (row_bytes(kind, width),):
+        raise ValueError(f"{packed.shape} are no blocks of {width} weights of {kind}")
 
     def run(start: int) -> None:
         stop = start + _ROWS_AT_ONCE

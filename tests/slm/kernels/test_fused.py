@@ -1,6 +1,7 @@
 """The training kernels compute what the model computes: losses, every gradient, masks, recomputation, hooks."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -233,6 +234,17 @@ def test_losses_are_those_of_training_and_follow_the_weights(kernels):
         optimizer.zero_grad()
         fused.loss_and_gradients(ids, targets)
     assert fused.losses(ids, targets).sum() < 0.9 * losses.sum()
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_weight_that_is_no_number_makes_the_loss_no_number(name, kernels):
+    """The guards of a run look at the loss: no kernel may make a number of it."""
+    model = new_model()
+    with torch.no_grad():
+        model.get_parameter(name)[3, 5] = float("nan")
+    fused, (ids, targets) = Fused(model, kernels), batch(2, 40)
+    assert fused.losses(ids, targets)[:, 1:].isnan().all()
+    assert math.isnan(fused.loss_and_gradients(ids, targets))
 
 
 @pytest.mark.parametrize("shape", ["qk-norm", "biases", "gemma3", "lfm2"])

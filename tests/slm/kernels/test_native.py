@@ -124,6 +124,9 @@ def test_every_buffer_follows_the_librarys_sizes(compiled, changed, shape):
         ([[1, 2]], [[1, 2, 3]], None, "targets must be int64"),
         ([1, 2], [1, 2], None, "ids must be int64"),
         ([[1, 2]], [[1, 2]], [[0]], "starts must be"),
+        ([[1, 2, 3]], [[1, 2, 3]], [[0, 0, 3]], "between 0 and their own position"),
+        ([[1, 2, 3]], [[1, 2, 3]], [[0, -1, 0]], "between 0 and their own position"),
+        ([[1, 2, 3]], [[1, 2, 3]], [[0, 1, 0]], "must not fall"),
     ],
 )
 def test_what_would_be_read_beyond_a_tensor_is_refused(compiled, ids, targets, starts, says):

@@ -222,6 +222,24 @@ def test_a_write_that_fails_leaves_the_old_checkpoints_and_no_debris(tmp_path):
     checkpoint.verify(folder / "step-00000001")
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_rename_that_fails_is_told_with_its_reason(tmp_path, monkeypatch, again):
+    """Also in a first save, which replaces nothing."""
+    path, rename = tmp_path / "checkpoints" / "step-00000001", os.replace
+    if again:
+        save(path)
+
+    def fails(source, target):
+        if os.fspath(target) == str(path) and os.fspath(source).endswith(checkpoint.TEMPORARY):
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(UserError, match=r"step-00000001 could not be written \(Permission denied"):
+        save(path)
+    assert path.exists() == again
+
+
 def test_on_a_full_disk_a_save_is_whole_or_told_whatever_it_stopped_at(small_disk):
     """A tmpfs with less and less room: every write of a save meets the end of the disk once."""
     first, second = (small_disk / "checkpoints" / f"step-{step:08d}" for step in (1, 2))

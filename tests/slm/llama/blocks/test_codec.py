@@ -1,6 +1,7 @@
 """Blocks as ggml makes them, next to what llama.cpp writes into files and to gguf's own decoder."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -31,6 +32,29 @@ def test_the_values_are_those_of_the_blocks_whatever_the_threads(kind):
     assert np.array_equal(codec.dequantize(kind, one.blocks, 512), one.rounded)
     error = np.linalg.norm(one.rounded - one.weights) / np.linalg.norm(one.weights)
     assert error < {"tq2_0": 0.5, "q3_k": 0.2}.get(kind, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "says"),
+    [
+        ("weights", lambda array: array.astype(np.float64), "weights must be float32 .67, 512., not float64"),
+        ("blocks", lambda array: array[:, :-1], "blocks must be uint8"),
+        ("rounded", lambda array: array[::2], "rounded must be float32 .67, 512., not float32 .34, 512."),
+        ("weights", lambda array: np.asfortranarray(array), "not contiguous"),
+    ],
+)
+def test_arrays_that_native_code_would_read_beyond_are_refused(part, wrong, says):
+    """By an exception that ``python -O`` keeps."""
+    made = matrix("q4_0")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match=says):
+        codec.quantize([replace(made, **{part: wrong(getattr(made, part))})], pool)
+
+
+def test_blocks_of_another_width_are_refused():
+    with pytest.raises(ValueError, match="are no blocks of 256 weights"):
+        codec.dequantize("q4_0", matrix("q4_0").blocks, 256)
+    with pytest.raises(ValueError, match="rows of 100 weights cannot be stored as q4_0"):
+        codec.row_bytes("q4_0", 100)
 
 
 def test_only_the_rows_that_were_asked_for_change():
