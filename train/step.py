@@ -14,6 +14,7 @@ from train.backend import Backend
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
 from train.objective.objective import CROSS_ENTROPY, Objective
+from train.optim.fused import gradient_norm, update
 from train.optim.interface import Optimizer, Parameters
 
 
@@ -75,13 +76,12 @@ def train_step(
     loss_sum, scored, *summed = sync.finish(loss_sum, scored, *sums.values())
     tokens *= sync.size
     start = perf_counter()
-    parameters = list(model.parameters())
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    if 0 < scored < tokens:
-        torch._foreach_mul_(gradients, tokens / scored)
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    # All gradients are multiplied by two numbers, which the update does on its way.
+    mean_factor, clip_factor = tokens / scored if 0 < scored < tokens else 1.0, 1.0
+    norm = gradient_norm(optimizer, gradients) * mean_factor
     if grad_clip > 0:
-        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm, foreach=True)
+        clip_factor = torch.clamp(grad_clip / (norm + 1e-6), max=1.0).item()
     mean_loss, grad_norm = loss_sum / max(1, scored), norm.item()
     if not (np.isfinite(mean_loss) and np.isfinite(grad_norm)):
         raise NonFiniteError(
@@ -90,7 +90,7 @@ def train_step(
         )
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_ratio", 1.0)
-    optimizer.step()
+    update(optimizer, gradients, (mean_factor, clip_factor))
     backend.weights_changed()
     optimizer.zero_grad(set_to_none=True)
     return StepResult(
