@@ -66,6 +66,10 @@ class Backend(ABC):
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update."""
 
+    def merged_weights_changed(self) -> None:
+        """The same where frozen weights are as before."""
+        self.weights_changed()
+
     def _starts(self, ids_BT: Tensor, starts_BT: Tensor | None) -> Tensor | None:
         """Where each position's document begins, int32 [B, T]; None where documents may attend to each other.
 
@@ -160,6 +164,9 @@ class KernelBackend(Backend):
 
     def weights_changed(self) -> None:
         self.fused.forget_weights()
+
+    def merged_weights_changed(self) -> None:
+        self.fused.forget_weights(frozen=False)
 
 
 def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Environment, *, masked: bool) -> int:

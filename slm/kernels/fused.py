@@ -135,9 +135,10 @@ class Fused:
         finally:
             self._forward.observe = None
 
-    def forget_weights(self) -> None:
-        """Convert the weights anew at the next call. Changes that autograd counts are noticed without it."""
-        self._work.forget_weights()
+    def forget_weights(self, *, frozen: bool = True) -> None:
+        """Convert the weights anew at the next call, ``frozen`` ones as well. Changes that autograd counts are noticed
+        without it."""
+        self._work.forget_weights(frozen=frozen)
 
     def _gradients(self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None) -> float:
         """Add every gradient of a loss of the logits. Returns the summed cross-entropy of the loss's last pass."""
