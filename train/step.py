@@ -3,7 +3,7 @@
 Shape suffixes: B sequences of a micro-batch, T positions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -50,13 +50,15 @@ def train_step(
     backend: Backend,
     objective: Objective = CROSS_ENTROPY,
     sync: GradientSync = NO_SYNC,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> StepResult:
     """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once: a model's
     parameters, or those of an adapter.
 
     With several ranks each takes its share of them from its own ``batches``. The loss is the mean over the scored
     tokens (or whatever ``objective`` counts) of the whole step: each counts the same, in whichever micro-batch and rank
-    it is. Raises UserError, before any weight changes, where the loss or the gradient is not finite.
+    it is. ``progress`` is told the share that is done. Raises UserError, before any weight changes, where the loss or
+    the gradient is not finite.
     """
     loss_sum, scored, tokens, waited = 0.0, 0, 0, 0.0
     sums = dict.fromkeys(objective.figures, 0.0)
@@ -67,12 +69,14 @@ def train_step(
         waited += perf_counter() - start
         if index == micro_batches - 1:
             sync.begin_last_backward()
+        backend.on_progress(lambda share, index=index: progress((index + share) / micro_batches))  # type: ignore[misc]
         # How much the whole step counts is known after its last micro-batch only: divide by all positions here.
         part = objective.gradients(backend, batch, 1 / (batch.positions * grad_accum))
         loss_sum += part.loss
         scored += part.count
         sums = {name: total + part.sums[name] for name, total in sums.items()}
         tokens += batch.positions
+        progress((index + 1) / micro_batches)
     loss_sum, scored, *summed = sync.finish(loss_sum, scored, *sums.values())
     tokens *= sync.size
     start = perf_counter()

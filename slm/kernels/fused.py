@@ -12,6 +12,8 @@ This module holds the entries. The passes are in ``forward``, ``head`` and ``bac
 Shape suffixes: B sequences, T positions each, N = B T, D model width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -134,6 +136,10 @@ class Fused:
             return self.hidden_states(ids_BT)
         finally:
             self._forward.observe = None
+
+    def on_progress(self, tell: Callable[[float], None]) -> None:
+        """Call ``tell`` with the share of the work of each following ``loss_and_gradients`` that is done."""
+        self._work.progress = tell
 
     def forget_weights(self, *, frozen: bool = True) -> None:
         """Convert the weights anew at the next call, ``frozen`` ones as well. Changes that autograd counts are noticed

@@ -42,8 +42,8 @@ def joined_gradient(parameters: Sequence[Tensor]) -> tuple[Tensor, int] | None:
 
 
 Project = Callable[[Tensor, Tensor, Kernels], None]
-"""``project(dy, x, kernels)`` takes dy [N, outputs], perhaps columns of a wider tensor, and x [N, inputs], whose product
-dy^T x would be a weight's gradient."""
+"""``project(dy, x, kernels)`` takes dy [N, outputs], perhaps columns of a wider tensor, and x [N, inputs]: dy^T x would
+be a weight's gradient."""
 
 
 def set_projection(weight: Tensor, project: Project) -> None:

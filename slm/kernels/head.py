@@ -95,9 +95,7 @@ class Head:
         norm_backward(work, final_norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
         return nats, dx_ND
 
-    def _pass_of_some(
-        self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor, scored_R: Tensor
-    ) -> float:
+    def _pass_of_some(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor, scored_R: Tensor) -> float:
         """The same pass by the scored positions alone: the others have no gradient."""
         weights = each.weights[scored_R] if isinstance(each.weights, Tensor) else each.weights
         dh_RD = self._work.room("dh_of_scored", len(scored_R), h_ND.shape[1])

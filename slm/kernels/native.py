@@ -97,7 +97,16 @@ def _f32(
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
     integers = bits < 32
-    parts = ("linear", "attention", "short_conv", "norms", "head", "update", "sizes", *(("integer_gain",) if integers else ()))
+    parts = (
+        "linear",
+        "attention",
+        "short_conv",
+        "norms",
+        "head",
+        "update",
+        "sizes",
+        *(("integer_gain",) if integers else ()),
+    )
     headers = ("vec", "sizes", "tile", "operands", "gemm", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,

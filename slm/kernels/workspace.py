@@ -4,6 +4,7 @@ Tested in tests/slm/kernels/test_fused.py.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -50,6 +51,8 @@ class Workspace:
     def __init__(self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute, keep_packed: bool) -> None:
         self.model, self.config, self.kernels, self.recompute = model, model.config, kernels, recompute
         self.layers = model.model.layer_list()
+        self.progress: Callable[[float], None] = lambda share: None
+        """Told how much of a forward and backward pass is done, after each layer."""
         self.shape = (0, 0)
         """B and T of the batch."""
         self.activations: list[Activations] = []

@@ -9,7 +9,7 @@ Shape suffixes: O output rows, I input columns, R rank.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -162,6 +162,9 @@ class AdapterBackend(Backend):
         self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
         return self._inner.softmax_gradient(x_RD, targets_R, scale, words_V, offsets_V)
+
+    def on_progress(self, tell: Callable[[float], None]) -> None:
+        self._inner.on_progress(tell)
 
     def weights_changed(self) -> None:
         self._parameters.merge()

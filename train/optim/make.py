@@ -48,9 +48,7 @@ def _adamw(model: Parameters, config: OptimConfig, kernels: Kernels | None) -> A
     return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)
 
 
-def _muon(
-    model: Parameters, config: OptimConfig, precision: str, tied: bool, kernels: Kernels | None
-) -> Muon:
+def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, kernels: Kernels | None) -> Muon:
     parts: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "gains": []}
     for name, parameter in model.named_parameters():
         parts[part_of(name, parameter)].append(parameter)
