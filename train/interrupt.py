@@ -5,9 +5,11 @@ Tested in tests/train/test_reliability.py, tests/train/test_main.py.
 
 import contextlib
 import os
+import select
 import signal
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +62,54 @@ def drop_lost_output() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, handle)
                 os.close(nowhere)
+
+
+class Watcher:
+    """A thread that hears of a stop signal at once, also where the main thread is in a long computation and its own
+    handler waits. ``heard`` is called once, with the first signal's number, ``tick`` about every second."""
+
+    def __init__(self, heard: Callable[[int], None], tick: Callable[[], None], seconds: float = 1.0) -> None:
+        self._heard, self._tick, self._seconds = heard, tick, seconds
+
+    def __enter__(self) -> "Watcher":
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)  # Python's rule for what a signal writes to
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._before)
+        os.close(self._write)  # the thread reads to its end
+        self._write = -1
+        self._thread.join()
+        os.close(self._read)
+
+    def _leave_to_parent(self) -> None:
+        """A signal to a child is not one to this process, though both have the pipe."""
+        if self._write >= 0:
+            signal.set_wakeup_fd(-1)
+
+    def _run(self) -> None:
+        heard = False
+        while True:
+            ready, _, _ = select.select([self._read], [], [], self._seconds)
+            if not ready:
+                self._tick()
+                continue
+            numbers = os.read(self._read, 64)
+            if not numbers:
+                return
+            if not heard and (stops := [each for each in numbers if each in STOP_SIGNALS]):
+                heard = True
+                self._heard(stops[0])
+
+
+def signal_name(number: int) -> str:
+    """As a person knows it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 class StoppedError(BaseException):

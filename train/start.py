@@ -386,7 +386,12 @@ def _make_trainer(
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
     train, model = config.train, trained.model
     optimizer = make_shared_optimizer(
-        ranks, trained, config.optim, zero1=train.shard_optimizer, precision=environment.precision
+        ranks,
+        trained,
+        config.optim,
+        zero1=train.shard_optimizer,
+        precision=environment.precision,
+        kernels=environment.kernels,
     )
     average = Average(model, config.optim.average)
     fake_quant = FakeQuant(

@@ -3,7 +3,7 @@
 Shape suffixes: B sequences of a micro-batch, T positions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -14,6 +14,7 @@ from train.backend import Backend
 from train.distributed.gradient_sync import NO_SYNC, GradientSync
 from train.guards import NonFiniteError
 from train.objective.objective import CROSS_ENTROPY, Objective
+from train.optim.fused import gradient_norm, update
 from train.optim.interface import Optimizer, Parameters
 
 
@@ -49,13 +50,15 @@ def train_step(
     backend: Backend,
     objective: Objective = CROSS_ENTROPY,
     sync: GradientSync = NO_SYNC,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> StepResult:
     """Take ``grad_accum`` micro-batches [B, T + 1] from ``batches`` and update ``model`` once: a model's
     parameters, or those of an adapter.
 
     With several ranks each takes its share of them from its own ``batches``. The loss is the mean over the scored
     tokens (or whatever ``objective`` counts) of the whole step: each counts the same, in whichever micro-batch and rank
-    it is. Raises UserError, before any weight changes, where the loss or the gradient is not finite.
+    it is. ``progress`` is told the share that is done. Raises UserError, before any weight changes, where the loss or
+    the gradient is not finite.
     """
     loss_sum, scored, tokens, waited = 0.0, 0, 0, 0.0
     sums = dict.fromkeys(objective.figures, 0.0)
@@ -66,22 +69,23 @@ def train_step(
         waited += perf_counter() - start
         if index == micro_batches - 1:
             sync.begin_last_backward()
+        backend.on_progress(lambda share, index=index: progress((index + share) / micro_batches))  # type: ignore[misc]
         # How much the whole step counts is known after its last micro-batch only: divide by all positions here.
         part = objective.gradients(backend, batch, 1 / (batch.positions * grad_accum))
         loss_sum += part.loss
         scored += part.count
         sums = {name: total + part.sums[name] for name, total in sums.items()}
         tokens += batch.positions
+        progress((index + 1) / micro_batches)
     loss_sum, scored, *summed = sync.finish(loss_sum, scored, *sums.values())
     tokens *= sync.size
     start = perf_counter()
-    parameters = list(model.parameters())
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    if 0 < scored < tokens:
-        torch._foreach_mul_(gradients, tokens / scored)
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    # All gradients are multiplied by two numbers, which the update does on its way.
+    mean_factor, clip_factor = tokens / scored if 0 < scored < tokens else 1.0, 1.0
+    norm = gradient_norm(optimizer, gradients) * mean_factor
     if grad_clip > 0:
-        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm, foreach=True)
+        clip_factor = torch.clamp(grad_clip / (norm + 1e-6), max=1.0).item()
     mean_loss, grad_norm = loss_sum / max(1, scored), norm.item()
     if not (np.isfinite(mean_loss) and np.isfinite(grad_norm)):
         raise NonFiniteError(
@@ -90,7 +94,7 @@ def train_step(
         )
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_ratio", 1.0)
-    optimizer.step()
+    update(optimizer, gradients, (mean_factor, clip_factor))
     backend.weights_changed()
     optimizer.zero_grad(set_to_none=True)
     return StepResult(

@@ -4,6 +4,7 @@ Tested in tests/train/test_main.py, tests/train/test_resume.py, tests/train/test
 """
 
 import math
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -38,7 +39,7 @@ from train.distributed.shared_state import (
 )
 from train.environment import Environment
 from train.guards import NonFiniteError
-from train.interrupt import Interrupt, StoppedError
+from train.interrupt import Interrupt, StoppedError, Watcher, signal_name
 from train.objective import early_part
 from train.optim.average import Average
 from train.optim.interface import Optimizer
@@ -55,6 +56,10 @@ from train.schedule import learning_rate
 from train.step import train_step
 from train.validation import Validator, sample
 
+FEW_STEPS = 500
+"""Every step of a run of at most so many is recorded."""
+SLOW_SECONDS = 10.0
+"""Steps that together take longer are recorded, however few they are."""
 RESYNCED = "the processes' weights had drifted apart (processors that round differently?): all have rank 0's again"
 
 
@@ -91,13 +96,18 @@ class Trainer:
         """Tokens of the sequences that steps read."""
         self._step_seconds = 0.0
         """What a step took in the last metrics window."""
+        self._last_step_seconds: float | None = None
         self._saved_elapsed = self.state.earlier_seconds
         """Seconds of training at the last checkpoint, the same on every rank."""
 
     def run(self) -> int:
         """Train to the end, or to a signal; the last state is saved either way. Returns the exit code."""
         saved = False
-        with self.interrupt, self.log.events.until_the_end(lambda: self.state.step, lambda: self.interrupt.signal):
+        with (
+            self.interrupt,
+            Watcher(self._hear, self.log.tick),
+            self.log.events.until_the_end(lambda: self.state.step, lambda: self.interrupt.signal),
+        ):
             try:
                 self._loop()
                 self._end()
@@ -115,6 +125,15 @@ class Trainer:
             how = "the same command" if self.config.resume == "auto" else "the same command with resume=auto"
             print(f"stopped at step {self.state.step:,}; {how} goes on from there")
         return self.interrupt.exit_code
+
+    def _hear(self, number: int) -> None:
+        """Acknowledge a stop signal, from another thread."""
+        if number == signal.SIGHUP:  # there is nobody to tell, perhaps
+            return
+        if self._first_step:  # nothing is waited for
+            self.log.print(f"{signal_name(number)}: stopping")
+        else:
+            self.log.stopping(signal_name(number))
 
     def _end(self) -> None:
         """What is due at the end of the run: quantization, a validation, the last checkpoint. At a signal the last."""
@@ -192,7 +211,10 @@ class Trainer:
         objective, batches = early_part.of_step(options, vocab_size, part_done, objective, batches)
         try:
             # The first step waits for the compiler: a signal ends it at once.
-            with self.interrupt.at_once() if self._first_step else nullcontext():
+            with (
+                self.interrupt.at_once() if self._first_step else nullcontext(),
+                self.log.doing(f"step {state.step + 1:,}", self._last_step_seconds),
+            ):
                 result = train_step(
                     self.trained,
                     self.optimizer,
@@ -203,6 +225,7 @@ class Trainer:
                     backend=self.backend,
                     objective=objective,
                     sync=self.sync,
+                    progress=self.log.done,
                 )
         except NonFiniteError as error:
             if not state.guards.skips(error):
@@ -220,18 +243,19 @@ class Trainer:
         state.tokens += result.tokens
         if (median := state.guards.spikes(result.loss)) is not None and self._roll_back(result.loss, median):
             return
+        self._last_step_seconds = state.clock() - began
         state.window.add(
             loss=result.loss,
             grad_norm=result.grad_norm,
             tokens=result.tokens,
-            seconds=state.clock() - began,
+            seconds=self._last_step_seconds,
             data_seconds=result.data_seconds,
             counted=result.scored,
             sums=result.sums,
         )
         if slept := state.clock.slept():
             self.log.guard_event("slept", state.step, seconds=round(slept))
-        if state.step % train.log_every == 0 or state.step == 1:
+        if self._record_due():
             self._log_window()
         if state.step % train.eval_every == 0 and not self._last_validation_waits():
             self._validate()
@@ -325,6 +349,13 @@ class Trainer:
     def _fraction_done(self) -> float:
         return self.state.fraction_done(self.sync.agreed_elapsed(self.state.elapsed))
 
+    def _record_due(self) -> bool:
+        """Whether the steps since the last training record are to be recorded: they are many or have taken long, or the
+        run has few."""
+        step, train = self.state.step, self.config.train
+        few = train.max_minutes is None and train.max_steps <= FEW_STEPS
+        return step == 1 or step % train.log_every == 0 or few or self.state.window.seconds >= SLOW_SECONDS
+
     def _log_window(self) -> None:
         """Write the training record of the steps since the last one."""
         state, window, train = self.state, self.state.window, self.config.train
@@ -385,7 +416,8 @@ class Trainer:
 
     def _score(self) -> None:
         try:
-            result = self.validator(self.backend, self.sync.signal_received, self.ranks)
+            with self.log.doing("a validation"):
+                result = self.validator(self.backend, self.sync.signal_received, self.ranks, self.log.done)
         except Exception:
             if not self.interrupt:  # Ctrl-C in a terminal also reaches a compiler that validation waits for
                 raise

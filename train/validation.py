@@ -64,8 +64,11 @@ class Validator:
         backend: Backend,
         stopped: Callable[[], bool] = lambda: False,
         ranks: Ranks = SINGLE_PROCESS,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> Validation | None:
-        """Score the model, each rank its share of the blocks; None where ``stopped`` became true on one of them."""
+        """Score the model, each rank its share of the blocks; None where ``stopped`` became true on one of them.
+
+        ``progress`` is told the share that is done."""
         nats, text_nats, n_bytes, n_tokens = 0.0, 0.0, 0, 0
         sums = dict.fromkeys(self._objective.held_out_figures, 0.0)
         interrupted = False
@@ -73,6 +76,7 @@ class Validator:
         for start in starts[ranks.rank :: ranks.size]:
             if interrupted := stopped():
                 break
+            progress(start / len(self.blocks))
             batch = split(self.blocks[start : start + self.micro_batch])
             losses_BT = self._losses(backend, start)
             part = self._objective.held_out(batch, losses_BT)

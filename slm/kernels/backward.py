@@ -29,6 +29,7 @@ class Backward:
         """Add every gradient below the last layer's output, whose own gradient ``dx_ND`` is used up."""
         for index in reversed(range(len(self._layers))):
             self._layer(index, dx_ND)
+            self._work.progress(1 - 2 * index / (3 * len(self._layers)))
         self._embed(ids_N, dx_ND)
 
     def _layer(self, index: int, dx_ND: Tensor) -> None:

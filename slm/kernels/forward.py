@@ -40,6 +40,7 @@ class Forward:
         outputs = [*inputs[1:], work.buffer("top", *inputs[0].shape)]
         for index, (x_ND, out_ND) in enumerate(zip(inputs, outputs, strict=True)):
             self._layer(index, x_ND, work.saved(index), out_ND)
+            work.progress((index + 1) / (3 * len(inputs)))  # the backward pass is twice as much
         return outputs[-1]
 
     def hidden_states(self, ids_N: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ This module holds the entries. The passes are in ``forward``, ``head`` and ``bac
 Shape suffixes: B sequences, T positions each, N = B T, D model width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -135,9 +137,14 @@ class Fused:
         finally:
             self._forward.observe = None
 
-    def forget_weights(self) -> None:
-        """Convert the weights anew at the next call. Changes that autograd counts are noticed without it."""
-        self._work.forget_weights()
+    def on_progress(self, tell: Callable[[float], None]) -> None:
+        """Call ``tell`` with the share of the work of each following ``loss_and_gradients`` that is done."""
+        self._work.progress = tell
+
+    def forget_weights(self, *, frozen: bool = True) -> None:
+        """Convert the weights anew at the next call, ``frozen`` ones as well. Changes that autograd counts are noticed
+        without it."""
+        self._work.forget_weights(frozen=frozen)
 
     def _gradients(self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None) -> float:
         """Add every gradient of a loss of the logits. Returns the summed cross-entropy of the loss's last pass."""

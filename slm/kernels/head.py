@@ -6,6 +6,7 @@ Tested in tests/slm/kernels/test_fused.py, tests/train/objective/test_preference
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,12 @@ class ScaledSum:
         return [HeadPass(self._scale)]
 
 
+def _scored(targets_N: Tensor) -> Tensor | None:
+    """The positions with a target, int64 [R]; None where all have one, or none has."""
+    scored_R = (targets_N >= 0).nonzero().flatten()
+    return scored_R if 0 < len(scored_R) < len(targets_N) else None
+
+
 class Head:
     """Final norm and output projection of one model."""
 
@@ -46,7 +53,11 @@ class Head:
     def losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Cross-entropies [N], f32 nats, of the normed hidden states; the logits are given up at once."""
         logits = self._work.buffer("some_logits", self._kernels.slm_cross_entropy_rows(), self._packed.rows)
-        return self._cross_entropy(h_ND, targets_N, logits, None, self._packed, None)
+        if (scored_R := _scored(targets_N)) is None:
+            return self._cross_entropy(h_ND, targets_N, logits, None, self._packed, None)
+        losses_N = torch.zeros(len(targets_N))
+        losses_R = self._cross_entropy(h_ND[scored_R], targets_N[scored_R], logits, None, self._packed, None)
+        return losses_N.index_copy_(0, scored_R, losses_R)
 
     def softmax_gradient(
         self, h_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
@@ -66,11 +77,14 @@ class Head:
         final_norm = work.model.model.norm
         inverse_rms_N = work.buffer("inverse_rms", N, dtype=torch.float32)
         h_ND, dh_ND = norm(work, final_norm, x_ND, inverse_rms_N), work.buffer("dh", N, D)
-        nats = 0.0
+        nats, scored_R = 0.0, _scored(targets_N)
         for number, each in enumerate(head.passes(lambda: self.losses(h_ND, targets_N))):
             own_ND = h_ND if each.temperature == 1 else h_ND / each.temperature
             out_ND = dh_ND if number == 0 else work.buffer("dh_of_pass", N, D)
-            nats = self._pass(each, own_ND, targets_N, out_ND)
+            if scored_R is None or each.soften:
+                nats = self._pass(each, own_ND, targets_N, out_ND)
+            else:
+                nats = self._pass_of_some(each, own_ND, targets_N, out_ND, scored_R)
             if each.temperature != 1:
                 out_ND /= each.temperature
             if number:
@@ -81,14 +95,21 @@ class Head:
         norm_backward(work, final_norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
         return nats, dx_ND
 
+    def _pass_of_some(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor, scored_R: Tensor) -> float:
+        """The same pass by the scored positions alone: the others have no gradient."""
+        weights = each.weights[scored_R] if isinstance(each.weights, Tensor) else each.weights
+        dh_RD = self._work.room("dh_of_scored", len(scored_R), h_ND.shape[1])
+        nats = self._pass(replace(each, weights=weights), h_ND[scored_R], targets_N[scored_R], dh_RD)
+        dh_ND.zero_().index_copy_(0, scored_R, dh_RD)
+        return nats
+
     def _pass(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
         """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
         packed = self._packed if each.words is None else self._some(each.words)
         work, (N, D), V = self._work, h_ND.shape, packed.rows
         at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
         logits = work.room("logits", at_once, V)
-        # Not of ``at_once`` rows, which are fewer with all words than with drawn ones.
-        sums = work.buffer("head_sums", min(N, HEAD_ROWS), D, dtype=torch.float32)
+        sums = work.room("head_sums", at_once, D, dtype=torch.float32)
         nats = 0.0
         for start in range(0, N, at_once):
             part = slice(start, min(N, start + at_once))

@@ -97,7 +97,16 @@ def _f32(
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
     integers = bits < 32
-    parts = ("linear", "attention", "short_conv", "norms", "head", "sizes", *(("integer_gain",) if integers else ()))
+    parts = (
+        "linear",
+        "attention",
+        "short_conv",
+        "norms",
+        "head",
+        "update",
+        "sizes",
+        *(("integer_gain",) if integers else ()),
+    )
     headers = ("vec", "sizes", "tile", "operands", "gemm", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,
@@ -150,8 +159,11 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
         title=title,
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
-        sources=tuple(f"{each}.cpp" for each in _BF16_PARTS),
-        headers=tuple(f"{each}.h" for each in ("simd", "gemm_pack", "tile", *tile, "gemm", "attention", *_SHARED)),
+        sources=(*(f"{each}.cpp" for each in _BF16_PARTS), "f32/update.cpp"),  # weights and moments are f32
+        headers=(
+            *(f"{each}.h" for each in ("simd", "gemm_pack", "tile", *tile, "gemm", "attention", *_SHARED)),
+            "f32/vec.h",
+        ),
         flags=("-march=native", "-std=c++17", *flags),
     )
 
@@ -227,10 +239,14 @@ SIGNATURES = SIZES | {
     "slm_embed_backward": [P, P, L, L, P],
     "slm_cross_entropy": [P, L, L, P, L, P, P, F, I, P, P],
     "slm_head_backward": [P, L, L, P, L, P, P],
+    "slm_adamw": [P, L, P],
+    "slm_sum_of_squares": [P, L],
 }
 """The C signatures: pointers, longs, floats, ints."""
 ALLOCATING = ("slm_attention_forward", "slm_attention_backward")
 """Functions that take memory of their own, and return 1 where there is none."""
+SUMMING = ("slm_sum_of_squares",)
+"""Functions that return a number (f64)."""
 
 
 class Kernels:
@@ -250,7 +266,9 @@ class Kernels:
         for each, arguments in SIGNATURES.items():
             function = getattr(library, each)
             function.argtypes = arguments
-            function.restype = L if each in SIZES else I if each in ALLOCATING else None
+            function.restype = (
+                L if each in SIZES else I if each in ALLOCATING else ctypes.c_double if each in SUMMING else None
+            )
             if each in ALLOCATING:
                 function.errcheck = _check_memory
             setattr(self, each, functools.partial(_call, function))

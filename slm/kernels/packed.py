@@ -28,10 +28,23 @@ class PackedWeights:
         self.kernels, self._keep, self._side_by_side = kernels, keep, side_by_side
         self._memory: dict[Direction, Tensor] = {}
         self._ready: set[Direction] = set()
+        self._made_of: list[tuple[int, int]] = []
+
+    @property
+    def trained(self) -> bool:
+        """Whether an update may change the weights."""
+        return any(weight.requires_grad for weight in self.weights)
 
     def forget(self) -> None:
         """The weights have changed: what was made of them is out of date (its memory is used again)."""
         self._ready.clear()
+
+    def check(self) -> None:
+        """Forget what was made of other tensors, or before changes that autograd counts."""
+        now = [(weight.data_ptr(), weight._version) for weight in self.weights]
+        if now != self._made_of:
+            self._made_of = now
+            self.forget()
 
     def layout(self, direction: Direction) -> Tensor:
         """The weights in panels of columns, units of 32 bits (pairs of bf16, or f32): int32 [rows * width / values per

@@ -4,6 +4,7 @@ Tested in tests/slm/kernels/test_fused.py.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -50,6 +51,8 @@ class Workspace:
     def __init__(self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute, keep_packed: bool) -> None:
         self.model, self.config, self.kernels, self.recompute = model, model.config, kernels, recompute
         self.layers = model.model.layer_list()
+        self.progress: Callable[[float], None] = lambda share: None
+        """Told how much of a forward and backward pass is done, after each layer."""
         self.shape = (0, 0)
         """B and T of the batch."""
         self.activations: list[Activations] = []
@@ -57,7 +60,6 @@ class Workspace:
         self._again: dict[bool, Activations] = {}
         """Those that layers share to be computed again, by whether they are short convolutions."""
         self._buffers: dict[str, Tensor] = {}
-        self._versions: tuple[int, ...] = ()
 
         def pack(*linears: nn.Linear, side_by_side: bool = False) -> PackedWeights:
             weights = [each.weight for each in linears]
@@ -79,11 +81,8 @@ class Workspace:
 
     def prepare(self, ids_BT: Tensor, starts_BT: Tensor | None) -> None:
         """Make ready for a batch of this shape and these starts of sequences, with the weights as they are now."""
-        versions = tuple(parameter._version for parameter in self.model.parameters())
-        if versions != self._versions:
-            self._versions = versions
-            for packed in self._all_packed():
-                packed.forget()
+        for packed in self._all_packed():
+            packed.check()
         B, T = ids_BT.shape[:2]
         if self.shape != (B, T):
             self.shape = (B, T)
@@ -101,9 +100,12 @@ class Workspace:
         local_BT = local_starts(self.config, torch.Size((B, T)), self._starts_BT)
         self._local_starts_BT = None if local_BT is None else local_BT.contiguous()
 
-    def forget_weights(self) -> None:
-        """Pack the weights anew at the next batch. Changes that autograd counts are noticed without it."""
-        self._versions = ()
+    def forget_weights(self, *, frozen: bool = True) -> None:
+        """Pack the weights anew at the next batch, ``frozen`` ones as well. Changes that autograd counts, and other
+        tensors in a parameter's place, are noticed without it."""
+        for packed in self._all_packed():
+            if frozen or packed.trained:
+                packed.forget()
 
     def saved(self, index: int) -> Activations:
         """Where layer ``index`` writes its activations: its own, or those that layers share to be computed again."""
@@ -125,11 +127,11 @@ class Workspace:
             raise RuntimeError(f"the buffer {name} is {tuple(found.shape)}, not {shape}")
         return found
 
-    def room(self, name: str, *shape: int) -> Tensor:
+    def room(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Like ``buffer``, for a shape that changes from call to call: the largest that there was is kept."""
         size = math.prod(shape)
         if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = torch.empty(size, dtype=self.kernels.dtype)
+            self._buffers[name] = torch.empty(size, dtype=dtype or self.kernels.dtype)
         return self._buffers[name][:size].view(shape)
 
     def _all_packed(self) -> tuple[PackedWeights, ...]:

@@ -326,7 +326,7 @@ def _steps(
     from train.step import train_step
 
     model = LanguageModel(shape, optim.init).train()
-    optimizer = make_optimizer(model, optim, environment.precision)
+    optimizer = make_optimizer(model, optim, environment.precision, kernels=environment.kernels)
     backend = make_backend(model, replace(train, seq_len=SEQ_LEN, micro_batch=len(block)), environment)
     objective = plain_text(sampled, shape.vocab_size)
     while True:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from data.errors import UserError
 from data.stream.loader import EndOfTextError, Loader
 from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
+from slm.kernels.native import Kernels
 from train.config import OptimConfig
 from train.distributed.ranks import Ranks
 from train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
@@ -58,13 +60,20 @@ def broadcast_tokenizer(ranks: Ranks, make: Callable[[], Tokenizer], folder: Pat
 
 
 def make_shared_optimizer(
-    ranks: Ranks, trained: Trained, config: OptimConfig, *, zero1: bool, precision: str = "f32"
+    ranks: Ranks,
+    trained: Trained,
+    config: OptimConfig,
+    *,
+    zero1: bool,
+    precision: str = "f32",
+    kernels: Kernels | None = None,
 ) -> Optimizer:
     """The run's optimizer; with ``zero1`` and several ranks its state is divided over them."""
+    make = partial(make_optimizer, config=config, precision=precision, kernels=kernels)
     if zero1 and ranks.size > 1:
         tied = trained.model.config.tie_embeddings  # a shard may be without the head
-        return Zero1Optimizer(ranks, trained, lambda shard: make_optimizer(shard, config, precision, tied=tied))
-    return make_optimizer(trained, config, precision)
+        return Zero1Optimizer(ranks, trained, lambda shard: make(shard, tied=tied))
+    return make(trained)
 
 
 def gather_state(

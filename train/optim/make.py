@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from slm.kernels.native import Kernels
 from train.config import OptimConfig
 from train.optim.interface import Parameters
 from train.optim.muon import Muon
@@ -15,21 +16,27 @@ from train.optim.plain import AdamW
 
 
 def make_optimizer(
-    model: Parameters, config: OptimConfig, precision: str = "f32", *, tied: bool | None = None
+    model: Parameters,
+    config: OptimConfig,
+    precision: str = "f32",
+    *,
+    tied: bool | None = None,
+    kernels: Kernels | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer that ``config`` names, over all parameters of ``model``.
 
     A group's ``lr_ratio`` is its learning rate as a share of ``config.lr``. ``precision``: in what Muon's products are
     computed, ``bf16`` or ``f32``. ``tied``: whether the embedding is the head, too; None: as ``model``'s names say.
+    ``kernels``: what computes AdamW's updates, with torch's results; None: torch.
     """
     if config.name == "muon":
         if tied is None:
             tied = all(not name.startswith("lm_head") for name, _ in model.named_parameters())
-        return _muon(model, config, precision, tied)
-    return _adamw(model, config)
+        return _muon(model, config, precision, tied, kernels)
+    return _adamw(model, config, kernels)
 
 
-def _adamw(model: Parameters, config: OptimConfig) -> AdamW:
+def _adamw(model: Parameters, config: OptimConfig, kernels: Kernels | None) -> AdamW:
     """Fused AdamW (Loshchilov and Hutter 2019): decay on the layers' matrices, none on norms and embeddings."""
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
@@ -38,10 +45,10 @@ def _adamw(model: Parameters, config: OptimConfig) -> AdamW:
         (decayed if matrix else kept).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     betas = (config.betas[0], config.betas[1])
-    return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+    return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)
 
 
-def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) -> Muon:
+def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, kernels: Kernels | None) -> Muon:
     parts: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "head": [], "gains": []}
     for name, parameter in model.named_parameters():
         parts[part_of(name, parameter)].append(parameter)
@@ -73,7 +80,7 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool) ->
         for part, rate in rates.items()
         if parts[part]
     ]
-    return Muon([matrices, *others], dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    return Muon([matrices, *others], dtype=torch.bfloat16 if precision == "bf16" else torch.float32, kernels=kernels)
 
 
 def part_of(name: str, parameter: nn.Parameter) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
+from slm.kernels.native import Kernels
+from train.optim.fused import NO_FACTORS, adamw_step, scale
 from train.optim.orthogonalize import orthogonalize
 from train.optim.plain import Optimizer
 
@@ -31,11 +32,16 @@ class Muon(Optimizer):
     A group's ``kind`` is ``muon`` (matrices only; ``momentum``: first and last value, ``momentum_steps``: the steps
     between them, ``ns_steps``, ``second_moment``, ``weight_decay``) or ``adamw`` (``betas``, ``eps``,
     ``weight_decay``). ``dtype``: the number format of Muon's matrix products. Weights, moments and state are f32.
+    ``kernels`` compute AdamW's updates where there are some. ``factors``: what the next step's gradients are multiplied
+    by before.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], *, dtype: torch.dtype = torch.float32, kernels: Kernels | None = None
+    ) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
         self._dtype = dtype
+        self.kernels, self.factors = kernels, NO_FACTORS
 
     def state_keys(self, parameter: nn.Parameter) -> tuple[str, ...]:
         """The names of a parameter's state."""
@@ -61,26 +67,12 @@ class Muon(Optimizer):
 
     def _adamw(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> None:
         states = [self._state(p, exp_avg=torch.zeros_like, exp_avg_sq=torch.zeros_like) for p in parameters]
-        beta1, beta2 = group["betas"]
-        adamw(
-            list(parameters),
-            [_gradient(p) for p in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        options = {key: group[key] for key in ("betas", "lr", "eps", "weight_decay")}
+        adamw_step(parameters, states, kernels=self.kernels, factors=self.factors, **options)
 
     def _muon(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> None:
         """Update matrices of one shape."""
+        scale([_gradient(p) for p in parameters], self.factors)
         second_moment = group["second_moment"]
         make: dict[str, Any] = {MOMENTUM: torch.zeros_like}
         if second_moment:

@@ -2,20 +2,18 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-
 from data.storage import atomic_write_text
-from slm.report import duration, plain
 from train.config import RunConfig
-from train.predict.forecast import Outlook, make_forecast
+from train.predict.forecast import make_forecast
 from train.report.samples import SAMPLES, before
 from train.run.event_log import EventLog
 from train.run.metrics_file import MetricsFile, read
+from train.run.progress_line import ProgressLine, Work
 from train.run.wandb_logger import WANDB_ID, WandbLogger
 
 GUARD_EVENTS = {
@@ -46,8 +44,6 @@ GUARD_EVENTS = {
 """The line for each kind of event that a guard records among the metrics."""
 LOGS = ("metrics.jsonl", "journal.jsonl", SAMPLES, WANDB_ID)
 """What a run appends to, and the name of its curves at Weights & Biases."""
-PLAIN_SECONDS = 10.0
-"""Where there is no terminal, a line of progress at most this often."""
 
 
 def cut_samples(path: Path, metrics: Path, step: int) -> None:
@@ -90,6 +86,33 @@ class RunLog:
     def print(self, text: str) -> None:
         """A line of its own in the terminal."""
         self._progress.print(text)
+
+    @contextmanager
+    def doing(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        """Within it the progress line moves although there is nothing to record: ``what`` the run does, such as
+        "validation", and how long it is expected to take, where that is known."""
+        before, self._progress.work = self._progress.work, Work(what, seconds)
+        try:
+            yield
+        finally:
+            self._progress.work = before
+
+    def done(self, share: float) -> None:
+        """How much of what the run does is done, 0 to 1."""
+        if self._progress.work:
+            self._progress.work.share = share
+
+    def tick(self) -> None:
+        """Let the progress line move. Called every second, by another thread."""
+        self._progress.tick()
+
+    def stopping(self, reason: str) -> None:
+        """Acknowledge that the run was asked to end. Called by another thread while the run computes."""
+        work = self._progress.work
+        text = f"{reason}: stopping after {work.what}" if work else f"{reason}: stopping"
+        if work and (left := work.seconds_left()) is not None:
+            text += f" (about {max(1.0, left):,.0f} s)"
+        self.print(f"{text}, then saving; Ctrl-C once more ends the run without saving")
 
     def training(self, record: dict[str, Any], seconds_left: float | None) -> None:
         """A training record, which gets the forecast of the end; ``seconds_left`` None: not known yet."""
@@ -152,58 +175,3 @@ class RunLog:
         self._metrics.write(record)
         if self._wandb:
             self._wandb.log(record)
-
-
-class ProgressLine:
-    """Step, loss, validation loss, tokens per second, memory and the time left.
-
-    One live line in a terminal, plain lines elsewhere.
-    """
-
-    def __init__(self, max_steps: int, start: int) -> None:
-        self.console = Console()
-        self.max_steps = max_steps
-        self.validation: str = "-"
-        self._last_plain = 0.0
-        self._live: Progress | None = None
-        if self.console.is_terminal:
-            columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
-            self._live = Progress(*columns, console=self.console, transient=False)
-            self._task = self._live.add_task("starting", total=max_steps, completed=start)
-            self._live.start()
-
-    def update(self, record: dict[str, Any], seconds_left: float | None, outlook: Outlook | None = None) -> None:
-        """Show a training record and the loss expected at the end; ``seconds_left`` None: not known yet."""
-        eta = "-" if seconds_left is None else duration(seconds_left)
-        done, steps = record["step"], f"{record['step']:,}/{self.max_steps:,}"
-        share = min(1.0, record["elapsed_s"] / record.get("limit_s", math.inf))
-        if share * self.max_steps > done:  # time ends the run, max_steps only bounds it
-            done, steps = share * self.max_steps, f"{record['step']:,} ({share:.0%})"
-        text = (
-            f"step {steps}  loss {record['loss']:.3f}  val {self.validation}  "
-            f"{record['tokens_per_s']:,.0f} tok/s  {record['rss_gb']:.1f} GiB  ETA {eta}"
-        )
-        if "reward_accuracy" in record:
-            text += f"  pairs right {record['reward_accuracy']:.0%}  margin {record['reward_margin']:.3f} nats"
-        if "teacher_kl" in record:
-            text += f"  teacher KL {record['teacher_kl']:.3f} nats"
-        if outlook:
-            text += f"  at the end {outlook.text()}"
-        if self._live:
-            self._live.update(self._task, completed=done, description=text)
-        elif perf_counter() - self._last_plain >= PLAIN_SECONDS or record["step"] >= self.max_steps:
-            self._last_plain = perf_counter()
-            print(text, flush=True)
-
-    def print(self, text: str) -> None:
-        """Print a line of its own above the live one. Control characters, as in a sample's text, are replaced."""
-        text = plain(text)
-        if self._live:
-            self.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, flush=True)
-
-    def close(self) -> None:
-        if self._live:
-            self._live.stop()
-            self._live = None

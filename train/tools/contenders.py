@@ -79,7 +79,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     model, shape = _model(config)
     adapter = AdapterParameters(model, LoraConfig(rank=rank), "") if rank else None
     trained = adapter or model
-    optimizer = make_optimizer(trained, config.optim, environment.precision)
+    optimizer = make_optimizer(trained, config.optim, environment.precision, kernels=environment.kernels)
     batches = _batches(config, shape.vocab_size)
     began = perf_counter()
     backend = make_backend(model, config.train, environment)

@@ -3,6 +3,8 @@
 
 namespace {
 
+constexpr long PACKED_ROWS = 16;  // of a weight, packed together for the backward pass
+
 template <bool GELU>
 void gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
     gemm(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
@@ -64,11 +66,19 @@ void slm_pack_forward(const float* weight, long n, long k, float* out, int half)
 // last.
 void slm_pack_backward(const float* weight, long n, long k, float* out, long first_row, long total_rows) {
     const long panels = k / NR;
+    if (INTEGERS) {
 #pragma omp parallel for schedule(static)
-    for (long p = 0; p < panels; p++) {
-        pack_rows(weight + p * NR, k, n, out + (p * total_rows + first_row) * NR);
-        if (first_row + n == total_rows) finish_panel(out + p * total_rows * NR, total_rows);
+        for (long p = 0; p < panels; p++) {
+            pack_rows(weight + p * NR, k, n, out + (p * total_rows + first_row) * NR);
+            if (first_row + n == total_rows) finish_panel(out + p * total_rows * NR, total_rows);
+        }
+        return;
     }
+    // Some rows at a time, so that memory is read in the order in which it lies.
+#pragma omp parallel for schedule(static)
+    for (long i = 0; i < n; i += PACKED_ROWS)
+        for (long p = 0; p < panels; p++)
+            pack_rows(weight + i * k + p * NR, k, min_of(PACKED_ROWS, n - i), out + (p * total_rows + first_row + i) * NR);
 }
 
 // out [m, n] = x [m, k] B, plus residual [m, n] where given.

@@ -7,7 +7,8 @@ import pytest
 from train import autobatch
 from train.predict.forecast import Outlook
 from train.resolve import resolve
-from train.run.run_log import LOGS, ProgressLine, RunLog
+from train.run.progress_line import ProgressLine
+from train.run.run_log import LOGS, RunLog
 
 
 def test_a_sample_does_nothing_to_the_terminal(capsys):
