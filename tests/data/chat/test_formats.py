@@ -18,7 +18,7 @@ SAME = {
 
 @pytest.mark.parametrize("kind", SAME)
 def test_every_format_gives_the_same_conversation(kind):
-    found, conversation = read_record(SAME[kind])
+    found, conversation, _ = read_record(SAME[kind])
     assert found == kind
     rejected = [ASKED, {"role": "assistant", "content": "Go away."}]
     assert conversation == {"messages": [ASKED, ANSWERED]} | ({"rejected": rejected} if kind == "preference" else {})
@@ -107,7 +107,7 @@ def test_answers_that_repeat_the_prompt_hold_it_once(system):
     no = {"role": "assistant", "content": "No."}
     record = {"prompt": "How are you?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, no]}
     start = [] if system is None else [{"role": "system", "content": system}]
-    _, found = read_record(record | ({} if system is None else {"system": system}))
+    _, found, _ = read_record(record | ({} if system is None else {"system": system}))
     assert found == {"messages": [*start, ASKED, ANSWERED], "rejected": [*start, ASKED, no]}
     completed = {"prompt": [ASKED], "completion": [ASKED, ANSWERED]}
     assert read_record(completed)[1]["messages"] == [ASKED, ANSWERED]
@@ -116,7 +116,7 @@ def test_answers_that_repeat_the_prompt_hold_it_once(system):
 def test_the_whole_conversation_beside_its_last_question_is_taken_once():
     asked = {"role": "user", "content": "And you?"}
     record = {"prompt": "And you? ", "chosen": [{"role": "system", "content": "s"}, asked, ANSWERED], "rejected": "No."}
-    _, found = read_record(record)
+    _, found, _ = read_record(record)
     assert found["messages"] == [{"role": "system", "content": "s"}, asked, ANSWERED]
     turns = [ASKED, ANSWERED, asked, ANSWERED]
     assert read_record({"prompt": "And you?", "completion": turns})[1]["messages"] == turns

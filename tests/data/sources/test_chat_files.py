@@ -8,7 +8,7 @@ import pytest
 from data.chat.formats import from_document
 from data.config import DataConfig
 from data.errors import UserError
-from data.sources import chat_files
+from data.sources import chat_files, chat_records
 from data.sources.documents import iter_documents, sample_documents
 from data.sources.hub import HubCorpus
 from data.sources.plan import plan_sources
@@ -66,8 +66,8 @@ def _documents(config, split):
 
 
 def test_reading_goes_on_at_any_record(path):
-    whole = [each.value for each in chat_files.read(path)]
-    assert [each.value for each in chat_files.read(path, 23)] == whole[23:]
+    whole = [each.value for each in chat_records.read(path)]
+    assert [each.value for each in chat_records.read(path, 23)] == whole[23:]
 
 
 def test_bad_records_are_counted_and_the_first_is_shown(tmp_path):
@@ -93,12 +93,42 @@ def test_files_without_a_conversation_are_one_line(tmp_path):
     (tmp_path / "a.txt").write_text("plain")
     with pytest.raises(UserError, match=r"a.txt is plain text.*data=local"):
         plan_sources(DataConfig(kind="chat", files=[str(tmp_path / "a.txt")]), "train")
-    (tmp_path / "b.json").write_text('[{"a": 1}, ')
-    with pytest.raises(UserError, match=r"b.json is not valid JSON"):
-        plan_sources(DataConfig(kind="chat", files=[str(tmp_path / "b.json")]), "train")
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(json.dumps(records()[0]).encode() * 50)[:-20])
-    with pytest.raises(UserError, match=r"c.jsonl.gz cannot be read"):
-        plan_sources(DataConfig(kind="chat", files=[str(tmp_path / "c.jsonl.gz")]), "train")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz", "jsonl.zst", "json.gz"])
+def test_a_torn_file_is_read_up_to_its_last_whole_record(tmp_path, kind):
+    """Its place is named, reading can go on anywhere in it, and ``stop`` ends the run there."""
+    array = kind in ("json", "json.gz")
+    if array:
+        text = json.dumps(records(), indent=1)
+    elif kind == "csv":
+        text = "prompt,completion\n" + "".join(f'"{each["prompt"]}","{each["completion"]}"\n' for each in records())
+    else:
+        text = "".join(json.dumps(each) + "\n" for each in records())
+    content = text.encode()
+    if kind.endswith("gz"):
+        content = gzip.compress(content)
+    elif kind.endswith("zst"):
+        import zstandard
+
+        half = content.index(b"\n", len(content) // 2) + 1
+        content = b"".join(zstandard.ZstdCompressor().compress(each) for each in (content[:half], content[half:]))
+    file = tmp_path / f"torn.{kind}"
+    file.write_bytes(content[:-12])
+    found = list(chat_records.read(str(file)))
+    assert 1 <= len(found) <= 60
+    assert [each.value for each in found[:-1]] == records(len(found) - 1)
+    line = 1 + text.encode()[: text.encode().rfind(records()[len(found) - 1]["prompt"].encode())].count(b"\n")
+    line -= array  # the record's brace stands a line before
+    assert found[-1].where == f"{file}:{line}"
+    assert found[-1].error
+    for start in (1, len(found) - 1, len(found)):
+        assert list(chat_records.read(str(file), start)) == found[start:]
+    findings = chat_files.inspect((str(file),))
+    assert (findings.conversations, findings.bad) == (len(found) - 1, 1)
+    assert f"{file}:{line}" in findings.line()
+    with pytest.raises(UserError, match=f"{file}:{line}: .*data.on_bad=skip"):
+        chat_files.inspect((str(file),), stop=True)
 
 
 def test_chat_needs_files_or_a_data_set_and_not_both():
