@@ -67,9 +67,10 @@ class SourceConfig:
     columns: dict[str, str] | None = None
     """``chat``: the columns of a table or the fields of a record by what they hold, for example ``{user: q, assistant:
     a}``; null: they are recognised by their names."""
-    tool_template: Literal["auto", "own"] = "auto"
+    tool_template: Literal["auto", "own", "ours"] = "auto"
     """``chat``: where the model's chat template does not write tools, their calls or results, it gets one that does
-    (``auto``); or it stays, and conversations that it cannot write are left out (``own``)."""
+    (``auto``); or it stays, and conversations that it cannot write are left out (``own``). ``ours``: conversations with
+    tools get that other one always."""
     on_bad: Literal["skip", "stop"] = "skip"
     """``chat``: leave out records that are no conversations, or stop at the first."""
 

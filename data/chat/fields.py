@@ -124,7 +124,10 @@ def parsed(text: str) -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """An object without the keys whose value is null, at any depth: Arrow gives each object of a column the keys of all."""
+    """An object without the keys whose value is null, at any depth.
+
+    Arrow gives each object of a column the keys of all others.
+    """
     if isinstance(value, dict):
         return {str(name): without_nulls(each) for name, each in value.items() if not is_absent(each)}
     if isinstance(value, list | tuple):

@@ -326,9 +326,9 @@ def _preference(fields: Fields, reading: Reading) -> dict[str, Any]:
         whole = read_messages(fields.get("messages"), reading)
         return {"messages": whole, "rejected": _answered(whole[:-1], rejected, reading, "rejected answer")}
     if isinstance(chosen, str) and isinstance(rejected, str) and not fields.has(*USER, *CONTEXT, "messages", *_TURNS):
-        both = [marked_text.read(each, None, reading)["messages"] for each in (chosen, rejected) if marked_text.turns(each)]
-        if len(both) == 2:
-            return {"messages": both[0], "rejected": both[1]}
+        if marked_text.turns(chosen) and marked_text.turns(rejected):
+            texts = [marked_text.read(each, None, reading)["messages"] for each in (chosen, rejected)]
+            return {"messages": texts[0], "rejected": texts[1]}
         raise BadRecordError("its chosen answer is text, and there is no prompt")
     prompt = [*_history(fields, reading), *_prompt(fields, reading)]
     answers = [_answered(prompt, each, reading, name) for each, name in ((chosen, "chosen"), (rejected, "rejected"))]

@@ -33,8 +33,8 @@ def turns(text: Any) -> list[tuple[str, str]]:
         if first is None or text[: first.start()].strip():
             continue
         pieces = pattern.split(text[first.start() :])[1:]
-        said = [(role.lower(), _ENDS.sub("", body).strip()) for role, body in zip(pieces[::2], pieces[1::2], strict=True)]
-        found = [(_ROLES.get(role, role), body) for role, body in said]
+        roles = [_ROLES.get(role.lower(), role.lower()) for role in pieces[::2]]
+        found = [(role, _ENDS.sub("", body).strip()) for role, body in zip(roles, pieces[1::2], strict=True)]
         if {"user", "assistant"} <= {role for role, _ in found}:
             return found
     return []

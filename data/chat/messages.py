@@ -88,9 +88,10 @@ def read_messages(turns: Any, reading: Reading, name: str = "messages") -> list[
         if not isinstance(turn, dict):
             raise BadRecordError(f"message {number} is {kind(turn)}, not an object with role and content")
         found, calls = _turn(turn, number, reading, name)
-        if calls and messages and messages[-1]["role"] == "assistant" and (of_calls or "tool_calls" not in messages[-1]):
+        before = messages[-1] if messages else {}
+        if calls and before.get("role") == "assistant" and (of_calls or "tool_calls" not in before):
             # A call is the end of what the assistant says before it, or of other calls.
-            messages[-1].setdefault("tool_calls", []).extend(found[0]["tool_calls"])
+            before.setdefault("tool_calls", []).extend(found[0]["tool_calls"])
         else:
             messages += found
         of_calls = calls
@@ -285,9 +286,8 @@ def tool_call(call: Any, number: int, reading: Reading) -> dict[str, Any] | None
     arguments = fields.get("arguments", "parameters", "input", "args")
     if name is None and isinstance(inner, str):
         name = inner
-    if name is None and is_empty(arguments) and function is inner:
-        if all(is_absent(each) for each in inner.values()):
-            return None  # what Arrow leaves of a call that is not there
+    if isinstance(inner, dict) and inner and all(is_absent(each) for each in inner.values()):
+        return None  # what Arrow leaves of a call that is not there
     if not isinstance(name, str) or not name.strip():
         raise BadRecordError(f"the tool call of message {number} has no name")
     made: dict[str, Any] = {"type": "function", "function": {"name": name}}

@@ -143,7 +143,7 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Pla
 def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
     if not source.files:
         raise UserError("no text is named: add data.files=[...] (paths, globs or folders of txt, md, jsonl, parquet)")
-    paths = _source_files(source)
+    paths = source_files(source)
     if source.val_files:
         validation = _expand(source.val_files, source, "data.val_files")
         apart = {os.path.realpath(path) for path in validation}
@@ -173,11 +173,12 @@ def earlier_document_chars(source: SourceConfig) -> int:
     if source.kind != "files":
         return source.document_chars
     apart = {os.path.realpath(path) for path in files.expand(source.val_files, "data.val_files")}
-    paths = [path for path in _source_files(source) if os.path.realpath(path) not in apart]
+    paths = [path for path in source_files(source) if os.path.realpath(path) not in apart]
     return min(source.document_chars, max(2048, sum(map(_text_bytes, paths)) // 256))
 
 
-def _source_files(source: SourceConfig) -> list[str]:
+def source_files(source: SourceConfig) -> list[str]:
+    """The files that a source names. UserError for what matches nothing."""
     return _expand(source.files, source, text_field=source.text_field if source.kind == "files" else None)
 
 
