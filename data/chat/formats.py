@@ -167,9 +167,11 @@ def _layout(fields: Fields) -> tuple[Format, Layout]:
         return "question/answer", _instruction
     if fields.has("parentid", "messagetreeid"):
         raise BadRecordError("it is one message of a tree, and the tree's other messages do not stand next to it")
-    empty = next((name for name in ("messages", *_TURNS) if fields.names(name) and not fields.has(name)), None)
-    if empty is not None:
-        raise BadRecordError(f"its list of {empty} is empty")
+    if empty := [each for name in ("messages", *_TURNS) for each in fields.names(name) if not fields.has(name)]:
+        raise BadRecordError(f"its list of {empty[0]} is empty")
+    asked, said = fields.names(*USER), fields.names(*ASSISTANT)
+    if asked and said and not (answers and fields.has(*USER)):
+        raise BadRecordError(f"its {(said if fields.has(*USER) else asked)[0]} is empty")
     names = ", ".join(sorted(fields.names())[:8]) or "none"
     raise BadRecordError(f"its fields ({names}) are of no known format; expected {EXPECTED}")
 
@@ -246,7 +248,8 @@ def _is_wanted(fields: Fields) -> bool:
 def _lists_tools(messages: list[Message], tools: list[dict[str, Any]]) -> bool:
     """Whether the system message describes the tools already: some data sets have them in both places."""
     said = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    return bool(said) and all(f'"{tool["function"]["name"]}"' in said for tool in tools)
+    names = [tool["function"]["name"] for tool in tools]
+    return bool(said) and all(f'"{name}"' in said or f"'{name}'" in said for name in names)
 
 
 def _history(fields: Fields, reading: Reading) -> list[Message]:

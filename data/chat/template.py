@@ -50,6 +50,7 @@ CHATML = """\
 
 Capability = Literal["tools", "calls", "results"]
 """What a template may write of tools: their descriptions, calls of them, what they return."""
+TOOL_WORDS: dict[Capability, str] = {"tools": "tools", "calls": "tool calls", "results": "results of tools"}
 _REASONING = re.compile(r"""(?:\.|\[\s*['"]|get\(\s*['"])(reasoning_content|reasoning|thinking)\b""")
 """A template's access to the reasoning of a message, by any of its names."""
 
@@ -239,7 +240,8 @@ class ChatTemplate:
             start = len(shared) if text.startswith(shared) else start
             what = written.missing(message, text[start:])
         if what:
-            raise TemplateRefusesError(f"the chat template does not write {what} of message {len(messages)}")
+            advice = " (data.tool_template=ours does)" if message.get("tool_calls") else ""
+            raise TemplateRefusesError(f"the chat template does not write {what} of message {len(messages)}{advice}")
         return written.drops_reasoning(message, text[start:])
 
     def _check_written(self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
@@ -247,16 +249,21 @@ class ChatTemplate:
         for tool in tools or []:
             name = tool.get("function", tool).get("name", "") if isinstance(tool, dict) else ""
             if not written.stands(name, text):
-                raise TemplateRefusesError("the chat template does not write the tools")
+                raise TemplateRefusesError(f"the chat template does not write the tool {name!r}")
         for number, message in enumerate(messages, 1):
             role = message["role"]
             if role != "assistant" and not written.stands(message["content"], text):
                 what = "the result of a tool" if role == "tool" else f"the {role}'s text"
                 raise TemplateRefusesError(f"the chat template does not write {what}, message {number}")
-        needs = {"calls" for each in messages if each.get("tool_calls")} | {"tools" for _ in tools or []}
-        needs |= {"results" for each in messages if each["role"] == "tool"}
-        if lacks := needs - self.writes if needs else ():
-            raise TemplateRefusesError(f"the chat template does not write tools' {', '.join(sorted(lacks))}")
+        needs: dict[Capability, bool] = {
+            "tools": bool(tools),
+            "calls": any(each.get("tool_calls") for each in messages),
+            "results": any(each["role"] == "tool" for each in messages),
+        }
+        if lacks := [each for each, needed in needs.items() if needed and each not in self.writes]:
+            raise TemplateRefusesError(
+                f"the chat template does not write {', '.join(TOOL_WORDS[each] for each in lacks)}"
+            )
 
     def prompt(
         self,

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections import Counter
 
-from data.chat.template import Capability, TemplateRefusesError
+from data.chat.template import TOOL_WORDS, TemplateRefusesError
 from data.chat.tokens import MOMENT, ChatEncoder, chat_tokenizer, own_template
 from data.chat.tool_template import with_tools
 from data.config import DataConfig, SourceConfig
@@ -23,11 +23,12 @@ from data.tokenizers.tokenizer import Tokenizer
 HUB_ROWS = 1000
 """Rows of a data set of the Hub that are looked at before training."""
 OPTION = "data.tool_template"
-_WORDS: dict[Capability, str] = {"tools": "tools", "calls": "tool calls", "results": "results of tools"}
 
 
-def chat_setup(tokenizer: Tokenizer, data: DataConfig) -> tuple[Tokenizer, str]:
-    """The tokenizer with a chat template that writes the conversations of ``data``, and a line where it is not its own.
+def chat_setup(tokenizer: Tokenizer, data: DataConfig) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer with a chat template that writes the conversations of ``data``, and lines on what was found.
+
+    The lines say where the template is not the tokenizer's own, and what the first rows of data sets of the Hub hold.
 
     Its own template stays where it writes tools, their calls and results, or where none of them has any. UserError
     where no template can be made.
@@ -35,15 +36,20 @@ def chat_setup(tokenizer: Tokenizer, data: DataConfig) -> tuple[Tokenizer, str]:
     made = chat_tokenizer(tokenizer)
     uses = Counter[str]()
     forced = False
+    lines: list[str] = []
     for source in data.all_sources():
-        if source.kind == "chat" and source.tool_template != "own":
-            found = findings_of(source)
-            uses += Counter({name: n for name, n in found.uses.items() if n}) if found else Counter()
+        found = findings_of(source)
+        if found is None:
+            continue
+        if source.from_hub:
+            lines.append(f"{source.label}, {found.line()}")
+        if source.tool_template != "own":
+            uses += +found.uses
             forced = forced or source.tool_template == "ours"
-    line = ""
     if uses:
         made, line = _with_tools(made, uses, forced=forced)
-    return with_moment(made), line
+        lines += [line] if line else []
+    return with_moment(made), lines
 
 
 def findings_of(source: SourceConfig) -> Findings | None:
@@ -62,11 +68,11 @@ def findings_of(source: SourceConfig) -> Findings | None:
 
 def _with_tools(tokenizer: Tokenizer, uses: Counter[str], *, forced: bool) -> tuple[Tokenizer, str]:
     template = ChatEncoder(tokenizer).template
-    wanted = [each for each in _WORDS if uses[each]]
-    lacks = sorted(set(wanted) - template.writes)
+    wanted = [each for each in TOOL_WORDS if uses[each]]
+    lacks = [each for each in wanted if each not in template.writes]
     if not lacks and not forced:
         return tokenizer, ""
-    counts = ", ".join(f"{uses[each]:,} with {_WORDS[each]}" for each in wanted)
+    counts = ", ".join(f"{uses[each]:,} with {TOOL_WORDS[each]}" for each in wanted)
     named = _template_for_tools(tokenizer)
     if named and not forced and set(wanted) <= template.with_source(named).writes:
         text, which = named, "the one that it has for tools"
@@ -79,7 +85,7 @@ def _with_tools(tokenizer: Tokenizer, uses: Counter[str], *, forced: bool) -> tu
                 f"give it one that does, or leave such conversations out ({OPTION}=own)"
             ) from error
     line = (
-        f"the chat template of {tokenizer.name} does not write {', '.join(_WORDS[each] for each in lacks)}"
+        f"the chat template of {tokenizer.name} does not write {', '.join(TOOL_WORDS[each] for each in lacks)}"
         if lacks
         else f"{OPTION}=ours"
     )

@@ -57,8 +57,8 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
             lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
         )
     if config.data.has_chat:
-        tokenizer, line = chat_setup(tokenizer, config.data)
-        if line:
+        tokenizer, lines = chat_setup(tokenizer, config.data)
+        for line in lines:
             print(line, flush=True)
     temporary = root / f".{TOKENIZER}.{os.getpid()}"
     temporary.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ class ChatStatistics:
     """Counts over the conversations of one source."""
 
     found: str = ""
-    """What its records hold, in one line; empty for the embedded conversations."""
+    """What its files hold, in one line; empty for the Hub and the embedded conversations."""
     refused: int = 0
     """Conversations that the chat template does not render."""
     why: str = ""
@@ -86,7 +86,7 @@ def count(
 
 def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:
     stats = ChatStatistics()
-    if plan.source.kind == "chat":
+    if plan.files:  # data.stream.chat_setup has said it of the Hub's
         found = findings_of(plan.source)
         stats.found = found.line() if found else ""
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)

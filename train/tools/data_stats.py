@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
         config.tokenizer, lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed))
     )
     if config.data.has_chat:
-        made, line = chat_setup(tokenizer, config.data)
-        if line:
+        made, lines = chat_setup(tokenizer, config.data)
+        for line in lines:
             print(line)
         return _chat(config, made)
     counted = count(config.data, tokenizer, stats, seed=seed)
