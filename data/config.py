@@ -13,6 +13,10 @@ WHOLE_FILE = 4 << 20
 """The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
 LONGEST_DOCUMENT = 16 << 20
 """The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
+CHAT_COLUMNS = (
+    *("user", "assistant", "system", "context", "history", "reasoning", "tools", "messages", "chosen", "rejected"),
+)
+"""What ``columns`` can name."""
 INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
 """Options that a mixture sets for all its sources."""
 
@@ -60,6 +64,13 @@ class SourceConfig:
     text_field: str = "text"
     """``files`` and ``hub``: the column or JSON key that holds the text."""
 
+    columns: dict[str, str] | None = None
+    """``chat``: the columns of a table or the fields of a record by what they hold, for example ``{user: q, assistant:
+    a}``; null: they are recognised by their names."""
+    tool_template: Literal["auto", "own", "ours"] = "auto"
+    """``chat``: where the model's chat template does not write tools, their calls or results, it gets one that does
+    (``auto``); or it stays, and conversations that it cannot write are left out (``own``). ``ours``: conversations with
+    tools get that other one always."""
     on_bad: Literal["skip", "stop"] = "skip"
     """``chat``: leave out records that are no conversations, or stop at the first."""
 
@@ -93,8 +104,27 @@ class SourceConfig:
                 "data=chat needs conversations: add data.files=[chats.jsonl] (JSON lines, JSON or parquet), or "
                 "data.path=owner/name for a data set on the Hub, and only one of the two"
             )
+        self._check_columns()
         if self.kind == "hub" and not self.path:
             raise UserError("a Hub source needs a path: add data.path=owner/name")
+
+    def _check_columns(self) -> None:
+        if self.columns is None:
+            return
+        for name, column in self.columns.items():
+            if name not in CHAT_COLUMNS:
+                raise UserError(
+                    f"data.columns: {name} is not known; {nearest(name, CHAT_COLUMNS) or 'known'} "
+                    f"({', '.join(CHAT_COLUMNS)})"
+                )
+            if not isinstance(column, str | int | float) or isinstance(column, bool):
+                raise UserError(f"data.columns: {name} must be the name of a column, not {column!r}")
+        named = self.columns.keys()
+        if not any(each <= named for each in ({"user", "assistant"}, {"messages"}, {"chosen", "rejected"})):
+            raise UserError(
+                "data.columns needs user and assistant, or messages, or chosen and rejected, for example "
+                "data.columns={user: question, assistant: answer}"
+            )
 
     def _check_filters(self) -> None:
         for name in ("min_chars", "max_chars"):
@@ -120,6 +150,11 @@ class SourceConfig:
     def from_hub(self) -> bool:
         """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
         return self.kind == "hub" or (self.kind == "chat" and bool(self.path))
+
+    @property
+    def column_pairs(self) -> tuple[tuple[str, str], ...]:
+        """``columns`` as pairs, in order."""
+        return tuple(sorted((name, str(column)) for name, column in (self.columns or {}).items()))
 
     @property
     def is_chat(self) -> bool:

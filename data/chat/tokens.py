@@ -1,5 +1,6 @@
 """A tokenizer that chats: its template, its marks as special tokens, and conversations as marked token ids."""
 
+import datetime
 import json
 import re
 from typing import Any
@@ -10,6 +11,9 @@ from data.chat.formats import from_document, to_document
 from data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered, TemplateRefusesError
 from data.errors import UserError
 from data.tokenizers.tokenizer import Tokenizer, special_token
+
+MOMENT = "chat_template_moment"
+"""The key of ``tokenizer_config.json`` that holds the moment which the chat template prints, in ISO 8601."""
 
 
 def own_template(tokenizer: Tokenizer) -> str | None:
@@ -76,6 +80,8 @@ class ChatEncoder:
         settings = _settings(tokenizer)
         added = {token["content"]: token["id"] for token in tokenizer.spec.get("added_tokens") or []}
         self._ids = {name: id for name, id in added.items() if id in tokenizer.special_ids}
+        self.without_reasoning = 0
+        """Answers so far whose reasoning the template does not write."""
         self._tokenizer = tokenizer
         self._prepends = _prepends_space(tokenizer.spec)
         self._split = re.compile(f"({'|'.join(map(re.escape, sorted(self._ids, key=len, reverse=True))) or '(?!)'})")
@@ -85,11 +91,13 @@ class ChatEncoder:
             eos=_content(settings.get("eos_token")),
             control_tokens=tuple(self._ids),
             name=tokenizer.name,
+            moment=_moment(settings),
         )
 
     def conversation(self, document: str) -> tuple[np.ndarray, np.ndarray, Rendered]:
         """Ids and what is scored of a conversation (``formats.to_document``). Raises TemplateRefusesError."""
         rendered = self.template.render(from_document(document))
+        self.without_reasoning += rendered.without_reasoning
         return (*self.tokens(rendered), rendered)
 
     def pair(self, document: str) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:
@@ -178,6 +186,14 @@ def _prepends_space(spec: dict[str, Any]) -> bool:
         each.get("type") == "Prepend" or (each.get("type") == "Metaspace" and each.get("prepend_scheme") != "never")
         for each in steps
     )
+
+
+def _moment(settings: dict[str, Any]) -> datetime.datetime | None:
+    """The moment that a run's chat template prints; None where none is kept."""
+    try:
+        return datetime.datetime.fromisoformat(settings[MOMENT])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _settings(tokenizer: Tokenizer) -> dict[str, Any]:

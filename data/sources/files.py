@@ -24,6 +24,7 @@ from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 CHUNK = 1 << 20
 TEXT_SUFFIXES = (".txt", ".md", ".text", ".markdown", ".raw")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TABLE_SUFFIXES = (".csv", ".tsv", ".tab")
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -44,6 +45,14 @@ def file_format(path: str) -> str | None:
     return None
 
 
+def is_table(path: str) -> bool:
+    """Whether a file's name is that of a table, CSV or TSV (without .gz or .zst)."""
+    name = path.lower()
+    for suffix in COMPRESSED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name.endswith(TABLE_SUFFIXES)
+
+
 def expand(
     patterns: list[str], option: str = "data.files", text_field: str | None = None, *, plain_text: bool = True
 ) -> list[str]:
@@ -52,18 +61,22 @@ def expand(
     A file named by its path may have any suffix (an unknown one is read as plain text); globs and folders give only
     files with a known suffix, and none that is hidden (a name with a dot first). With a ``text_field``, a folder's
     ``.json`` files without such records are left out, and one line names them. Without ``plain_text``, globs and
-    folders give no txt or md. Raises UserError for a pattern that matches nothing.
+    folders give no txt or md, but tables. Raises UserError for a pattern that matches nothing.
     """
     found: dict[str, str] = {}
     known = ("text", "jsonl", "parquet") if plain_text else ("jsonl", "parquet")
-    kinds = "txt, md, jsonl or parquet" if plain_text else "jsonl, json or parquet"
+    kinds = "txt, md, jsonl or parquet" if plain_text else "jsonl, json, csv, tsv or parquet"
+
+    def wanted(path: str) -> bool:
+        return file_format(path) in known or (not plain_text and is_table(path))
+
     for pattern in patterns:
         path = os.path.expanduser(pattern)
         if os.path.isdir(path):
             inside = sorted(
                 str(each) for each in Path(path).rglob("*") if each.is_file() and not _is_hidden(each, path)
             )
-            matches = [each for each in inside if file_format(each) in known]
+            matches = [each for each in inside if wanted(each)]
             others = [each for each in matches if text_field and not _may_hold_records(each, text_field)]
             matches = [each for each in matches if each not in others]
             line = _left_out(tuple(os.path.relpath(each, path) for each in others), pattern, option, text_field or "")
@@ -73,7 +86,7 @@ def expand(
             matches = [path]
         elif glob.has_magic(path):
             inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
-            matches = [each for each in inside if file_format(each) in known]
+            matches = [each for each in inside if wanted(each)]
             if not matches:
                 raise UserError(f"{option}: {pattern} matches no {kinds} file")
         else:
@@ -134,6 +147,8 @@ class Reading:
     """A plain text is cut at a blank line after about this many bytes."""
     separator: str = "<|endoftext|>"
     """Ends a document within a plain text; empty: nothing does."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Of conversations: ``data.columns``."""
 
     @property
     def mark(self) -> bytes:

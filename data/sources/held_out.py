@@ -52,7 +52,8 @@ def documents_of(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any,
             found[hashed] = Document(before + len(text.encode("utf-8", "replace")), len(text), undivided)
 
     if reading.text_field == CONVERSATIONS:
-        for text in CorpusStream(chat_files.ChatFileCorpus(paths, stop=False), order=_in_order):
+        corpus = chat_files.ChatFileCorpus(paths, stop=False, columns=reading.columns)
+        for text in CorpusStream(corpus, order=_in_order):
             count(text, False)
         return found
     for _ in CorpusStream(FileCorpus(paths, reading, count), order=_in_order):

@@ -8,7 +8,8 @@ from typing import Any
 
 from data.config import SourceConfig
 from data.errors import UserError, nearest, one_line
-from data.sources.chat_files import Record, to_conversation
+from data.sources.chat_files import to_conversation
+from data.sources.chat_records import Record
 from data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
@@ -199,7 +200,8 @@ class _Rows:
     def document(self, text: Any) -> str | None:
         if self._source.kind == "chat":
             record = Record(text, f"{self._source.path}: a row")
-            found = to_conversation(record, stop=self._source.on_bad == "stop")
+            stop, columns = self._source.on_bad == "stop", self._source.column_pairs
+            found = to_conversation(record, stop=stop, columns=columns)
             return None if found is None else found[1]
         return text if text and not text.isspace() else None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from data.chat import formats
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files, files, hub
@@ -60,6 +61,8 @@ class Plan:
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
         what = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
+        if s.kind == "chat":
+            return fingerprint((*what, formats.VERSION, s.column_pairs))
         return fingerprint(what if self.reading.separator == Reading().separator else (*what, s.separator))
 
     @property
@@ -81,7 +84,9 @@ class Plan:
     def reading(self) -> Reading:
         """How the source's files are read."""
         s = self.source
-        return Reading(text_field=_field(s), document_bytes=self.document_bytes, separator=s.separator)
+        return Reading(
+            text_field=_field(s), document_bytes=self.document_bytes, separator=s.separator, columns=s.column_pairs
+        )
 
     @property
     def long_documents(self) -> bool:
@@ -115,7 +120,8 @@ def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
     if plan.source.from_hub:
         return hub.HubCorpus(plan.source, plan.hub_split)
     if plan.source.kind == "chat":
-        return chat_files.ChatFileCorpus(plan.files, stop=plan.source.on_bad == "stop")
+        source = plan.source
+        return chat_files.ChatFileCorpus(plan.files, stop=source.on_bad == "stop", columns=source.column_pairs)
     return FileCorpus(plan.files, plan.reading, select)
 
 
@@ -137,7 +143,7 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Pla
 def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
     if not source.files:
         raise UserError("no text is named: add data.files=[...] (paths, globs or folders of txt, md, jsonl, parquet)")
-    paths = _source_files(source)
+    paths = source_files(source)
     if source.val_files:
         validation = _expand(source.val_files, source, "data.val_files")
         apart = {os.path.realpath(path) for path in validation}
@@ -145,7 +151,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         if not paths:
             raise UserError("every file of data.files is also in data.val_files: name training text of its own")
     if source.kind == "chat":
-        chat_files.inspect(tuple(paths), stop=source.on_bad == "stop")
+        chat_files.inspect(tuple(paths), stop=source.on_bad == "stop", columns=source.column_pairs)
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
         raise UserError(f"the corpus is empty: {files.few_names(paths)} hold no bytes; check data.files")
@@ -167,11 +173,12 @@ def earlier_document_chars(source: SourceConfig) -> int:
     if source.kind != "files":
         return source.document_chars
     apart = {os.path.realpath(path) for path in files.expand(source.val_files, "data.val_files")}
-    paths = [path for path in _source_files(source) if os.path.realpath(path) not in apart]
+    paths = [path for path in source_files(source) if os.path.realpath(path) not in apart]
     return min(source.document_chars, max(2048, sum(map(_text_bytes, paths)) // 256))
 
 
-def _source_files(source: SourceConfig) -> list[str]:
+def source_files(source: SourceConfig) -> list[str]:
+    """The files that a source names. UserError for what matches nothing."""
     return _expand(source.files, source, text_field=source.text_field if source.kind == "files" else None)
 
 

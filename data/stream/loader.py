@@ -299,7 +299,7 @@ def _plans(config: DataConfig, split: Split, pairs: bool) -> list[Plan]:
     plans = make_plans(config, split)
     for plan in plans if pairs else ():
         if plan.files:
-            chat_files.check_pairs(plan.files)
+            chat_files.check_pairs(plan.files, plan.source.column_pairs)
     return plans
 
 

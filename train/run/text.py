@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-from data.chat.tokens import chat_tokenizer
 from data.sources.documents import sample_documents
 from data.sources.plan import Split
 from data.storage import atomic_write_text, fsync
+from data.stream.chat_setup import chat_setup
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from slm.runs import CALIBRATION, VALIDATION
@@ -57,7 +57,9 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
             lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
         )
     if config.data.has_chat:
-        tokenizer = chat_tokenizer(tokenizer)
+        tokenizer, lines = chat_setup(tokenizer, config.data)
+        for line in lines:
+            print(line, flush=True)
     temporary = root / f".{TOKENIZER}.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     tokenizer.save(temporary)

@@ -14,9 +14,10 @@ from data.chat.formats import from_document
 from data.chat.template import Rendered, TemplateRefusesError
 from data.chat.tokens import ChatEncoder
 from data.config import DataConfig
-from data.sources import chat_files
+from data.errors import one_line
 from data.sources.documents import open_stream
 from data.sources.plan import Plan, plan_sources
+from data.stream.chat_setup import findings_of
 from slm.report import plain, table
 
 EXAMPLES = 3
@@ -34,6 +35,10 @@ class ChatStatistics:
     """What its files hold, in one line; empty for the Hub and the embedded conversations."""
     refused: int = 0
     """Conversations that the chat template does not render."""
+    why: str = ""
+    """Why it does not render the first of them."""
+    without_reasoning: int = 0
+    """Answers whose reasoning it does not write."""
     turns: Counter[int] = field(default_factory=Counter)
     """Number of messages to number of conversations."""
     lengths: list[int] = field(default_factory=list)
@@ -53,6 +58,7 @@ class ChatStatistics:
         return {
             "conversations": len(self.lengths),
             "refused": self.refused,
+            "without_reasoning": self.without_reasoning,
             "messages": sum(count * n for count, n in self.turns.items()),
             "tokens": int(lengths.sum()),
             "scored_tokens": self.scored,
@@ -80,8 +86,9 @@ def count(
 
 def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:
     stats = ChatStatistics()
-    if plan.files:
-        stats.found = chat_files.inspect(plan.files, stop=plan.source.on_bad == "stop").line()
+    if plan.files:  # data.stream.chat_setup has said it of the Hub's
+        found = findings_of(plan.source)
+        stats.found = found.line() if found else ""
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
     while len(stats.lengths) + stats.refused < max_docs:
         try:
@@ -91,9 +98,11 @@ def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: 
         assert isinstance(document, str)
         try:
             ids, scored, rendered = encoder.conversation(document)
-        except TemplateRefusesError:
+        except TemplateRefusesError as error:
             stats.refused += 1
+            stats.why = stats.why or one_line(error)
             continue
+        stats.without_reasoning += rendered.without_reasoning
         stats.turns[len(from_document(document)["messages"])] += 1
         stats.lengths.append(len(ids))
         stats.scored += int(scored.sum())
@@ -109,6 +118,10 @@ def show(counted: dict[str, ChatStatistics], tokenizer: str) -> None:
     for name, each in counted.items():
         if each.found:
             print(each.found)
+        if each.refused:
+            print(f"{name}: the chat template refuses {each.refused:,}, which are left out, the first so: {each.why}")
+        if each.without_reasoning:
+            print(f"{name}: the chat template does not write the reasoning of {each.without_reasoning:,} answers")
         r = each.record()
         length = r["conversation_tokens"]
         rows.append(

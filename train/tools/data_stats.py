@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data import statistics
-from data.chat.tokens import ChatEncoder, chat_tokenizer
+from data.chat.tokens import ChatEncoder
 from data.config import DataConfig
 from data.errors import UserError
 from data.sources.documents import sample_documents
@@ -15,6 +15,7 @@ from data.sources.duplicates import Finder
 from data.sources.plan import plan_sources
 from data.statistics import Statistics
 from data.storage import atomic_write_bytes
+from data.stream.chat_setup import chat_setup
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.make import make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
@@ -56,7 +57,10 @@ def main(argv: list[str]) -> int:
         config.tokenizer, lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed))
     )
     if config.data.has_chat:
-        return _chat(config, chat_tokenizer(tokenizer))
+        made, lines = chat_setup(tokenizer, config.data)
+        for line in lines:
+            print(line)
+        return _chat(config, made)
     counted = count(config.data, tokenizer, stats, seed=seed)
     show(counted, config.data, tokenizer)
     record: dict[str, Any] = {

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder, chat_tokenizer
+from data.chat.tokens import ChatEncoder
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError, one_line
 from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
+from data.stream.chat_setup import chat_setup
 from data.stream.conversations import in_block, n_blocks
 from data.tokenizers.make import load_tokenizer
 from slm.configuration import assigned, build
@@ -220,10 +221,10 @@ def length(
     if not own_files or data.max_epochs is None:
         return ENDLESS_STEPS, ""
     paths = tuple(files.expand(sources[0].files, plain_text=False))
-    findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop")
+    findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop", columns=sources[0].column_pairs)
     if not findings.complete:
         return ENDLESS_STEPS, findings.line(pairs=pairs)
-    encoder = ChatEncoder(chat_tokenizer(load_tokenizer(directory)))
+    encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0])
     (plan,) = make_plans(data, "train")
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
     lengths: list[int] = []
@@ -263,6 +264,8 @@ def length(
     blocks = n_blocks(used, seq_len + 1) * count / max(1, looked_at)
     steps = max(1, math.ceil(data.max_epochs * blocks * seq_len / tokens_per_step))
     found = findings.line(pairs=pairs)
+    if encoder.without_reasoning:
+        found += f"; the chat template does not write the reasoning of {encoder.without_reasoning:,} answers"
     if refused:
         found += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
     if len(used) < len(lengths):

@@ -18,7 +18,7 @@ SAME = {
 
 @pytest.mark.parametrize("kind", SAME)
 def test_every_format_gives_the_same_conversation(kind):
-    found, conversation = read_record(SAME[kind])
+    found, conversation, _ = read_record(SAME[kind])
     assert found == kind
     rejected = [ASKED, {"role": "assistant", "content": "Go away."}]
     assert conversation == {"messages": [ASKED, ANSWERED]} | ({"rejected": rejected} if kind == "preference" else {})
@@ -69,9 +69,164 @@ def test_what_nobody_answers_is_taken_away():
     assert read_record({"messages": [ASKED, ANSWERED, ASKED]})[1]["messages"] == [ASKED, ANSWERED]
 
 
+def messages_of(record, **columns) -> list[dict]:
+    return read_record(record, columns).conversation["messages"]
+
+
+def test_nulls_say_nothing_and_hide_nothing():
+    """As Arrow pads columns, and as tables that were joined have one spelling of a column in some of their rows."""
+    null = float("nan")  # pandas' own
+    assert messages_of({"instruction": "a", "output": None, "response": "b", "history": None}) == messages_of(
+        {"instruction": "a", "output": "", "completion": null, "response": "b"}
+    )
+    turns = [{"role": None, "from": "human", "content": None, "value": "How are you?"}, ANSWERED | {"tool_calls": None}]
+    assert messages_of({"messages": None, "conversations": turns, "chosen": None}) == [ASKED, ANSWERED]
+    parts = [{"type": "text", "text": None}, None, {"type": "text", "text": "How are you?", "image_url": None}]
+    assert messages_of({"messages": [{"role": "user", "content": parts}, None, ANSWERED]}) == [ASKED, ANSWERED]
+    assert messages_of({"prompt": None, "question": "How are you?", "answer": "Fine."}) == [ASKED, ANSWERED]
+    assert messages_of({"prompt": "How are you?", "system": null, "completion": "Fine."}) == [ASKED, ANSWERED]
+
+
+def test_an_empty_answer_of_a_history_is_kept_and_not_learned():
+    _, conversation, reading = read_record({"instruction": "And?", "output": "a", "history": [["q0", None], None]})
+    assert [each["content"] for each in conversation["messages"]] == ["q0", "", "And?", "a"]
+    assert conversation["messages"][1]["weight"] == 0
+    assert reading.changed == {"empty answers of a history not learned": 1}
+
+
+def call_of(arguments, **more) -> dict:
+    call = {"function": {"name": "f", "arguments": arguments} | more}
+    return messages_of({"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]})[1]
+
+
+@pytest.mark.parametrize("arguments", [None, "null", "", " ", "{}", {}, '"null"', float("nan"), {"a": None}])
+def test_a_call_without_arguments_has_none(arguments):
+    assert call_of(arguments)["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+
+
+def test_nulls_that_arrow_pads_are_no_arguments_and_those_in_text_are():
+    padded = {"city": "Oslo", "unit": None, "in": {"a": 1, "b": None}, "list": [{"c": None, "d": 2}]}
+    found = call_of(padded)["tool_calls"][0]["function"]["arguments"]
+    assert found == {"city": "Oslo", "in": {"a": 1}, "list": [{"d": 2}]}
+    assert call_of('{"unit": null}')["tool_calls"][0]["function"]["arguments"] == {"unit": None}
+    assert call_of([("city", "Oslo"), ("unit", None)])["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": {"type": "x", "enum": None}}}, "b": None}
+    record = {"messages": [ASKED, ANSWERED], "tools": [tool, None]}
+    _, conversation, reading = read_record(record)
+    assert conversation["tools"] == [
+        {"type": "function", "function": {"name": "f", "parameters": {"a": {"type": "x"}}}}
+    ]
+    assert reading.changed == {"null keys of calls and tools taken as absent": 1}
+    nothing = {"id": None, "function": {"name": None, "arguments": None}}
+    assert messages_of({"messages": [ASKED, ANSWERED | {"tool_calls": [nothing, None]}]}) == [ASKED, ANSWERED]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", [1], "5", 5, "true", [["a", 1]]])
+def test_arguments_that_are_no_object_are_refused_with_their_place(arguments):
+    with pytest.raises(BadRecordError, match=r"the arguments of the tool call of message 2 are .*, not an object"):
+        call_of(arguments)
+
+
+@pytest.mark.parametrize("mark", ["weight", "train", "trainable", "loss", "training"])
+@pytest.mark.parametrize("value", [False, 0, "0", "false", 0.0, "False"])
+def test_an_answer_that_is_marked_is_not_learned(mark, value):
+    first, second = messages_of({"messages": [ASKED, ANSWERED | {mark: value}, ASKED, ANSWERED]})[1::2]
+    assert first == ANSWERED | {"weight": 0}
+    assert second == ANSWERED
+    kept = messages_of({"messages": [ASKED | {mark: value}, ANSWERED | {mark: True}]})
+    assert kept == [ASKED, ANSWERED]
+    with pytest.raises(BadRecordError, match="marked not to be learned"):
+        read_record({"messages": [ASKED, ANSWERED], mark: value})
+
+
+def test_a_mark_that_says_nothing_is_named():
+    _, conversation, reading = read_record({"messages": [ASKED, ANSWERED | {"weight": 0.5, "loss": "high"}]})
+    assert conversation["messages"] == [ASKED, ANSWERED]
+    assert set(reading.changed) == {"weights other than 0 and 1 taken as 1"}
+    assert set(reading.unused) == {"messages.loss"}
+
+
+@pytest.mark.parametrize("name", ["system", "system_prompt", "System Message"])
+def test_a_system_message_of_the_record_stands_first(name):
+    system = {"role": "system", "content": "Be kind."}
+    for record in SAME.values():
+        assert messages_of({name: "Be kind.", **record}) == [system, ASKED, ANSWERED]
+    found = read_record({name: "Be kind.", "messages": [system | {"content": "Other."}, ASKED, ANSWERED]})
+    assert found.conversation["messages"][0]["content"] == "Other."
+    assert set(found.reading.unused) == {name}
+
+
+def test_fields_that_are_not_used_are_named():
+    message = ANSWERED | {"name": "ann", "refusal": None, "audio": "x"}
+    _, _, reading = read_record({"messages": [ASKED, message], "id": 7, "meta": {}, "source": "web"})
+    assert set(reading.unused) == {"id", "source", "messages.audio"}
+    with pytest.raises(BadRecordError, match=r"of no known format; .* data.columns=\{user: NAME, assistant: NAME\}"):
+        read_record({"frage": "a", "antwort": "b"})
+
+
+@pytest.mark.parametrize("result", [{"t": 1}, [{"t": 1}], [1, 2], 5, True])
+def test_a_tools_result_is_its_json_text(result):
+    turns = [ASKED, {"role": "tool", "content": result}, ANSWERED]
+    assert messages_of({"messages": turns})[1]["content"] == json.dumps(result)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content", "thought"])
+def test_reasoning_is_kept_by_one_name(name):
+    wanted = [ASKED, ANSWERED | {"reasoning_content": "Hm."}]
+    assert messages_of({"messages": [ASKED, ANSWERED | {name: "Hm."}]}) == wanted
+    assert messages_of({"question": "How are you?", name: "Hm.", "answer": "Fine."}) == wanted
+
+
+def test_columns_are_named():
+    record = {"q": "How are you?", "a": "Fine.", "note": "x", "s": "Be kind.", "output": "no"}
+    kind, conversation, reading = read_record(record, {"user": "q", "assistant": "a", "system": "s"})
+    assert kind == "question/answer"
+    assert conversation["messages"] == [{"role": "system", "content": "Be kind."}, ASKED, ANSWERED]
+    assert set(reading.unused) == {"note", "output"}
+    with pytest.raises(BadRecordError, match=r"has no column 'b'; its columns are 'q'.*: set data.columns"):
+        read_record(record, {"user": "q", "assistant": "b"})
+
+
+def test_calls_that_follow_each_other_are_one_answer():
+    """As in ms-swift's data, whose calls are turns of their own."""
+    call = {"role": "tool_call", "content": json.dumps({"name": "f", "arguments": {"a": 1}})}
+    turns = [
+        ASKED,
+        {"role": "assistant", "content": "Let me see."},
+        call,
+        call,
+        {"role": "tool_response", "content": "x"},
+    ]
+    found = messages_of({"messages": [*turns, ANSWERED]})
+    assert [each["role"] for each in found] == ["user", "assistant", "tool", "assistant"]
+    assert len(found[1]["tool_calls"]) == 2
+
+
+def test_characters_that_text_cannot_hold_are_replaced():
+    _, conversation, reading = read_record({"prompt": "a\ud83db\0", "completion": "c"})
+    assert conversation["messages"][0]["content"] == "a\ufffdb\ufffd"
+    assert set(reading.changed) == {"characters that text cannot hold replaced by U+FFFD"}
+    to_document(conversation).encode()
+
+
+def test_an_answer_that_is_not_wanted_is_left_out():
+    with pytest.raises(BadRecordError, match="not wanted"):
+        read_record({"prompt": "a", "completion": "b", "label": False})
+    assert read_record({"prompt": "a", "completion": "b", "label": True})
+
+
 @pytest.mark.parametrize(
     ("record", "why"),
     [
+        ({"messages": [ASKED, {"role": "assistant", "content": {"a": 1}}]}, "content of message 2 is not text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWERED]}, "a part of the type 'image'"),
+        ({"question": "a", "answer": {"b": 1}}, "its answer is an object, not text"),
+        ({"question": " ", "answer": "b", "context": None}, "its question is empty"),
+        ({"messages": [ASKED, ANSWERED], "tools": [{"description": "x"}]}, "one of its tools has no name"),
+        ({"messages": [ASKED, ANSWERED], "tools": "{["}, "its tools are text that is not JSON"),
+        ({"messages": [ASKED, ANSWERED], "system": 5}, "its system message is a number"),
+        ({"prompt": "a", "completion": ["b", "c"]}, "its completion is a list of texts"),
+        ({"message_id": "a", "parent_id": "b", "text": "c", "role": "assistant"}, "one message of a tree"),
         ([1], "a list, not an object"),
         ({"text": "plain"}, r"fields \(text\) are of no known format; expected messages"),
         ({"messages": []}, "list of messages is empty"),
@@ -84,7 +239,7 @@ def test_what_nobody_answers_is_taken_away():
         ({"messages": [ASKED, {"role": "assistant", "tool_calls": 5}]}, "tool calls of message 2 are no list"),
         ({"instruction": "a", "output": "b", "history": 5}, "its history is no list"),
         ({"chosen": "a", "rejected": "b"}, "there is no prompt"),
-        ({"prompt": "a", "completion": None}, "no known format"),
+        ({"prompt": "a", "completion": None}, "its completion is empty"),
     ],
 )
 def test_bad_records_say_why(record, why):
@@ -107,7 +262,7 @@ def test_answers_that_repeat_the_prompt_hold_it_once(system):
     no = {"role": "assistant", "content": "No."}
     record = {"prompt": "How are you?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, no]}
     start = [] if system is None else [{"role": "system", "content": system}]
-    _, found = read_record(record | ({} if system is None else {"system": system}))
+    _, found, _ = read_record(record | ({} if system is None else {"system": system}))
     assert found == {"messages": [*start, ASKED, ANSWERED], "rejected": [*start, ASKED, no]}
     completed = {"prompt": [ASKED], "completion": [ASKED, ANSWERED]}
     assert read_record(completed)[1]["messages"] == [ASKED, ANSWERED]
@@ -116,7 +271,7 @@ def test_answers_that_repeat_the_prompt_hold_it_once(system):
 def test_the_whole_conversation_beside_its_last_question_is_taken_once():
     asked = {"role": "user", "content": "And you?"}
     record = {"prompt": "And you? ", "chosen": [{"role": "system", "content": "s"}, asked, ANSWERED], "rejected": "No."}
-    _, found = read_record(record)
+    _, found, _ = read_record(record)
     assert found["messages"] == [{"role": "system", "content": "s"}, asked, ANSWERED]
     turns = [ASKED, ANSWERED, asked, ANSWERED]
     assert read_record({"prompt": "And you?", "completion": turns})[1]["messages"] == turns

@@ -1,5 +1,9 @@
 """Rendered conversations are those of transformers, and the assistant's parts in them are found."""
 
+import datetime
+import itertools
+import json
+
 import pytest
 
 from data.chat.template import CHATML, ChatTemplate, TemplateRefusesError
@@ -96,3 +100,90 @@ def test_a_conversation_of_no_weight_says_so():
     conversation["messages"][1]["weight"] = 0
     with pytest.raises(TemplateRefusesError, match="no answer in it is to be learned"):
         template().render(conversation)
+
+
+ANSWER = {"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2.5}}}]}
+DROPS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>{% endfor %}{{ PROMPT }}"
+PROMPT = "'<|im_start|>assistant\\n' if add_generation_prompt else ''"
+
+
+def dropping(content: str, extra: str = "") -> ChatTemplate:
+    return template(DROPS.replace("CONTENT", content).replace("PROMPT", PROMPT) + extra)
+
+
+@pytest.mark.parametrize(
+    ("content", "conversation", "what"),
+    [
+        ("m.content", {"messages": [*talk("a")["messages"], ANSWER]}, "tool calls"),
+        ("m.content if m.role != 'assistant' else 'x'", talk("a", "bcd"), "the text of message 2"),
+        ("m.content if m.role != 'system'", talk("a", "b", system="Be kind."), "the system's text, message 1"),
+        ("m.content[:3]", talk("abc", "defgh"), "the text of message 2"),
+        ("m.content", talk("a", "b") | {"tools": [{"function": {"name": "look"}}]}, "the tool 'look'"),
+        (
+            "m.content if m.role != 'tool'",
+            {
+                "messages": [
+                    *talk("a", "b")["messages"],
+                    {"role": "tool", "content": "four"},
+                    talk("", "c")["messages"][1],
+                ]
+            },
+            "the result of a tool, message 3",
+        ),
+    ],
+)
+def test_what_a_template_drops_is_refused_by_name(content, conversation, what):
+    with pytest.raises(TemplateRefusesError, match=f"does not write {what}"):
+        dropping(content).render(conversation)
+
+
+@pytest.mark.parametrize("content", ["m.content | trim", "m.content | tojson", "m.content | upper", "'> ' + m.content"])
+def test_what_a_template_spells_otherwise_is_not_dropped(content):
+    rendered = dropping(content).render(talk(' a "b" ', ' c\n\n"d" \u00e9 '))
+    assert len(rendered.scored) == 1
+
+
+def test_reasoning_goes_where_the_template_reads_it():
+    conversation = talk("a", "b", "c", "d")
+    conversation["messages"][3]["reasoning_content"] = "because"
+    for read in ("m.reasoning_content", "m['reasoning']", "m.get('thinking')", 'm["thinking"]'):
+        knows = dropping(f"'<think>' + {read} + '</think>' + m.content if {read} else m.content")
+        rendered = knows.render(conversation)
+        assert scored(rendered)[-1] == "<think>because</think>d<|im_end|>"
+        assert rendered.without_reasoning == 0
+    assert dropping("m.content").render(conversation).without_reasoning == 1
+    said = talk("a", "<think>because</think>b")
+    assert dropping("m.content.split('</think>')[-1]").render(said).without_reasoning == 1
+    assert dropping("m.content").render(said).without_reasoning == 0
+
+
+def test_a_template_that_prints_the_time_is_rendered_at_one_moment():
+    """At a thousandth of a second, so that two renderings at two moments differ."""
+    text = "{{ strftime_now('%Y-%m-%d %H:%M:%S.%f') }}" + DROPS.replace("CONTENT", "m.content").replace(
+        "PROMPT", PROMPT
+    )
+    rendered = [template(text).render(talk("a", "b", "c", "d")) for _ in range(2)]
+    assert rendered[0].text != rendered[1].text
+    assert all(len(each.scored) == 2 for each in rendered)
+    fixed = datetime.datetime(2026, 1, 31, 23, 59, 59, 999999)
+    made = ChatTemplate(text, bos="", eos="", control_tokens=MARKS, moment=fixed)
+    texts = [
+        made.render(talk("a", "b")).text,
+        made.prompt(talk("a")["messages"]).text,
+        made.text(talk("a")["messages"]),
+    ]
+    assert all(each.startswith("2026-01-31 23:59:59.999999<|im_start|>") for each in texts)
+
+
+def test_every_call_that_is_scored_stands_in_the_text():
+    """Arguments of every JSON type, spelled as templates do."""
+    values = ["x", 'a "b"\n', "\u00e9", 5, 2.5, 1e30, True, None, [], {"k": ["v", {}]}, ""]
+    spellings = ("{0} | tojson", "{0} | tojson(indent=2)", "{0} | string", "{0} | items | list | string")
+    for value, spelling in itertools.product(values, spellings):
+        call = {"type": "function", "function": {"name": "look_up", "arguments": {"key": value}}}
+        conversation = talk("a", "b")
+        conversation["messages"][1]["tool_calls"] = [call]
+        calls = "m.tool_calls[0].function.name + ' ' + (" + spelling.format("m.tool_calls[0].function.arguments") + ")"
+        knows = dropping(f"m.content + {calls} if m.tool_calls else m.content")
+        assert "look_up" in scored(knows.render(conversation))[0], (value, spelling)
+        assert json.dumps(call)
