@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from data.readers import docx, epub, html, mail, notebook, odt, pdf, rtf, table, wiki
 from data.readers.reader import Reader
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 
@@ -61,6 +62,19 @@ KINDS: dict[str, Kind] = {
 }
 """Every kind that is known by name. One without a reader is named and left out, never read as something else."""
 
+DOCUMENT_READERS: dict[str, Reader] = {
+    "html": html.READER,
+    "pdf": pdf.READER,
+    "docx": docx.READER,
+    "odt": odt.READER,
+    "epub": epub.READER,
+    "rtf": rtf.READER,
+    "notebook": notebook.READER,
+    "csv": table.CSV,
+    "tsv": table.TSV,
+    "xml": wiki.READER,
+    "mail": mail.READER,
+}
 READERS: dict[str, Reader] = {}
 """The readers. A kind that is not here is refused where it is named alone, and left out of folders with a line."""
 

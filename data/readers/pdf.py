@@ -1,0 +1,154 @@
+"""PDF as text, by PDFium (pypdfium2, BSD and Apache-2.0): lines are joined to paragraphs, page headers left out."""
+
+import re
+from collections import Counter
+from ctypes import byref
+from dataclasses import dataclass
+from typing import Any
+
+from data.bad_records import BadRecordError
+from data.readers.bounds import OneDocument, need
+
+REPEATED = 3
+"""A line that is the first or the last of so many pages is a page header or footer; two are enough for one that has the
+page's number in it."""
+NUMBER = re.compile(r"\d{1,6}")
+FULL = 0.85
+"""A line of at least this share of its column's width goes on in the next line."""
+BLANK = 1.6
+"""A distance of so many line heights between two lines is a blank line."""
+LEAST_LETTERS = 4
+"""Letters a page, on average; with less a file is a scan, and what it holds are stamps."""
+ODD = 0.2
+"""Share of characters that stand for none (private or unassigned): then a font does not say what it draws."""
+LIST_ITEM = re.compile(r"(?:[•◦▪‣*–—-]|\(?(?:\d{1,3}|[a-z])[.)])\s")
+HYPHENS = dict.fromkeys((0x02, 0xFFFE))
+"""What PDFium gives for a hyphen at the end of a line that divides a word; it has joined the word then."""
+
+
+@dataclass
+class Line:
+    """A line of a page. Coordinates are in points, from the lower left corner."""
+
+    text: str
+    left: float
+    right: float
+    bottom: float
+    height: float
+
+
+def text(data: bytes) -> str:
+    """The text of all pages; BadRecordError for an encrypted, a damaged and a scanned file."""
+    pdfium = need("pypdfium2", "PDF")
+    raw = need("pypdfium2.raw", "PDF")
+    if b"%PDF-" not in data[:1024]:
+        raise BadRecordError("PDF: damaged (it does not begin as PDF files do)")
+    try:
+        document = pdfium.PdfDocument(data)
+    except pdfium.PdfiumError as error:
+        if getattr(error, "err_code", None) == raw.FPDF_ERR_PASSWORD:
+            raise BadRecordError("PDF: encrypted (save it without a password)") from error
+        raise BadRecordError("PDF: damaged (no page of it can be read)") from error
+    try:
+        pages = [_lines(document, number, pdfium, raw) for number in range(len(document))]
+    finally:
+        document.close()
+    if not pages:
+        raise BadRecordError("PDF: damaged (it has no page)")
+    letters = "".join(line.text for page in pages for line in page)
+    n_letters = sum(map(str.isalnum, letters))
+    if n_letters < LEAST_LETTERS * len(pages):
+        raise BadRecordError("PDF: a scan, which has no text (recognise it first, for example with ocrmypdf)")
+    if sum(map(_is_odd, letters)) > ODD * len(letters):
+        raise BadRecordError("PDF: its fonts do not say which characters they draw (recognise its text first)")
+    return _join(_without_headers(pages))
+
+
+def _is_odd(character: str) -> bool:
+    return "\ue000" <= character <= "\uf8ff" or character == "\ufffd" or (character < " " and character not in "\t\n")
+
+
+def _lines(document: Any, number: int, pdfium: Any, raw: Any) -> list[Line]:
+    """The lines of a page in the order in which they are drawn."""
+    found: list[Line] = []
+    try:
+        page = document[number]
+        words = page.get_textpage()
+        at = 0
+        for each in words.get_text_range(errors="replace").split("\r\n"):
+            stripped = each.strip()
+            if stripped:
+                first = at + len(each) - len(each.lstrip())
+                left, bottom, _, top = _box(words, first, raw)
+                _, _, right, _ = _box(words, first + len(stripped) - 1, raw)
+                found.append(Line(stripped.translate(HYPHENS), left, max(left, right), bottom, max(1.0, top - bottom)))
+            at += len(each) + 2
+        words.close()
+        page.close()
+    except pdfium.PdfiumError as error:
+        raise BadRecordError("PDF: damaged (a page cannot be read)", detail=f"page {number + 1}") from error
+    return found
+
+
+def _box(words: Any, index: int, raw: Any) -> tuple[float, float, float, float]:
+    """Left, bottom, right and top of a character; zeros where it has no place."""
+    box = raw.FS_RECTF()
+    if not raw.FPDFText_GetLooseCharBox(words, index, byref(box)):
+        return 0.0, 0.0, 0.0, 0.0
+    return box.left, box.bottom, box.right, box.top
+
+
+def _without_headers(pages: list[list[Line]]) -> list[list[Line]]:
+    """Pages without page numbers, and without first and last lines that other pages have, too."""
+    for edge in (0, -1):
+        for _ in range(2):  # of headers of two lines
+            lines = {number: page[edge].text for number, page in enumerate(pages) if page}
+            same = Counter(lines.values())
+            numbered = Counter(_numbered(line, number) for number, line in lines.items())
+            for number, line in lines.items():
+                counts = numbered[_numbered(line, number)] > 1 and NUMBER.search(line)
+                if counts or same[line] >= REPEATED or line.strip("-–| ").isdigit():
+                    del pages[number][edge]
+    return pages
+
+
+def _numbered(line: str, page: int) -> tuple[str, int]:
+    """A line without its numbers, and how far the last of them is ahead of the page: alike in headers with numbers."""
+    numbers = NUMBER.findall(line)
+    return NUMBER.sub("#", line), int(numbers[-1]) - page if numbers else -page
+
+
+def _join(pages: list[list[Line]]) -> str:
+    """Paragraphs: a line that fills its column goes on in the next one, across pages too."""
+    parts: list[str] = []
+    before: Line | None = None
+    right = 0.0
+    for page in pages:
+        new_page = True
+        for line in page:
+            parts.append(_between(before, line, right, new_page) if before else "")
+            parts.append(line.text)
+            before, right, new_page = line, _column_right(page, line), False
+    return "".join(parts)
+
+
+def _column_right(page: list[Line], line: Line) -> float:
+    """How far lines reach that begin about where this one does: the right edge of its column."""
+    reach = sorted(each.right for each in page if abs(each.left - line.left) < 4 * line.height)
+    return reach[int(0.9 * (len(reach) - 1))]
+
+
+def _between(before: Line, line: Line, right: float, new_page: bool) -> str:
+    """What stands between two lines: a space, a line end or a blank line."""
+    fills = before.right - before.left >= FULL * (right - before.left) > 10 * before.height
+    below = before.bottom - line.bottom
+    near = 0 < below < BLANK * 1.25 * before.height if not new_page and below > 0 else True
+    goes_on = fills and near and not LIST_ITEM.match(line.text)
+    if goes_on and (new_page or below <= 0):  # the next page or column: only within a sentence
+        goes_on = line.text[:1].islower()
+    if goes_on:
+        return " "
+    return "\n" if near and not new_page else "\n\n"
+
+
+READER = OneDocument(text)
