@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from data.bad_records import BadRecordError
 from data.errors import excerpt
 from data.readers import reader
-from data.readers.encodings import guess
+from data.readers.encodings import advice
 from data.readers.reader import BYTE_ORDER_MARK, Reading, pieces
 
 _BETWEEN = re.compile(r"[\s,]*")
@@ -65,10 +65,9 @@ class JsonLines:
         try:
             row = json.loads(raw.removeprefix(BYTE_ORDER_MARK))
         except UnicodeDecodeError as error:
-            name = guess(raw)
             raise BadRecordError(
                 "not UTF-8",
-                advice=f"it looks like {name}: convert the file to UTF-8, for example with iconv -f {name} -t UTF-8",
+                advice=advice(raw),
                 offset=at,
             ) from error
         except (ValueError, RecursionError) as error:

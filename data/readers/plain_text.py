@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 from data.bad_records import BadRecordError
 from data.config import LONGEST_DOCUMENT
 from data.readers import reader
-from data.readers.encodings import guess
+from data.readers.encodings import advice
 from data.readers.reader import BYTE_ORDER_MARK, Reading
 
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
@@ -57,11 +57,10 @@ class PlainText:
         except UnicodeDecodeError as error:
             before = len(raw.content) - len(raw.content.lstrip()) if raw.strip else 0
             offset = raw.start + before + error.start
-            name = guess(content)
             raise BadRecordError(
                 "not UTF-8",
                 detail=f"byte 0x{content[error.start]:02x} at offset {offset}",
-                advice=f"it looks like {name}: convert the file to UTF-8, for example with iconv -f {name} -t UTF-8",
+                advice=advice(content),
                 offset=offset,
             ) from error
 
@@ -80,8 +79,9 @@ def documents(stream: BinaryIO, start: int, reading: Reading, *, separated: bool
     while True:
         end, after = _document_end(buffer, used, searched, size, ended, reading.mark)
         if end is None:
-            # At least as much as there is: a long document is then copied and searched twice, not once per chunk.
-            chunk = stream.read(max(reader.CHUNK, len(buffer) - used))
+            # So much that a long document is copied a few times, and not once per chunk.
+            left = len(buffer) - used
+            chunk = stream.read(max(reader.CHUNK, left if separated else 2 * size + len(reading.mark) - left))
             ended = not chunk
             position += used
             buffer, searched, used = buffer[used:] + chunk, max(0, after - used), 0
