@@ -13,7 +13,7 @@ WHOLE_FILE = 4 << 20
 """The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
 LONGEST_DOCUMENT = 16 << 20
 """The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
-INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
+INHERITED = ("max_epochs", "on_bad", "min_chars", "max_chars", "min_letters", "script", "min_script")
 """Options that a mixture sets for all its sources."""
 
 
@@ -60,8 +60,9 @@ class SourceConfig:
     text_field: str = "text"
     """``files`` and ``hub``: the column or JSON key that holds the text."""
 
-    on_bad: Literal["skip", "stop"] = "skip"
-    """``chat``: leave out records that are no conversations, or stop at the first."""
+    on_bad: Literal["auto", "stop", "skip"] = "auto"
+    """Whether a record that cannot be read (a torn line, text that is not UTF-8, no conversation) ends the run or is
+    left out and counted; ``auto``: ``skip`` for ``chat``, ``stop`` for text."""
 
     min_chars: int = 0
     """Shorter documents are left out."""
@@ -120,6 +121,11 @@ class SourceConfig:
     def from_hub(self) -> bool:
         """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
         return self.kind == "hub" or (self.kind == "chat" and bool(self.path))
+
+    @property
+    def skips_bad(self) -> bool:
+        """Whether records that cannot be read are left out and counted."""
+        return self.on_bad == "skip" or (self.on_bad == "auto" and self.is_chat)
 
     @property
     def is_chat(self) -> bool:

@@ -77,7 +77,7 @@ def open_parts(data: bytes, kind: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(io.BytesIO(data))
     except ZIP_ERRORS as error:
-        raise BadRecordError(f"{kind}: damaged", detail=str(error)) from error
+        raise BadRecordError(f"{kind}: damaged", detail=error) from error
 
 
 def part(archive: zipfile.ZipFile, name: str, kind: str) -> bytes | None:

@@ -28,7 +28,7 @@ def text(data: bytes) -> str:
     try:
         page = mammoth.convert_to_html(io.BytesIO(data), convert_image=_no_image).value
     except Exception as error:  # whatever a damaged file makes of its XML
-        raise BadRecordError("Word document: damaged", detail=str(error)) from error
+        raise BadRecordError("Word document: damaged", detail=error) from error
     return BACK.sub("", html.plain(f"<html><body>{page}</body></html>"))
 
 

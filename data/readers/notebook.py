@@ -15,7 +15,7 @@ def text(data: bytes) -> str:
     try:
         notebook = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadRecordError("Jupyter notebook: damaged", detail=str(error)) from error
+        raise BadRecordError("Jupyter notebook: damaged", detail=error) from error
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list):
         raise BadRecordError("Jupyter notebook: of a format before 4 (save it anew)")

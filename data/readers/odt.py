@@ -36,7 +36,7 @@ def text(data: bytes) -> str:
         # Python's parser fetches nothing, and its expat ends the expansion of nested entities.
         root = ElementTree.fromstring(content)
     except ElementTree.ParseError as error:
-        raise BadRecordError(f"{KIND}: damaged", detail=str(error)) from error
+        raise BadRecordError(f"{KIND}: damaged", detail=error) from error
     body = next((each for each in root.iter() if _name(each) == "body"), root)
     return tidy("".join(_blocks(body, "")))
 

@@ -12,11 +12,11 @@ from data.config import WHOLE_FILE
 CHUNK = 1 << 20
 """Bytes read at a time."""
 LONGEST_RECORD = 512 << 20
-"""Bytes; a longer record (a line of JSON lines, a value of a JSON array) is a bad record, whatever it holds."""
+"""Bytes of a line of JSON lines or a value of a JSON array; a longer one is a bad record. It bounds the memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Raw = Any
-"""A document that is not parsed yet, as its reader gives it: bytes for text, JSON and parquet."""
+"""A document that is not parsed yet, as its reader gives it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Reading:
     separator: str = "<|endoftext|>"
     """Ends a document within a plain text; empty: nothing does."""
     on_bad: Literal["stop", "skip"] = "stop"
-    """Whether a bad record ends the run or is left out and counted (``data.bad_records.TALLY``)."""
+    """Whether a bad record ends the run, or is left out and counted (``data.bad_records.TALLY``)."""
 
     @property
     def mark(self) -> bytes:
@@ -46,8 +46,8 @@ class Reader(Protocol):
     def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
         """The raw documents from position ``start`` on, each with the position after it.
 
-        ``stream`` is at the beginning of the file's decompressed content; ``path`` is for messages only. Positions are
-        what the reader likes, as long as they grow: byte offsets (text), numbers of documents (most others). 0 is the
+        ``stream`` is the file's decompressed content, at its beginning; it can ``seek``. ``path`` is for messages only.
+        Positions are numbers that grow: byte offsets (text, JSON lines) or numbers of documents (the others). 0 is the
         beginning. A file that is one document yields ``(stream.read(), 1)``, and nothing from ``start`` 1 on.
 
         Raises BadRecordError where nothing further of the file can be read.
@@ -57,6 +57,13 @@ class Reader(Protocol):
     def parse(self, raw: Raw, end: int, reading: Reading) -> str:
         """The text of a raw document that ``read`` gave with the position ``end``; ``""`` where it has none.
 
-        Raises BadRecordError where it cannot be read, which leaves the documents after it untouched.
+        Raises BadRecordError where it has no text that can be read; the documents after it are read all the same.
         """
         ...
+
+
+def pieces(stream: BinaryIO) -> Iterator[bytes]:
+    """The rest of the stream. What stands before damaged data comes before the error that they raise."""
+    read_some = getattr(stream, "read1", stream.read)
+    while piece := read_some(CHUNK):
+        yield piece

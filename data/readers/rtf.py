@@ -18,7 +18,7 @@ def text(data: bytes) -> str:
     try:
         found = striprtf.rtf_to_text(data.decode("latin-1"), encoding="cp1252", errors="replace")
     except Exception as error:  # whatever a damaged file brings it to
-        raise BadRecordError("RTF document: damaged", detail=str(error)) from error
+        raise BadRecordError("RTF document: damaged", detail=error) from error
     return tidy(found)
 
 

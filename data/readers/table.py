@@ -136,7 +136,7 @@ def _next(rows: Iterator[list[str]], lines: _Lines) -> list[str] | None:
         return next(rows, None)
     except csv.Error as error:
         reason = "a table that cannot be read on (is a quotation mark not closed?)"
-        raise BadRecordError(reason, detail=str(error), offset=lines.position) from error
+        raise BadRecordError(reason, detail=error, offset=lines.position) from error
 
 
 def _encoding(sample: bytes) -> tuple[str, int]:

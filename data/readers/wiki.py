@@ -70,7 +70,7 @@ class Wiki:
         try:
             page = ElementTree.fromstring(raw)
         except ElementTree.ParseError as error:
-            raise BadRecordError("a page of a dump that is no XML", detail=str(error), offset=end) from error
+            raise BadRecordError("a page of a dump that is no XML", detail=error, offset=end) from error
         if (page.findtext("ns") or "0") != "0" or page.find("redirect") is not None:
             return ""
         revisions = page.findall("revision")

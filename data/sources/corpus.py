@@ -147,7 +147,8 @@ class _FileReader:
         self._path = path
         self._reading = reading
         self._position = position
-        self._records = files.read(path, position, reading)
+        self._file = files.TextFile(path, reading)
+        self._records = self._file.read(position)
         self._select = select
         self._undivided: bool | None = None  # not known before there is a document
 
@@ -156,7 +157,7 @@ class _FileReader:
         return raw
 
     def document(self, record: files.Raw) -> str | None:
-        text = files.parse(record, self._path, self._position, self._reading)
+        text = self._file.text(record, self._position)
         if not text or text.isspace():
             return None
         if self._select is None:

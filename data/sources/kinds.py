@@ -4,12 +4,18 @@ To add a reader: write ``data/readers/<kind>.py`` (``data.readers.reader.Reader`
 in ``READERS``, and give the kind its row in ``KINDS`` if it has none.
 """
 
+import functools
 import os
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from data.readers import docx, epub, html, mail, notebook, odt, pdf, rtf, table, wiki
-from data.readers.reader import Reader
+from data.readers import archive, docx, epub, html, mail, notebook, odt, pdf, rtf, table, wiki
+from data.readers.encodings import not_text
+from data.readers.json_records import JsonLines, JsonValues
+from data.readers.parquet import Parquet
+from data.readers.plain_text import PlainText
+from data.readers.reader import BYTE_ORDER_MARK, Reader
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 
 HEAD = 4096
@@ -46,7 +52,7 @@ KINDS: dict[str, Kind] = {
             *(".scm", ".rkt", ".dart", ".groovy", ".pas", ".asm", ".s", ".cu", ".vue", ".svelte", ".proto", ".cmake"),
         ),
     ),
-    "html": Kind("HTML page", (".html", ".htm", ".xhtml", ".mhtml")),
+    "html": Kind("HTML page", (".html", ".htm", ".xhtml")),
     "pdf": Kind("PDF document", (".pdf",)),
     "docx": Kind("Word document", (".docx", ".docm")),
     "odt": Kind("OpenDocument text", (".odt", ".fodt", ".ott")),
@@ -54,15 +60,20 @@ KINDS: dict[str, Kind] = {
     "rtf": Kind("RTF document", (".rtf",)),
     "csv": Kind("CSV table", (".csv",)),
     "tsv": Kind("TSV table", (".tsv", ".tab")),
-    "xml": Kind("XML file", (".xml",)),
-    "mail": Kind("mailbox", (".mbox", ".mbx", ".eml")),
+    "xml": Kind("MediaWiki dump", (".xml",)),
+    "mail": Kind("mailbox", (".mbox", ".mbx", ".eml", ".mhtml", ".mht")),
     "zip": Kind("ZIP archive", (".zip",)),
-    "tar": Kind("TAR archive", (".tar", ".tgz", ".tzst")),
+    "tar": Kind("TAR archive", (".tar", ".tgz", ".tbz2", ".txz", ".tzst")),
     "notebook": Kind("Jupyter notebook", (".ipynb",)),
 }
 """Every kind that is known by name. One without a reader is named and left out, never read as something else."""
 
-DOCUMENT_READERS: dict[str, Reader] = {
+READERS: dict[str, Reader] = {
+    "text": PlainText(),
+    "code": PlainText(),
+    "jsonl": JsonLines(),
+    "json": JsonValues(),
+    "parquet": Parquet(),
     "html": html.READER,
     "pdf": pdf.READER,
     "docx": docx.READER,
@@ -75,63 +86,122 @@ DOCUMENT_READERS: dict[str, Reader] = {
     "xml": wiki.READER,
     "mail": mail.READER,
 }
-READERS: dict[str, Reader] = {}
 """The readers. A kind that is not here is refused where it is named alone, and left out of folders with a line."""
+PLAIN = ("text", "code")
+"""Kinds whose bytes are the text itself: a document between separators, or all of the file."""
+RECORDS = ("jsonl", "json", "parquet")
+"""Kinds that hold records with named fields."""
+IN_UTF8 = (*PLAIN, "jsonl", "json")
+CONVERTED = ("html", "pdf", "docx", "odt", "epub", "rtf", "notebook", "csv", "tsv", "xml", "mail", "zip", "tar")
+"""Kinds whose text is made by a conversion, which takes longer than reading does."""
 
 _BY_SUFFIX = {suffix: kind for kind, each in KINDS.items() for suffix in each.suffixes}
-
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"%PDF-", "pdf"),
     (b"{\\rtf", "rtf"),
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ\x00", "xz"),
     (b"PK\x03\x04", "zip"),
 )
 _HTML = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
 
 
-def bare_name(path: str) -> str:
-    """The name in lower case, without .gz or .zst."""
-    name = os.path.basename(path).lower()
-    for suffix in COMPRESSED_SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name
+class Told(NamedTuple):
+    """What a file's name and first bytes tell."""
 
-
-def suffix_kind(path: str) -> str | None:
-    """The kind that the file's name says, None for a name that says none."""
-    return _BY_SUFFIX.get(os.path.splitext(bare_name(path))[1])
+    kind: str | None
+    """A key of ``KINDS``; None: nothing that is known."""
+    wrong: str = ""
+    """Of text that cannot be UTF-8: the encoding, or what it is instead of text."""
 
 
 def file_format(path: str) -> str | None:
     """The file's kind (a key of ``KINDS``) by its name and its first bytes, None for no kind that is known.
 
-    The name decides, except that bytes tell a JSON array from JSON lines, and what a name without a known ending is.
+    The name decides. Bytes tell a JSON array from JSON lines, and what a file without a known ending is; a document in
+    a format of its own that is called ``.txt`` is what its bytes say.
     """
+    return tell(path).kind
+
+
+def tell(path: str) -> Told:
+    """The file's kind, and whether what should be text can be."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return Told(suffix_kind(path))
+    return _tell(path, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _tell(path: str, size: int, changed: int) -> Told:
     kind = suffix_kind(path)
+    if kind is not None and kind not in IN_UTF8:
+        return Told(kind)
+    return of_bytes(path, head(path))
+
+
+def of_bytes(path: str, first: bytes) -> Told:
+    """The kind of a file by its name and its first bytes."""
+    kind = suffix_kind(path)
+    if kind is not None and kind not in IN_UTF8:
+        return Told(kind)
+    magic = next((name for start, name in _MAGIC if first.startswith(start)), None)
+    if magic:
+        return Told(_inside_zip(first) if magic == "zip" else magic)
+    wrong = not_text(first)
     if kind == "jsonl":
-        first = head(path).removeprefix(b"\xef\xbb\xbf").lstrip()
-        return "json" if first[:1] == b"[" or first.split(b"\n", 1)[0].strip() == b"{" else "jsonl"
-    return kind or _kind_of_bytes(head(path))
+        start = first.removeprefix(BYTE_ORDER_MARK).lstrip()
+        return Told("json" if start[:1] == b"[" or start.split(b"\n", 1)[0].strip() == b"{" else "jsonl", wrong)
+    if kind is None and _HTML.match(first):
+        return Told("html")
+    if kind is None and not wrong and first and not suffix(path):
+        kind = "text"
+    return Told(kind, wrong)
+
+
+def bare_name(path: str) -> str:
+    """The name in lower case, without .gz or .zst."""
+    name = os.path.basename(path).lower()
+    for each in COMPRESSED_SUFFIXES:
+        name = name.removesuffix(each)
+    return name
+
+
+def suffix(path: str) -> str:
+    """The name's ending with its dot, in lower case and before .gz or .zst; ``""`` if it has none."""
+    return os.path.splitext(bare_name(path))[1].rstrip(".")
+
+
+def suffix_kind(path: str) -> str | None:
+    """The kind that the file's name says, None for a name that says none."""
+    return _BY_SUFFIX.get(suffix(path))
+
+
+def title(kind: str | None) -> str:
+    """What messages call a file of the kind."""
+    return KINDS[kind].title if kind in KINDS else kind or "file of an unknown kind"
 
 
 def head(path: str) -> bytes:
     """The first bytes of the decompressed content; none where it cannot be read."""
     try:
         with open_binary(path) as stream:
-            return stream.read(HEAD)
+            return stream.read1(HEAD) if hasattr(stream, "read1") else stream.read(HEAD)
     except Exception:  # reading it says what is wrong
         return b""
 
 
-def _kind_of_bytes(first: bytes) -> str | None:
-    for magic, kind in _MAGIC:
-        if first.startswith(magic):
-            return _inside_zip(first) if kind == "zip" else kind
-    if _HTML.match(first):
-        return "html"
-    return None
+def _kind_of_member(name: str, first: bytes) -> str | None:
+    told = of_bytes(name, first)
+    return None if told.wrong else told.kind
+
+
+READERS["zip"] = archive.Archive(archive.zip_members, _kind_of_member, dict(READERS))
+READERS["tar"] = archive.Archive(archive.tar_members, _kind_of_member, dict(READERS))
 
 
 def _inside_zip(first: bytes) -> str:

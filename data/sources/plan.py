@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from data.bad_records import TALLY
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files, files, hub
@@ -81,18 +82,23 @@ class Plan:
     def reading(self) -> Reading:
         """How the source's files are read."""
         s = self.source
-        return Reading(text_field=_field(s), document_bytes=self.document_bytes, separator=s.separator)
+        return Reading(
+            text_field=_field(s),
+            document_bytes=self.document_bytes,
+            separator=s.separator,
+            on_bad="skip" if s.skips_bad else "stop",
+        )
 
     @property
     def long_documents(self) -> bool:
         """Whether a document may be far longer than a batch, so that blocks of several have to be shuffled."""
         if self.source.kind != "files" or self.document_bytes <= LONG_DOCUMENT:
             return False
-        return any(map(_is_text, self.files))
+        return any(map(files.is_plain, self.files))
 
     def few_documents(self, num_shards: int) -> bool:
         """Whether there are too few documents for each shard to read its own."""
-        if num_shards == 1 or not self.long_documents or not all(map(_is_text, self.files)):
+        if num_shards == 1 or not self.long_documents or not all(map(files.is_plain, self.files)):
             return False
         return sum(1 + _text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
 
@@ -104,7 +110,9 @@ def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
     """
     sources = [each for each in config.all_sources() if split == "train" or each.validated]
     plans = [_plan_source(source, split, config.val_fraction) for source in sources]
-    return _without_held_out(plans) if split == "train" else plans
+    found = _without_held_out(plans) if split == "train" else plans
+    TALLY.report()  # of what was read to plan
+    return found
 
 
 def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
@@ -115,12 +123,8 @@ def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
     if plan.source.from_hub:
         return hub.HubCorpus(plan.source, plan.hub_split)
     if plan.source.kind == "chat":
-        return chat_files.ChatFileCorpus(plan.files, stop=plan.source.on_bad == "stop")
+        return chat_files.ChatFileCorpus(plan.files, stop=not plan.source.skips_bad)
     return FileCorpus(plan.files, plan.reading, select)
-
-
-def _is_text(path: str) -> bool:
-    return (files.file_format(path) or "text") == "text"
 
 
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
@@ -145,7 +149,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         if not paths:
             raise UserError("every file of data.files is also in data.val_files: name training text of its own")
     if source.kind == "chat":
-        chat_files.inspect(tuple(paths), stop=source.on_bad == "stop")
+        chat_files.inspect(tuple(paths), stop=not source.skips_bad)
     size = sum(_text_bytes(path) for path in paths)
     if size == 0:
         raise UserError(f"the corpus is empty: {files.few_names(paths)} hold no bytes; check data.files")
