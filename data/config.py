@@ -62,7 +62,7 @@ class SourceConfig:
 
     on_bad: Literal["auto", "stop", "skip"] = "auto"
     """Whether a record that cannot be read (a torn line, text that is not UTF-8, no conversation) ends the run or is
-    left out and counted; ``auto``: ``skip`` for ``chat``, ``stop`` for text."""
+    left out and counted; ``auto``: ``skip`` for ``chat`` and for documents (PDF, HTML, mail, ...), ``stop`` for text."""
 
     min_chars: int = 0
     """Shorter documents are left out."""

@@ -44,6 +44,7 @@ class _Member(NamedTuple):
     name: str
     size: int
     """Bytes, unpacked from the archive."""
+    seekable: bool
     open: Callable[[], BinaryIO]
 
 
@@ -74,7 +75,7 @@ class Archive:
                     if reader is None:
                         _leave_out(path, member, kind)
                         continue
-                    for raw, end in reader.read(content, name, end, reading):  # noqa: B007, B020 (used after an error)
+                    for raw, end in reader.read(content, name, end, reading):  # noqa: B020 (used after an error)
                         yield Inside(member.name, reader, raw, end), member.number * STEP + end
             except BadRecordError as error:
                 yield Inside(member.name, None, error, end + 1), member.number * STEP + end + 1
@@ -98,7 +99,9 @@ def _content(opened: BinaryIO, member: _Member) -> BinaryIO:
     """A member's unpacked content, in memory where the archive cannot be read from any place."""
     unpack = UNPACK.get(os.path.splitext(member.name.lower())[1])
     if unpack is None:
-        return cast(BinaryIO, io.BufferedReader(opened, CHUNK)) if opened.seekable() else io.BytesIO(read_all(opened))  # type: ignore[arg-type]  # it is one
+        if not member.seekable:
+            return io.BytesIO(read_all(opened))
+        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, opened), CHUNK))
     limit = max(SMALL, min(LARGEST_RATIO * member.size, LARGEST_DOCUMENT))
     data = unpack(opened).read(limit + 1)
     if len(data) > limit:
@@ -121,7 +124,7 @@ def zip_members(stream: BinaryIO, first: int) -> Iterator[_Member]:
             raise BadRecordError("ZIP archive: it unpacks to far more than text does", detail=detail)
         for number, info in enumerate(infos):
             if number >= first and not info.is_dir():
-                yield _Member(number, info.filename, info.file_size, functools.partial(_open, archive, info))
+                yield _Member(number, info.filename, info.file_size, True, functools.partial(_open, archive, info))
 
 
 def _open(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BinaryIO:
@@ -133,7 +136,7 @@ def _open(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BinaryIO:
 
 
 def tar_members(stream: BinaryIO, first: int) -> Iterator[_Member]:
-    """The files of a TAR archive from a number on; links and devices are none. A packed one is read in one direction."""
+    """The files of a TAR archive from a number on; links and devices are none. A packed one is read forward only."""
     head = stream.read(HEAD)
     stream.seek(0)
     plain = isinstance(getattr(stream, "raw", None), io.FileIO) and head[257:262] == b"ustar"
@@ -150,7 +153,7 @@ def tar_members(stream: BinaryIO, first: int) -> Iterator[_Member]:
                 number += 1
                 if number >= first and info.isreg():
                     opened = cast(BinaryIO, archive.extractfile(info))
-                    yield _Member(number, info.name, info.size, functools.partial(_same, opened))
+                    yield _Member(number, info.name, info.size, plain, functools.partial(_same, opened))
     except TAR_ERRORS as error:
         raise BadRecordError("TAR archive: damaged, or not complete", detail=error) from error
 
@@ -160,7 +163,7 @@ def _same(opened: BinaryIO) -> BinaryIO:
 
 
 def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in name.split("/"))
+    return any(part == "__MACOSX" or (part.startswith(".") and part.strip(".")) for part in name.split("/"))
 
 
 def _leave_out(path: str, member: _Member, kind: str | None) -> None:

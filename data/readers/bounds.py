@@ -1,6 +1,6 @@
 """What the readers of documents share: one document a file, the package that is missing, how large things may be.
 
-Tested in tests/data/readers/test_office.py, tests/data/readers/test_archive.py.
+Tested in tests/data/readers/office/test_office.py, tests/data/readers/test_archive.py.
 """
 
 import importlib

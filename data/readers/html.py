@@ -57,7 +57,9 @@ def decode(data: bytes) -> str:
             return data[len(mark) :].decode(name, "replace")
     start = data[:8192]
     if start.count(b"\0") > len(start) // 4:  # UTF-16 without a mark: every second byte of most text
-        return data.decode("utf-16-be" if start[::2].count(b"\0") > start[1::2].count(b"\0") else "utf-16-le", "replace")
+        return data.decode(
+            "utf-16-be" if start[::2].count(b"\0") > start[1::2].count(b"\0") else "utf-16-le", "replace"
+        )
     if data.isascii() and b"\x1b$" not in data and b"~{" not in data:  # neither ISO-2022 nor HZ
         return data.decode("ascii")
     try:

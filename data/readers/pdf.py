@@ -1,5 +1,6 @@
 """PDF as text, by PDFium (pypdfium2, BSD and Apache-2.0): lines are joined to paragraphs, page headers left out."""
 
+import itertools
 import re
 from collections import Counter
 from ctypes import byref
@@ -15,8 +16,8 @@ page's number in it."""
 NUMBER = re.compile(r"\d{1,6}")
 FULL = 0.85
 """A line of at least this share of its column's width goes on in the next line."""
-BLANK = 1.6
-"""A distance of so many line heights between two lines is a blank line."""
+BLANK = 1.35
+"""Lines that are so many times the usual distance apart, or their own height, have a blank line between them."""
 LEAST_LETTERS = 4
 """Letters a page, on average; with less a file is a scan, and what it holds are stamps."""
 ODD = 0.2
@@ -34,6 +35,8 @@ class Line:
     left: float
     right: float
     bottom: float
+    last_bottom: float
+    """Of its end. PDFium makes one line of two that a divided word joins."""
     height: float
 
 
@@ -80,8 +83,11 @@ def _lines(document: Any, number: int, pdfium: Any, raw: Any) -> list[Line]:
             if stripped:
                 first = at + len(each) - len(each.lstrip())
                 left, bottom, _, top = _box(words, first, raw)
-                _, _, right, _ = _box(words, first + len(stripped) - 1, raw)
-                found.append(Line(stripped.translate(HYPHENS), left, max(left, right), bottom, max(1.0, top - bottom)))
+                _, last_bottom, right, last_top = _box(words, first + len(stripped) - 1, raw)
+                height = max(1.0, top - bottom, last_top - last_bottom)
+                found.append(
+                    Line(stripped.translate(HYPHENS), left, max(left, right), bottom, last_bottom, height)
+                )
             at += len(each) + 2
         words.close()
         page.close()
@@ -125,11 +131,21 @@ def _join(pages: list[list[Line]]) -> str:
     right = 0.0
     for page in pages:
         new_page = True
+        distance = _usual_distance(page)
         for line in page:
-            parts.append(_between(before, line, right, new_page) if before else "")
+            if before is not None:
+                parts.append(_between(before, line, right, 0.0 if new_page else distance))
             parts.append(line.text)
             before, right, new_page = line, _column_right(page, line), False
     return "".join(parts)
+
+
+def _usual_distance(page: list[Line]) -> float:
+    """From a line to the next one, in points."""
+    pairs = itertools.pairwise(page)
+    found = Counter(round(first.last_bottom - second.bottom) for first, second in pairs)
+    near = {distance: count for distance, count in found.items() if 2 <= distance <= 60}
+    return float(max(near, key=lambda distance: (near[distance], -distance))) if near else 1.0
 
 
 def _column_right(page: list[Line], line: Line) -> float:
@@ -138,17 +154,18 @@ def _column_right(page: list[Line], line: Line) -> float:
     return reach[int(0.9 * (len(reach) - 1))]
 
 
-def _between(before: Line, line: Line, right: float, new_page: bool) -> str:
-    """What stands between two lines: a space, a line end or a blank line."""
+def _between(before: Line, line: Line, right: float, distance: float) -> str:
+    """What stands between two lines: a space, a line end or a blank line. ``distance``: 0 at the first of a page."""
     fills = before.right - before.left >= FULL * (right - before.left) > 10 * before.height
-    below = before.bottom - line.bottom
-    near = 0 < below < BLANK * 1.25 * before.height if not new_page and below > 0 else True
+    below = before.last_bottom - line.bottom
+    elsewhere = not distance or below <= 0  # the next page or column
+    near = elsewhere or below <= BLANK * max(distance, before.height)
     goes_on = fills and near and not LIST_ITEM.match(line.text)
-    if goes_on and (new_page or below <= 0):  # the next page or column: only within a sentence
-        goes_on = line.text[:1].islower()
+    if elsewhere:  # only within a sentence
+        goes_on = goes_on and line.text[:1].islower()
     if goes_on:
         return " "
-    return "\n" if near and not new_page else "\n\n"
+    return "\n" if near and not elsewhere else "\n\n"
 
 
 READER = OneDocument(text)

@@ -28,8 +28,9 @@ class Reading:
     """A plain text is cut at a blank line after about this many bytes."""
     separator: str = "<|endoftext|>"
     """Ends a document within a plain text; empty: nothing does."""
-    on_bad: Literal["stop", "skip"] = "stop"
-    """Whether a bad record ends the run, or is left out and counted (``data.bad_records.TALLY``)."""
+    on_bad: Literal["auto", "stop", "skip"] = "stop"
+    """Whether a bad record ends the run, or is left out and counted (``data.bad_records.TALLY``); ``auto``: left out if
+    it is a document that is converted (PDF, say)."""
 
     @property
     def mark(self) -> bytes:

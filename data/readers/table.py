@@ -64,14 +64,18 @@ class Table:
         names, values = raw
         if not any(map(str.strip, values)):
             return ""
-        if len(values) > len(names):
-            extra = len(values) - len(names)
-            raise BadRecordError("a row of a table with more values than columns", detail=f"{extra} more", offset=end)
         if reading.text_field in names:
+            if len(values) > len(names):
+                extra = f"{len(values) - len(names)} more"
+                reason = "a row of a table with more values than columns (is a quotation mark missing?)"
+                raise BadRecordError(reason, detail=extra, offset=end - 1)
             number = names.index(reading.text_field)
             return values[number] if number < len(values) else ""
+        names = names + [""] * (len(values) - len(names))
         named = zip(names, values, strict=False)
-        return "\n".join(f"{name}: {value.strip()}" if name else value.strip() for name, value in named if value.strip())
+        return "\n".join(
+            f"{name}: {value.strip()}" if name else value.strip() for name, value in named if value.strip()
+        )
 
 
 class _Lines:
@@ -141,7 +145,11 @@ def _next(rows: Iterator[list[str]], lines: _Lines) -> list[str] | None:
 
 def _encoding(sample: bytes) -> tuple[str, int]:
     """The encoding, and the length of the mark that states it."""
-    for mark, name in ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+    for mark, name in (
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+    ):
         if sample.startswith(mark):
             return name, len(mark)
     if sample.count(b"\0") > len(sample) // 4:

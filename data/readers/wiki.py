@@ -18,7 +18,18 @@ LONGEST_PAGE = 64 << 20
 """Bytes of a page; with its history a page may be longer, and such dumps are not meant for reading."""
 ROOT = re.compile(rb"\A\s*(?:<\?xml.*?\?>\s*)?(?:<!--.*?-->\s*)*<mediawiki\b", re.DOTALL)
 SKIPPED_TAGS = {
-    *("ref", "references", "gallery", "timeline", "imagemap", "score", "graph", "mapframe", "maplink", "templatestyles"),
+    *(
+        "ref",
+        "references",
+        "gallery",
+        "timeline",
+        "imagemap",
+        "score",
+        "graph",
+        "mapframe",
+        "maplink",
+        "templatestyles",
+    ),
     *("chem", "hiero", "inputbox", "categorytree"),
 }
 EMPTY_BRACKETS = re.compile(r"[ \t]*\([\s,;:]*\)")
@@ -94,11 +105,11 @@ def plain(wikitext: str) -> str:
 
 
 def _text(node: Any, nodes: Any) -> str:
-    """The text of a node of wikitext. (The library's own ``strip_code`` keeps captions, categories and table styles.)"""
+    """The text of a node. (The library's own ``strip_code`` keeps captions, categories and table styles.)"""
     if isinstance(node, nodes.Text):
         return str(node.value)
     if isinstance(node, nodes.Wikilink):
-        if LINK_TARGET.match(str(node.title)) and node.text is None or _is_file(str(node.title)):
+        if (LINK_TARGET.match(str(node.title)) and node.text is None) or _is_file(str(node.title)):
             return ""
         return _all(node.text if node.text is not None else node.title, nodes)
     if isinstance(node, nodes.ExternalLink):
@@ -124,7 +135,20 @@ def _is_file(title: str) -> bool:
 FILES = {
     *("file", "image", "category", "media", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo", "imagen"),
     *("categoría", "immagine", "categoria", "ficheiro", "imagem", "bestand", "afbeelding", "categorie", "plik"),
-    *("kategoria", "файл", "изображение", "категория", "ファイル", "画像", "文件", "分类", "檔案", "分類", "파일", "분류"),
+    *(
+        "kategoria",
+        "файл",
+        "изображение",
+        "категория",
+        "ファイル",
+        "画像",
+        "文件",
+        "分类",
+        "檔案",
+        "分類",
+        "파일",
+        "분류",
+    ),
     *("fil", "soubor", "kategória", "tiedosto", "luokka", "dosya", "ملف", "تصنيف", "קובץ", "קטגוריה", "تصویر", "رده"),
 }
 

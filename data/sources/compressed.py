@@ -4,12 +4,14 @@ gzip files may have several members and Zstandard files several frames, one afte
 between two of them is a complete file, so that cannot be noticed.
 """
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 from typing import BinaryIO, cast
 
-COMPRESSED_SUFFIXES = (".gz", ".zst")
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 _READ = 1 << 16
 """Compressed bytes read at a time."""
 _LARGEST_WINDOW = 1 << 31
@@ -32,6 +34,10 @@ def open_binary(path: str) -> BinaryIO:
         raise IncompleteFileError("the file is empty; even nothing has some bytes when it is compressed")
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
+    if name.endswith(".bz2"):
+        return cast(BinaryIO, bz2.open(path, "rb"))
+    if name.endswith(".xz"):
+        return cast(BinaryIO, lzma.open(path, "rb"))
     return cast(BinaryIO, io.BufferedReader(_ZstdReader(path), buffer_size=_READ))
 
 

@@ -8,6 +8,7 @@ import functools
 import glob
 import gzip
 import io
+import lzma
 import os
 import sys
 import zlib
@@ -100,8 +101,9 @@ class TextFile:
         return text
 
     def leave_out(self, error: BadRecordError, position: int) -> None:
-        """Count a bad record and go on; UserError with ``on_bad="stop"``."""
-        if self._reading.on_bad == "stop":
+        """Count a bad record and go on; UserError with ``on_bad="stop"``, and with ``auto`` for what is not converted."""
+        stop = {"stop": True, "skip": False, "auto": self._kind not in kinds.CONVERTED}
+        if stop[self._reading.on_bad]:
             advice = error.advice or "correct it"
             detail = f" ({error.detail})" if error.detail else ""
             raise UserError(f"{self._where(error)}: {error.reason}{detail}: {advice}; {SKIP}") from error
@@ -158,9 +160,14 @@ def is_plain(path: str) -> bool:
     return (file_format(path) or "text") in PLAIN
 
 
+def may_be_long(path: str) -> bool:
+    """Whether a document may be all of the file, so that it may be far longer than a batch."""
+    return (file_format(path) or "text") in (*PLAIN, *kinds.ONE_DOCUMENT)
+
+
 def is_undivided(path: str, reading: Reading) -> bool:
-    """Whether a file is plain text without a separator: then its documents are all of it."""
-    return is_plain(path) and not _is_separated(path, reading)
+    """Whether a document is all of the file: a book, say, or plain text without a separator."""
+    return may_be_long(path) and not (is_plain(path) and _is_separated(path, reading))
 
 
 def extent(path: str) -> int | None:
@@ -193,7 +200,9 @@ def _search(path: str, size: int, changed: int, reading: Reading) -> bool:
 
 def _is_damage(error: Exception) -> bool:
     """Whether a compressed file's content is damaged or incomplete."""
-    return isinstance(error, gzip.BadGzipFile | EOFError | zlib.error) or type(error).__name__ == "ZstdError"
+    if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error | lzma.LZMAError):
+        return True
+    return type(error).__name__ == "ZstdError" or (isinstance(error, OSError) and "Invalid data stream" in str(error))
 
 
 def _incomplete(error: Exception, offset: int | None) -> BadRecordError:
@@ -256,9 +265,23 @@ def expand(
             folder = os.path.dirname(path) or "."
             near = nearest(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
             raise UserError(f"{option}: there is no file {pattern}; {near or 'check the path'}")
+        _check_packages(matches, option)
         for each in matches:
             found.setdefault(os.path.realpath(each), each)
     return list(found.values())
+
+
+def _check_packages(paths: list[str], option: str) -> None:
+    """UserError if a kind of file needs a package that is not installed."""
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        by_kind[file_format(path) or "text"].append(path)
+    for kind, names in by_kind.items():
+        if package := kinds.missing_package(kind):
+            raise UserError(
+                f"{option}: {len(names):,} x {kinds.title(kind)} ({few_names(names)}): the package {package}, which "
+                "reads it, is not installed: pip install 'slm[documents]'"
+            )
 
 
 def few_names(paths: Sequence[str]) -> str:

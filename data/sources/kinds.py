@@ -8,11 +8,14 @@ import functools
 import os
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import NamedTuple
 
-from data.readers import archive, docx, epub, html, mail, notebook, odt, pdf, rtf, table, wiki
+from data.readers import archive, epub, html, mail, notebook, pdf, table, wiki
 from data.readers.encodings import not_text
 from data.readers.json_records import JsonLines, JsonValues
+from data.readers.office import docx, odt, rtf
 from data.readers.parquet import Parquet
 from data.readers.plain_text import PlainText
 from data.readers.reader import BYTE_ORDER_MARK, Reader
@@ -60,7 +63,8 @@ KINDS: dict[str, Kind] = {
     "rtf": Kind("RTF document", (".rtf",)),
     "csv": Kind("CSV table", (".csv",)),
     "tsv": Kind("TSV table", (".tsv", ".tab")),
-    "xml": Kind("MediaWiki dump", (".xml",)),
+    "xml": Kind("XML file that is no MediaWiki dump", (".xml",)),
+    "wiki": Kind("MediaWiki dump"),
     "mail": Kind("mailbox", (".mbox", ".mbx", ".eml", ".mhtml", ".mht")),
     "zip": Kind("ZIP archive", (".zip",)),
     "tar": Kind("TAR archive", (".tar", ".tgz", ".tbz2", ".txz", ".tzst")),
@@ -83,7 +87,7 @@ READERS: dict[str, Reader] = {
     "notebook": notebook.READER,
     "csv": table.CSV,
     "tsv": table.TSV,
-    "xml": wiki.READER,
+    "wiki": wiki.READER,
     "mail": mail.READER,
 }
 """The readers. A kind that is not here is refused where it is named alone, and left out of folders with a line."""
@@ -92,8 +96,22 @@ PLAIN = ("text", "code")
 RECORDS = ("jsonl", "json", "parquet")
 """Kinds that hold records with named fields."""
 IN_UTF8 = (*PLAIN, "jsonl", "json")
-CONVERTED = ("html", "pdf", "docx", "odt", "epub", "rtf", "notebook", "csv", "tsv", "xml", "mail", "zip", "tar")
+ONE_DOCUMENT = ("html", "pdf", "docx", "odt", "epub", "rtf", "notebook")
+"""Kinds that are one document a file, so that it may be long and is divided as plain text is."""
+CONVERTED = (*ONE_DOCUMENT, "csv", "tsv", "wiki", "mail", "zip", "tar")
 """Kinds whose text is made by a conversion, which takes longer than reading does."""
+
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "html": ("resiliparse",),
+    "epub": ("resiliparse",),
+    "mail": ("resiliparse",),
+    "pdf": ("pypdfium2",),
+    "rtf": ("striprtf",),
+    "wiki": ("mwparserfromhell",),
+}
+"""What reads a kind, of the extra ``slm[documents]``."""
+VERSION = 1
+"""Of the conversions. With another number the same files may give other texts, so caches and positions end with it."""
 
 _BY_SUFFIX = {suffix: kind for kind, each in KINDS.items() for suffix in each.suffixes}
 _MAGIC = (
@@ -139,7 +157,7 @@ def tell(path: str) -> Told:
 @functools.lru_cache(maxsize=1 << 16)
 def _tell(path: str, size: int, changed: int) -> Told:
     kind = suffix_kind(path)
-    if kind is not None and kind not in IN_UTF8:
+    if kind is not None and kind not in IN_UTF8 and kind != "xml":
         return Told(kind)
     return of_bytes(path, head(path))
 
@@ -147,11 +165,17 @@ def _tell(path: str, size: int, changed: int) -> Told:
 def of_bytes(path: str, first: bytes) -> Told:
     """The kind of a file by its name and its first bytes."""
     kind = suffix_kind(path)
+    if kind == "xml" and wiki.ROOT.match(first):
+        return Told("wiki")
     if kind is not None and kind not in IN_UTF8:
         return Told(kind)
     magic = next((name for start, name in _MAGIC if first.startswith(start)), None)
+    if magic == "zip":
+        magic = _inside_zip(first)
+        if magic == "zip" and suffix(path) and kind is None:
+            magic = None  # a program, a sheet or what else is packed so
     if magic:
-        return Told(_inside_zip(first) if magic == "zip" else magic)
+        return Told(magic)
     wrong = not_text(first)
     if kind == "jsonl":
         start = first.removeprefix(BYTE_ORDER_MARK).lstrip()
@@ -186,6 +210,19 @@ def title(kind: str | None) -> str:
     return KINDS[kind].title if kind in KINDS else kind or "file of an unknown kind"
 
 
+def missing_package(kind: str | None) -> str:
+    """The first package that reads the kind and is not installed; ``""`` if none is missing."""
+    return next((each for each in PACKAGES.get(kind or "", ()) if find_spec(each) is None), "")
+
+
+@functools.cache
+def conversion(kind: str) -> tuple[object, ...]:
+    """What a converted text depends on, next to the file: for fingerprints."""
+    readers = PACKAGES if kind in ("zip", "tar") else (kind,)
+    packages = sorted({package for each in readers for package in PACKAGES.get(each, ())})
+    return (kind, VERSION, *((each, version(each)) for each in packages if find_spec(each)))
+
+
 def head(path: str) -> bytes:
     """The first bytes of the decompressed content; none where it cannot be read."""
     try:
@@ -210,6 +247,6 @@ def _inside_zip(first: bytes) -> str:
         return "epub"
     if b"application/vnd.oasis.opendocument.text" in first:
         return "odt"
-    if b"word/" in first or b"[Content_Types].xml" in first:
+    if b"word/" in first or (b"[Content_Types].xml" in first and b"xl/" not in first and b"ppt/" not in first):
         return "docx"
     return "zip"

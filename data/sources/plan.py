@@ -9,7 +9,7 @@ from typing import Any, Literal
 from data.bad_records import TALLY
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import chat_files, files, hub
+from data.sources import chat_files, files, hub, kinds
 from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading
 from data.sources.filters import options
@@ -60,6 +60,8 @@ class Plan:
         if s.from_hub and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
         what = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        if conversions := sorted({kinds.conversion(kind) for path in self.files if (kind := kinds.file_format(path)) in kinds.CONVERTED}):
+            what = (*what, conversions)
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
         return fingerprint(what if self.reading.separator == Reading().separator else (*what, s.separator))
 
@@ -86,7 +88,7 @@ class Plan:
             text_field=_field(s),
             document_bytes=self.document_bytes,
             separator=s.separator,
-            on_bad="skip" if s.skips_bad else "stop",
+            on_bad="skip" if s.skips_bad else "auto" if s.on_bad == "auto" else "stop",
         )
 
     @property
@@ -94,11 +96,11 @@ class Plan:
         """Whether a document may be far longer than a batch, so that blocks of several have to be shuffled."""
         if self.source.kind != "files" or self.document_bytes <= LONG_DOCUMENT:
             return False
-        return any(map(files.is_plain, self.files))
+        return any(map(files.may_be_long, self.files))
 
     def few_documents(self, num_shards: int) -> bool:
         """Whether there are too few documents for each shard to read its own."""
-        if num_shards == 1 or not self.long_documents or not all(map(files.is_plain, self.files)):
+        if num_shards == 1 or not self.long_documents or not all(map(files.may_be_long, self.files)):
             return False
         return sum(1 + _text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
 

@@ -1,6 +1,6 @@
 """RTF documents as text, by striprtf (BSD-3-Clause).
 
-Tested in tests/data/readers/test_office.py.
+Tested in tests/data/readers/office/test_office.py.
 """
 
 from data.bad_records import BadRecordError

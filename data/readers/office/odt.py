@@ -1,6 +1,6 @@
 """OpenDocument texts (LibreOffice) as text: paragraphs, lists, tables and notes of their content.
 
-Tested in tests/data/readers/test_office.py.
+Tested in tests/data/readers/office/test_office.py.
 """
 
 from collections.abc import Iterator
