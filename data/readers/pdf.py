@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,8 @@ REPEATED = 3
 """A line that is the first or the last of so many pages is a page header or footer; two are enough for one that has the
 page's number in it."""
 NUMBER = re.compile(r"\d{1,6}")
-FULL = 0.85
-"""A line of at least this share of its column's width goes on in the next line."""
+SURE = 0.9
+"""Of the estimated width of a word."""
 BLANK = 1.35
 """Lines that are so many times the usual distance apart, or their own height, have a blank line between them."""
 LEAST_LETTERS = 4
@@ -128,15 +128,15 @@ def _join(pages: list[list[Line]]) -> str:
     """Paragraphs: a line that fills its column goes on in the next one, across pages too."""
     parts: list[str] = []
     before: Line | None = None
-    right = 0.0
+    edges = _right_edges(pages)
     for page in pages:
         new_page = True
         distance = _usual_distance(page)
         for line in page:
             if before is not None:
-                parts.append(_between(before, line, right, 0.0 if new_page else distance))
+                parts.append(_between(before, line, edges[_place(before)], 0.0 if new_page else distance))
             parts.append(line.text)
-            before, right, new_page = line, _column_right(page, line), False
+            before, new_page = line, False
     return "".join(parts)
 
 
@@ -148,21 +148,41 @@ def _usual_distance(page: list[Line]) -> float:
     return float(max(near, key=lambda distance: (near[distance], -distance))) if near else 1.0
 
 
-def _column_right(page: list[Line], line: Line) -> float:
-    """How far lines reach that begin about where this one does: the right edge of its column."""
-    reach = sorted(each.right for each in page if abs(each.left - line.left) < 4 * line.height)
-    return reach[int(0.9 * (len(reach) - 1))]
+def _right_edges(pages: list[list[Line]]) -> dict[int, float]:
+    """How far lines reach that begin in about the same place: the right edge of their column, by ``_place``."""
+    reach: dict[int, list[float]] = defaultdict(list)
+    for page in pages:
+        for line in page:
+            for place in range(_place(line) - 3, _place(line) + 4):
+                reach[place].append(line.right)
+    edges = {}
+    for place, found in reach.items():
+        found.sort()
+        edges[place] = found[-1 - len(found) // 30]  # a few lines, titles for example, span several columns
+    return edges
+
+
+def _place(line: Line) -> int:
+    return int(line.left // 16)
 
 
 def _between(before: Line, line: Line, right: float, distance: float) -> str:
-    """What stands between two lines: a space, a line end or a blank line. ``distance``: 0 at the first of a page."""
-    fills = before.right - before.left >= FULL * (right - before.left) > 10 * before.height
+    """What stands between two lines: a space, a line end or a blank line. ``distance``: 0 at the first of a page.
+
+    A line goes on in the next one if the next one's first word had no room in it.
+    """
+    word = len(line.text.split(None, 1)[0]) + 1
+    width = SURE * word * (line.right - line.left) / len(line.text)
+    fills = before.right + width > right and right - before.left > 10 * before.height
     below = before.last_bottom - line.bottom
     elsewhere = not distance or below <= 0  # the next page or column
     near = elsewhere or below <= BLANK * max(distance, before.height)
+    indented = line.left > before.left + 0.8 * before.height and not LIST_ITEM.match(before.text)
     goes_on = fills and near and not LIST_ITEM.match(line.text)
     if elsewhere:  # only within a sentence
         goes_on = goes_on and line.text[:1].islower()
+    elif indented:
+        goes_on = False
     if goes_on:
         return " "
     return "\n" if near and not elsewhere else "\n\n"
