@@ -85,9 +85,7 @@ def _lines(document: Any, number: int, pdfium: Any, raw: Any) -> list[Line]:
                 left, bottom, _, top = _box(words, first, raw)
                 _, last_bottom, right, last_top = _box(words, first + len(stripped) - 1, raw)
                 height = max(1.0, top - bottom, last_top - last_bottom)
-                found.append(
-                    Line(stripped.translate(HYPHENS), left, max(left, right), bottom, last_bottom, height)
-                )
+                found.append(Line(stripped.translate(HYPHENS), left, max(left, right), bottom, last_bottom, height))
             at += len(each) + 2
         words.close()
         page.close()

@@ -161,7 +161,7 @@ def _tag(node: Any, nodes: Any) -> str:
         return "\n"
     inside = _all(node.contents, nodes)
     if name == "table":
-        return inside + "\n"
+        return f"\n{inside}\n"
     if name in ("tr", "caption"):
         return "\n" + inside.strip() + "\n"
     if name in ("td", "th"):

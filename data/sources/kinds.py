@@ -237,8 +237,9 @@ def _kind_of_member(name: str, first: bytes) -> str | None:
     return None if told.wrong else told.kind
 
 
-READERS["zip"] = archive.Archive(archive.zip_members, _kind_of_member, dict(READERS))
-READERS["tar"] = archive.Archive(archive.tar_members, _kind_of_member, dict(READERS))
+_OF_MEMBERS = dict(READERS)  # without archives in archives, which would have no bounds
+READERS["zip"] = archive.Archive(archive.zip_members, _kind_of_member, _OF_MEMBERS)
+READERS["tar"] = archive.Archive(archive.tar_members, _kind_of_member, _OF_MEMBERS)
 
 
 def _inside_zip(first: bytes) -> str:

@@ -74,6 +74,9 @@ def _blocks(element: Element, notes: Notes) -> Iterator[str]:
                 yield f"• {found.strip()}\n" if item else f"{found}\n\n"
             yield from (f"{each}\n\n" for each in after if each)
         elif name == "tbl":
+            if in_list:
+                yield "\n"
+            in_list = False
             yield from _rows(child, notes)
             yield "\n"
         else:

@@ -36,17 +36,28 @@ def test_main_text_without_menus_scripts_and_addresses():
 
 def test_a_page_that_marks_no_main_text():
     paragraphs = "".join(f"<p>Sentence number {i} of the article is long enough to be text.</p>" for i in range(20))
-    page = f"<body><div id='menu'><a href='/'>Start</a></div><div class='nav'><a>x</a></div><div>{paragraphs}</div></body>"
+    page = (
+        f"<body><div id='menu'><a href='/'>Start</a></div><div class='nav'><a>x</a></div><div>{paragraphs}</div></body>"
+    )
     found = html.text(page.encode())
     assert "Sentence number 19" in found
-    assert html.text(b"<ul><li><a href=a>One</a></li><li><a href=b>Two</a></li></ul>").split() == ["•", "One", "•", "Two"]
+    assert html.text(b"<ul><li><a href=a>One</a></li><li><a href=b>Two</a></li></ul>").split() == [
+        "•",
+        "One",
+        "•",
+        "Two",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "encoding", "meta"),
     [
         ("naïve — “quotes” at the café", "cp1252", '<meta charset="windows-1252">'),
-        ("Привет, мир: так выглядит текст", "koi8-r", '<meta http-equiv="Content-Type" content="text/html; charset=koi8-r">'),
+        (
+            "Привет, мир: так выглядит текст",
+            "koi8-r",
+            '<meta http-equiv="Content-Type" content="text/html; charset=koi8-r">',
+        ),
         ("日本語の文章です。", "shift_jis", "<meta charset=shift_jis>"),
         ("Grüße aus Köln, schöne Straße", "utf-8", ""),
         ("Grüße aus Köln, schöne Straße", "utf-16", ""),

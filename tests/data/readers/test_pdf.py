@@ -97,14 +97,3 @@ def test_an_owner_password_alone_is_no_hindrance():
 
     lock = StandardEncryption("", ownerPassword="owner")
     assert pdf.text(drawn(lambda canvas: canvas.drawString(72, 700, "Readable text"), encrypt=lock)) == "Readable text"
-
-
-def test_pdf_of_another_program():
-    import matplotlib.pyplot as plt
-
-    buffer = io.BytesIO()
-    figure = plt.figure()
-    figure.text(0.1, 0.5, "Loss over training steps")
-    figure.savefig(buffer, format="pdf")
-    plt.close(figure)
-    assert pdf.text(buffer.getvalue()) == "Loss over training steps"
