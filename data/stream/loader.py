@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data.bad_records import TALLY
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files
@@ -194,6 +195,7 @@ class Loader:
         """End the worker processes. Iterating again restarts them after the last batch that was returned."""
         if self._closer is not None:
             self._closer()
+            TALLY.report(final=True)
         self._sources, self._closer = None, None
         self._rows = []
         self._ended = [False] * self._shards
@@ -219,6 +221,8 @@ class _Inline:
             block = next(self._pipeline)
         except StopIteration:
             return None
+        finally:
+            TALLY.report()
         return block, self._pipeline.state_dict()
 
     def close(self) -> None:
@@ -242,6 +246,10 @@ class _Worker:
     def receive(self) -> tuple[np.ndarray, dict[str, Any]] | None:
         try:
             kind, *content = self._blocks.recv()
+            while kind == "bad":
+                TALLY.take(content[0])
+                TALLY.report()
+                kind, *content = self._blocks.recv()
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)
             code = self._process.exitcode
