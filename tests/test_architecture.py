@@ -21,7 +21,10 @@ MAY_IMPORT = {
     "serve": {"data", "slm", "serve"},
 }
 ORDER = {
-    "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "chat", "sources", "stream", "statistics"),
+    "data": (
+        *("errors", "unicode_scripts", "config", "tales", "tokenizers", "chat", "quality", "sources", "stream"),
+        *("account", "statistics"),
+    ),
     "slm": (
         "report",
         "machine",

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from data.config import DataConfig, SourceConfig
+from data.sources.contents import unit_hash
 from data.sources.documents import iter_documents, make_plans
 from data.sources.duplicates import Finder, normalized, shingles
-from data.sources.held_out import unit_hash
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 
