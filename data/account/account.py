@@ -21,9 +21,9 @@ from data.stream.conversations import in_block
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.tokenizer import Tokenizer
 
-READ = 8 << 20
-"""So many bytes of text are read to count what is not known otherwise: a part of a second."""
-ENCODED_CHARS, ENCODED_DOCUMENTS = 1 << 18, 256
+READ, READ_CHATS = 8 << 20, 2 << 20
+"""So many bytes of text, or of conversations, are read to count what is not known otherwise: a part of a second."""
+ENCODED_CHARS, ENCODED_DOCUMENTS = 1 << 17, 256
 """Of the sample so much is tokenized to estimate how many tokens there are."""
 HELD_OUT = "held out for validation"
 IN_VALIDATION = "also in data.val_files"
@@ -111,16 +111,16 @@ class Account:
         }
 
 
-def account(plan: Plan, *, limit: int = READ) -> Account | None:
+def account(plan: Plan, *, limit: int | None = None) -> Account | None:
     """What the training ``plan`` of a source reads and takes; None where nobody knows before it is read (the Hub) or
     where it has no end (the embedded stories).
 
-    Text of more than ``limit`` bytes is read in part, unless it was read before.
+    Text of more than ``limit`` bytes (None: ``READ``, ``READ_CHATS``) is read in part, unless it was read before.
     """
     assert plan.split == "train"
     if not plan.files:
         return None
-    contents = _contents(plan, limit)
+    contents = _contents(plan, limit or (READ_CHATS if plan.source.is_chat else READ))
     apart = _validation_documents(plan)
     found = Account(
         source=plan.source.label,

@@ -5,13 +5,15 @@ An evaluation text with fewer words counts as a whole, down to ``FEWEST`` words;
 """
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
 
-from data.quality.words import WORD
-
+_CJK = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
+"""A word; in Chinese and Japanese a character, also where it follows a letter."""
 GRAM, FEWEST = 13, 8
 """Words in a row."""
 LONG = 32768

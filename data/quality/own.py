@@ -83,7 +83,7 @@ def _module(name: str) -> ModuleType:
         if error.name != name.partition(".")[0] and error.name != name:
             raise UserError(f"data.filter: {name} needs {error.name}, which is not installed") from error
         raise UserError(
-            f"data.filter: there is no module {name} in this folder ({os.getcwd()}), and none is installed; write {FORM}"
+            f"data.filter: there is no module {name} in this folder ({os.getcwd()}) or installed; write {FORM}"
         ) from error
     except Exception as error:
         raise UserError(

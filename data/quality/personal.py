@@ -49,8 +49,8 @@ _NATIONAL = re.compile(
     r"(?<![\w.+\-/])(?:1[-. ])?(?:\(\d{3}\) ?\d{3}[-. ]\d{4}|\d{3}([-.])\d{3}\1\d{4})(?![\w-]|[.]\d)"  # North America
     r"|(?<![\w.,+\-/])(?:"
     r"0[1-9](?:([ .-])\d{2})(?:\2\d{2}){3}"  # France
-    r"|0\d{1,4} ?[/-] ?\d{5,8}"  # Germany, Austria
-    r"|0\d{2,4} \d{3,4} \d{3,4}"  # Great Britain
+    r"|0[1-9]\d{0,3} ?[/-] ?\d{5,8}"  # Germany, Austria
+    r"|0[1-9]\d{1,3} \d{3,4} \d{3,4}"  # Great Britain
     r")(?![\w-]|[.,]\d)"
 )
 _CALLED = re.compile(

@@ -44,14 +44,17 @@ class TextAccount:
         if not found.mostly_removed or not found.tokens or train.max_minutes is not None:
             return None
         sources = config.data.all_sources()
-        weight = next((each.weight for each in sources if each.label == found.source), 1.0)
-        share = weight / sum(each.weight for each in sources)
+        source = next((each for each in sources if each.label == found.source), sources[0])
+        share = source.weight / sum(each.weight for each in sources)
         times = share * train.max_steps * train.tokens_per_step / found.tokens
         if times < SEVERAL:
             return None
-        return (
+        text = (
             f"most of {found.source} is left out, so {train.max_steps:,} steps read the rest about {times:,.0f} times"
         )
+        if source.max_epochs is not None and times > source.max_epochs:
+            text += f"; after {source.max_epochs} times (data.max_epochs) it is used up"
+        return text
 
     def at_the_end(self) -> str:
         """What to do where the text is used up: not to read more often what most was taken out of."""
