@@ -71,6 +71,8 @@ class Loader:
         if workers < 0:
             raise UserError(f"workers={workers} must be 0 (no extra process) or more")
         plans = _plans(config, split, pairs)
+        self.plans = plans
+        """What is read of each source."""
         self._micro_batch = micro_batch
         self._shards = max(1, workers)
         self._processes = workers
@@ -144,10 +146,7 @@ class Loader:
                 f"there is not one batch of text for this process (of {self._identity['world_size']}): give more text, "
                 "weaker data filters, fewer processes or workers, or a smaller micro-batch"
             )
-        return EndOfTextError(
-            "the training text is used up, every source has been read data.max_epochs times: raise it, add text, or "
-            "train fewer steps"
-        )
+        return EndOfTextError("the training text is used up, every source has been read data.max_epochs times")
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._identity, "turn": self._turn, "streams": list(self._states)}
