@@ -1,7 +1,7 @@
 """The options of text and tokens: frozen keyword-only dataclasses, checked at construction."""
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,12 @@ WHOLE_FILE = 4 << 20
 """The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
 LONGEST_DOCUMENT = 16 << 20
 """The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
-INHERITED = ("max_epochs", "on_bad", "min_chars", "max_chars", "min_letters", "script", "min_script")
+FILTERS = (
+    *("min_chars", "max_chars", "min_letters", "script", "min_script"),
+    *("rules", "filter", "decontaminate", "mask_personal"),
+)
+"""Options that decide which documents are left out, and what is changed in the others."""
+INHERITED = ("max_epochs", "on_bad", *FILTERS)
 """Options that a mixture sets for all its sources."""
 
 
@@ -75,6 +80,17 @@ class SourceConfig:
     case; empty: any script."""
     min_script: float = 0.5
     """With ``script``: least share of a document's letters that belong to it; others are left out."""
+    rules: Literal["none", "repetition", "gopher"] = "none"
+    """Leave out documents that break the rules of Gopher's text: those on ``repetition``, or all of them (``gopher``),
+    of which some are for English prose."""
+    filter: str = ""
+    """``module:function``, a Python function of one's own that takes a text and returns True (keep) or False. The
+    module is one of this folder or an installed one, or a file (``own/filters.py:keep``)."""
+    decontaminate: list[str] = field(default_factory=list)
+    """Files of evaluation texts (txt, jsonl, json, parquet): documents with 13 words in a row of theirs are left out,
+    and such passages are cut out of documents of 32,768 characters or more."""
+    mask_personal: bool = False
+    """Whether e-mail addresses, telephone and card numbers, IP addresses and keys are replaced by marks."""
 
     def __post_init__(self) -> None:
         if not self.weight > 0 or self.weight == float("inf"):
@@ -98,6 +114,13 @@ class SourceConfig:
             raise UserError("a Hub source needs a path: add data.path=owner/name")
 
     def _check_filters(self) -> None:
+        if self.rules not in ("none", "repetition", "gopher"):
+            raise UserError(f"rules={self.rules} must be none, repetition or gopher")
+        if self.filter and not all(self.filter.partition(":")):
+            raise UserError(
+                f"filter={self.filter} names no function: write data.filter=module:function, a Python function that "
+                "takes a text and returns True (keep) or False"
+            )
         for name in ("min_chars", "max_chars"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} must be 0 (off) or a number of characters")
@@ -199,7 +222,11 @@ class DataConfig(SourceConfig):
         """The sources to read: this one, or the mixture's. A mixture's limits and filters apply to each of its
         sources that does not set its own."""
         if self.kind == "mixture":
-            usual = {f.name: f.default for f in fields(SourceConfig) if f.name in INHERITED}
+            usual = {
+                f.name: f.default if f.default_factory is MISSING else f.default_factory()
+                for f in fields(SourceConfig)
+                if f.name in INHERITED
+            }
             given = {name: getattr(self, name) for name in INHERITED if getattr(self, name) != usual[name]}
             return [
                 replace(source, **{k: v for k, v in given.items() if getattr(source, k) == usual[k]})

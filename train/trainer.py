@@ -51,6 +51,7 @@ from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
+from train.run.text_account import TextAccount
 from train.schedule import learning_rate
 from train.step import train_step
 from train.validation import Validator, sample
@@ -75,6 +76,7 @@ class Trainer:
     average: Average
     fake_quant: FakeQuant
     loader: Loader
+    text: TextAccount
     backend: Backend
     born_again: BornAgain
     calibration: HeadCalibration
@@ -162,7 +164,7 @@ class Trainer:
             try:
                 self._step(batches)
             except EndOfTextError as error:
-                self.log.print(f"step {state.step:,}: {error}")
+                self.log.print(f"step {state.step:,}: {error}: {self.text.at_the_end()}")
                 return
 
     def _step(self, batches: Iterator[np.ndarray]) -> None:

@@ -79,7 +79,7 @@ def guess(content: bytes) -> str:
 
 
 def _n_odd(content: bytes, name: str) -> int:
-    """How many characters stand between two letters, and are none, when the bytes are read in an encoding."""
+    """How many characters stand next to letters, and are none, when the bytes are read in an encoding."""
     text = content.decode(name, "replace")
-    found = re.finditer(r"(?<=\w)[^\x00-\x7f\u2019](?=\w)", text)
+    found = re.finditer(r"(?<=\w)[^\x00-\x7f]|[^\x00-\x7f](?=\w)", text)
     return sum(not each.group().isalpha() for each in found)
