@@ -40,8 +40,8 @@ class SourceConfig:
     embedded stories never end.)"""
 
     files: list[str] = field(default_factory=list)
-    """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst. Of a folder, hidden
-    files do not count, and a ``.json`` file only if its first line has the ``text_field``."""
+    """``files``: paths, globs or folders of text, JSON, parquet and documents (docs/data.md), also compressed. Of a
+    folder, hidden files do not count, and a ``.json`` file only if its first line has the ``text_field``."""
     val_files: list[str] = field(default_factory=list)
     """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
     document_chars: int = WHOLE_FILE
@@ -67,7 +67,7 @@ class SourceConfig:
 
     on_bad: Literal["auto", "stop", "skip"] = "auto"
     """Whether a record that cannot be read (a torn line, text that is not UTF-8, no conversation) ends the run or is
-    left out and counted; ``auto``: ``skip`` for ``chat`` and for documents (PDF, HTML, mail, ...), ``stop`` for text."""
+    left out and counted; ``auto``: ``skip`` for ``chat`` and for documents (PDF, HTML, mail), ``stop`` for text."""
 
     min_chars: int = 0
     """Shorter documents are left out."""
@@ -183,7 +183,8 @@ class DataConfig(SourceConfig):
     dedup_max_docs: int = 1_000_000
     """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked."""
     cache: Literal["auto", True, False] = "auto"
-    """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files)."""
+    """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files,
+    documents that are converted)."""
     cache_dir: str = ""
     """The folder of the cache; empty: ``$SLM_CACHE``, else ``slm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
 

@@ -1,6 +1,6 @@
 """Jupyter notebooks as text: their cells in order, code between fences; outputs are left out.
 
-Tested in tests/data/readers/test_office.py.
+Tested in tests/data/readers/test_html.py.
 """
 
 import json

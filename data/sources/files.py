@@ -101,7 +101,7 @@ class TextFile:
         return text
 
     def leave_out(self, error: BadRecordError, position: int) -> None:
-        """Count a bad record and go on; UserError with ``on_bad="stop"``, and with ``auto`` for what is not converted."""
+        """Count a bad record and go on; UserError with ``on_bad="stop"``, with ``auto`` for what is not converted."""
         stop = {"stop": True, "skip": False, "auto": self._kind not in kinds.CONVERTED}
         if stop[self._reading.on_bad]:
             advice = error.advice or "correct it"

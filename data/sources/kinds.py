@@ -7,6 +7,7 @@ in ``READERS``, and give the kind its row in ``KINDS`` if it has none.
 import functools
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -215,9 +216,14 @@ def missing_package(kind: str | None) -> str:
     return next((each for each in PACKAGES.get(kind or "", ()) if find_spec(each) is None), "")
 
 
+def conversions(paths: Iterable[str]) -> tuple[tuple[object, ...], ...]:
+    """What the texts of these files depend on, next to their bytes: for fingerprints. Empty if none is converted."""
+    found = {kind for path in paths if (kind := file_format(path)) in CONVERTED}
+    return tuple(_conversion(kind) for kind in sorted(map(str, found)))
+
+
 @functools.cache
-def conversion(kind: str) -> tuple[object, ...]:
-    """What a converted text depends on, next to the file: for fingerprints."""
+def _conversion(kind: str) -> tuple[object, ...]:
     readers = PACKAGES if kind in ("zip", "tar") else (kind,)
     packages = sorted({package for each in readers for package in PACKAGES.get(each, ())})
     return (kind, VERSION, *((each, version(each)) for each in packages if find_spec(each)))

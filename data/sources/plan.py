@@ -67,9 +67,9 @@ class Plan:
         if s.from_hub and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
         what = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
-        if conversions := sorted({kinds.conversion(kind) for path in self.files if (kind := kinds.file_format(path)) in kinds.CONVERTED}):
-            what = (*what, conversions)
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
+        if conversions := kinds.conversions(self.files):
+            what = (*what, conversions)
         return fingerprint(what if self.reading.separator == Reading().separator else (*what, s.separator))
 
     @property
@@ -160,7 +160,7 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Pla
 
 def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
     if not source.files:
-        raise UserError("no text is named: add data.files=[...] (paths, globs or folders of txt, md, jsonl, parquet)")
+        raise UserError("no text is named: add data.files=[...] (paths, globs or folders of text and documents)")
     paths = source_files(source)
     if source.val_files:
         validation = validation_files(source)

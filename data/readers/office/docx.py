@@ -1,5 +1,6 @@
-"""Word documents as text: paragraphs, lists, tables, notes. (mammoth took twenty times as long, less than a model of 10M
-parameters reads; python-docx leaves notes, text boxes and tracked insertions out.)
+"""Word documents as text: paragraphs, lists, tables, notes.
+
+Own code: mammoth takes thirty times as long, python-docx leaves out notes, text boxes and tracked insertions.
 
 Tested in tests/data/readers/office/test_office.py.
 """

@@ -55,7 +55,8 @@ def test_word_document_by_python_docx():
 def test_word_notes_changes_and_fields():
     body = """<w:p><w:r><w:t>Kept</w:t></w:r><w:ins><w:r><w:t xml:space="preserve"> added</w:t></w:r></w:ins>
     <w:del><w:r><w:delText>deleted</w:delText></w:r></w:del>
-    <w:r><w:footnoteReference w:id="2"/></w:r><w:hyperlink><w:r><w:t xml:space="preserve"> a link</w:t></w:r></w:hyperlink>
+    <w:r><w:footnoteReference w:id="2"/></w:r>
+    <w:hyperlink><w:r><w:t xml:space="preserve"> a link</w:t></w:r></w:hyperlink>
     <w:r><w:instrText>PAGE</w:instrText></w:r></w:p><w:p><w:r><w:t>Next</w:t><w:br/><w:t>line</w:t></w:r></w:p>"""
     notes = '<w:footnote w:id="2"><w:p><w:r><w:t>The note.</w:t></w:r></w:p></w:footnote>'
     data = packed(
@@ -69,7 +70,8 @@ OFFICE = 'xmlns:office="o" xmlns:text="t" xmlns:table="b"'
 ODT = f"""<?xml version="1.0"?><office:document-content {OFFICE}><office:body><office:text>
 <text:tracked-changes><text:p>deleted</text:p></text:tracked-changes>
 <text:h>Heading</text:h>
-<text:p>Two<text:s text:c="2"/>spaces, a <text:span>span</text:span><text:note><text:note-citation>1</text:note-citation>
+<text:p>Two<text:s text:c="2"/>spaces, a <text:span>span</text:span><text:note>
+<text:note-citation>1</text:note-citation>
 <text:note-body><text:p>The note.</text:p></text:note-body></text:note> and<text:line-break/>a line.</text:p>
 <text:list><text:list-item><text:p>one</text:p><text:list><text:list-item><text:p>inside</text:p></text:list-item>
 </text:list></text:list-item><text:list-item><text:p>two</text:p></text:list-item></text:list>
@@ -87,7 +89,8 @@ def test_opendocument(flat):
 
 
 def test_rtf():
-    document = rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Times;}}{\info{\author Somebody}}\b Bold\b0  caf\'e9 \u8364?\par Next\par}"
+    head = rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Times;}}{\info{\author Somebody}}"
+    document = head + rb"\b Bold\b0  caf\'e9 \u8364?\par Next\par}"
     assert rtf.text(document) == "Bold café €\nNext"
     cyrillic = rb"{\rtf1\ansi\ansicpg1251 \'cf\'f0\'e8\'e2\'e5\'f2\par}"
     assert rtf.text(cyrillic) == "Привет"
@@ -127,10 +130,8 @@ def test_external_entities_are_not_read(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("SECRET")
     content = f'<!DOCTYPE a [<!ENTITY x SYSTEM "file://{secret}">]>' + ODT.split("?>", 1)[1].replace("End", "End &x;")
-    try:
-        assert "SECRET" not in odt.text(packed(content__xml=content))
-    except BadRecordError as error:
-        assert "damaged" in error.reason
+    with pytest.raises(BadRecordError, match="damaged"):  # an entity that is not known
+        odt.text(packed(content__xml=content))
 
 
 def test_a_missing_package_says_what_to_install():
