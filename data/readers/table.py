@@ -18,6 +18,8 @@ SAMPLE = 64 << 10
 """Bytes by which delimiter and encoding are told."""
 DELIMITERS = ",;\t|"
 USUAL_FIELD = Reading().text_field
+NAMED = 3
+"""Tables without a text column that a line of its own names."""
 _said: set[str] = set()
 
 
@@ -178,11 +180,14 @@ def _check_columns(names: list[str], path: str, reading: Reading) -> None:
         columns = ", ".join(map(repr, names[:20]))
         detail = f"no column {reading.text_field!r}; {hint or f'its columns are {columns}'}"
         raise BadRecordError("a table without the column data.text_field", detail=detail)
-    if path not in _said:
-        _said.add(path)
-        columns = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        line = f"{path} has no column {reading.text_field!r}: a document is a row with all its columns ({columns})"
-        print(f"{line}; data.text_field=NAME reads one column", file=sys.stderr, flush=True)
+    if path in _said or len(_said) > NAMED:
+        return
+    _said.add(path)
+    columns = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    line = f"{path} has no column {reading.text_field!r}: a document is a row with all its columns ({columns})"
+    if len(_said) > NAMED:
+        line = f"more tables have no column {reading.text_field!r}, and are read as {path} is: a document is a row"
+    print(f"{line}; data.text_field=NAME reads one column", file=sys.stderr, flush=True)
 
 
 CSV = Table()
