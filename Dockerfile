@@ -23,7 +23,7 @@ RUN CMAKE_ARGS='-DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=O
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.13,<2.14"
 COPY . /opt/slm/source
-RUN pip install --no-cache-dir "/opt/slm/source[logging]"
+RUN pip install --no-cache-dir "/opt/slm/source[logging,documents]"
 
 FROM ${BASE}
 # g++ compiles the training kernels and the token picker for this processor, once.

@@ -1,7 +1,7 @@
 """The options of text and tokens: frozen keyword-only dataclasses, checked at construction."""
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,12 @@ CHAT_COLUMNS = (
     *("user", "assistant", "system", "context", "history", "reasoning", "tools", "messages", "chosen", "rejected"),
 )
 """What ``columns`` can name."""
-INHERITED = ("max_epochs", "min_chars", "max_chars", "min_letters", "script", "min_script")
+FILTERS = (
+    *("min_chars", "max_chars", "min_letters", "script", "min_script"),
+    *("rules", "filter", "decontaminate", "mask_personal"),
+)
+"""Options that decide which documents are left out, and what is changed in the others."""
+INHERITED = ("max_epochs", "on_bad", *FILTERS)
 """Options that a mixture sets for all its sources."""
 
 
@@ -39,8 +44,8 @@ class SourceConfig:
     embedded stories never end.)"""
 
     files: list[str] = field(default_factory=list)
-    """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst. Of a folder, hidden
-    files do not count, and a ``.json`` file only if its first line has the ``text_field``."""
+    """``files``: paths, globs or folders of text, JSON, parquet and documents (docs/data.md), also compressed. Of a
+    folder, hidden files do not count, and a ``.json`` file only if its first line has the ``text_field``."""
     val_files: list[str] = field(default_factory=list)
     """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
     document_chars: int = WHOLE_FILE
@@ -71,8 +76,9 @@ class SourceConfig:
     """``chat``: where the model's chat template does not write tools, their calls or results, it gets one that does
     (``auto``); or it stays, and conversations that it cannot write are left out (``own``). ``ours``: conversations with
     tools get that other one always."""
-    on_bad: Literal["skip", "stop"] = "skip"
-    """``chat``: leave out records that are no conversations, or stop at the first."""
+    on_bad: Literal["auto", "stop", "skip"] = "auto"
+    """Whether a record that cannot be read (a torn line, text that is not UTF-8, no conversation) ends the run or is
+    left out and counted; ``auto``: ``skip`` for ``chat`` and for documents (PDF, HTML, mail), ``stop`` for text."""
 
     min_chars: int = 0
     """Shorter documents are left out."""
@@ -85,6 +91,17 @@ class SourceConfig:
     case; empty: any script."""
     min_script: float = 0.5
     """With ``script``: least share of a document's letters that belong to it; others are left out."""
+    rules: Literal["none", "repetition", "gopher"] = "none"
+    """Leave out documents that break the rules of Gopher's text: those on ``repetition``, or all of them (``gopher``),
+    of which some are for English prose."""
+    filter: str = ""
+    """``module:function``, a Python function of one's own that takes a text and returns True (keep) or False. The
+    module is one of this folder or an installed one, or a file (``own/filters.py:keep``)."""
+    decontaminate: list[str] = field(default_factory=list)
+    """Files of evaluation texts (txt, jsonl, json, parquet): documents with 13 words in a row of theirs are left out,
+    and such passages are cut out of documents of 32,768 characters or more."""
+    mask_personal: bool = False
+    """Whether e-mail addresses, telephone and card numbers, IP addresses and keys are replaced by marks."""
 
     def __post_init__(self) -> None:
         if not self.weight > 0 or self.weight == float("inf"):
@@ -127,6 +144,13 @@ class SourceConfig:
             )
 
     def _check_filters(self) -> None:
+        if self.rules not in ("none", "repetition", "gopher"):
+            raise UserError(f"rules={self.rules} must be none, repetition or gopher")
+        if self.filter and not all(self.filter.partition(":")):
+            raise UserError(
+                f"filter={self.filter} names no function: write data.filter=module:function, a Python function that "
+                "takes a text and returns True (keep) or False"
+            )
         for name in ("min_chars", "max_chars"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} must be 0 (off) or a number of characters")
@@ -155,6 +179,9 @@ class SourceConfig:
     def column_pairs(self) -> tuple[tuple[str, str], ...]:
         """``columns`` as pairs, in order."""
         return tuple(sorted((name, str(column)) for name, column in (self.columns or {}).items()))
+    def skips_bad(self) -> bool:
+        """Whether records that cannot be read are left out and counted."""
+        return self.on_bad == "skip" or (self.on_bad == "auto" and self.is_chat)
 
     @property
     def is_chat(self) -> bool:
@@ -189,7 +216,8 @@ class DataConfig(SourceConfig):
     dedup_max_docs: int = 1_000_000
     """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked."""
     cache: Literal["auto", True, False] = "auto"
-    """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files)."""
+    """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files,
+    documents that are converted)."""
     cache_dir: str = ""
     """The folder of the cache; empty: ``$SLM_CACHE``, else ``slm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
 
@@ -228,7 +256,11 @@ class DataConfig(SourceConfig):
         """The sources to read: this one, or the mixture's. A mixture's limits and filters apply to each of its
         sources that does not set its own."""
         if self.kind == "mixture":
-            usual = {f.name: f.default for f in fields(SourceConfig) if f.name in INHERITED}
+            usual = {
+                f.name: f.default if f.default_factory is MISSING else f.default_factory()
+                for f in fields(SourceConfig)
+                if f.name in INHERITED
+            }
             given = {name: getattr(self, name) for name in INHERITED if getattr(self, name) != usual[name]}
             return [
                 replace(source, **{k: v for k, v in given.items() if getattr(source, k) == usual[k]})

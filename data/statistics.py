@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from data.progress import Progress
+from data.sources.contents import unit_hash
 from data.sources.corpus import records
 from data.sources.documents import TalesStream
 from data.sources.duplicates import Finder
-from data.sources.filters import make_filter
-from data.sources.held_out import unit_hash
+from data.sources.filters import make_change, make_filter
 from data.sources.passages import middle
 from data.sources.plan import Plan, open_whole_corpus
 
@@ -25,6 +25,7 @@ class Statistics:
     def __init__(self, *, encode: Callable[[str], Any], plan: Plan, finder: Finder | None) -> None:
         self._encode = encode
         self._reason = make_filter(plan.source)
+        self._change = make_change(plan.source) or str
         self._plan = plan
         self._finder = finder
         self.documents = 0
@@ -58,8 +59,9 @@ class Statistics:
             if verdict:
                 self.repeated[verdict] += 1
                 continue
-            length = len(self._encode(text)) + 1
-            self.bytes += len(text.encode("utf-8", "replace"))
+            read = self._change(text)
+            length = len(self._encode(read)) + 1
+            self.bytes += len(read.encode("utf-8", "replace"))
             self.tokens += length
             self.lengths.append(length)
             if self._plan.passage and text in undivided and len(text) >= self._plan.divided:

@@ -21,7 +21,10 @@ MAY_IMPORT = {
     "serve": {"data", "slm", "serve"},
 }
 ORDER = {
-    "data": ("errors", "unicode_scripts", "config", "tales", "tokenizers", "chat", "sources", "stream", "statistics"),
+    "data": (
+        *("errors", "bad_records", "unicode_scripts", "config", "readers", "tales", "tokenizers", "chat", "quality"),
+        *("sources", "stream", "account", "statistics"),
+    ),
     "slm": (
         "report",
         "machine",
@@ -61,7 +64,7 @@ ORDER = {
 }
 """Folders and modules from the bottom to the top: each may import only what stands before it. Those that are not named
 may stand anywhere, as long as there is no circle."""
-MOST_MODULES = 16
+MOST_MODULES = 17
 """In one folder, ``__init__`` and ``__main__`` not counted."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.account.listing import show_files
 from data.chat.tokens import end_of_turn
 from data.errors import UserError
 from data.storage import atomic_write_text
@@ -70,6 +71,7 @@ from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
 from train.run.run_state import RunState, check_set_up, limit_seconds
 from train.run.text import prepare_text, remove_text
+from train.run.text_account import TextAccount
 from train.trainer import Trainer
 from train.validation import Validator
 
@@ -91,10 +93,13 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             return 0
         if point.checkpoint:
             config = replace(config, data=keep_cutting(config.data, point.state["config"])[0])
+        if ranks.main:
+            show_files(config.data, print)
         tokenizer = broadcast_tokenizer(
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
         loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
+        text = TextAccount.of(loader.plans, tokenizer, config) if ranks.main else TextAccount()
         model, warning, first = _new_model(config, tokenizer, ranks, root, environment, new=point.checkpoint is None)
         objective = ranks.main_first(
             lambda: make_objective(config, model, tokenizer, environment, root, ranks, new=point.checkpoint is None)
@@ -107,9 +112,10 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             first,
             adapter_line(trained, config.lora),
             objective_line(config),
+            *text.lines(config),
         )
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
-        parts = (tokenizer, loader, blocks_NT1, trained, objective)
+        parts = (tokenizer, loader, text, blocks_NT1, trained, objective)
         trainer = _make_trainer(config, root, ranks, environment, *parts, point)
         directory.accept()
         code = trainer.run()
@@ -378,6 +384,7 @@ def _make_trainer(
     environment: Environment,
     tokenizer: Tokenizer,
     loader: Loader,
+    text: TextAccount,
     blocks_NT1: np.ndarray,
     trained: Trained,
     objective: Objective,
@@ -414,8 +421,7 @@ def _make_trainer(
     check_set_up(train, state.setup_seconds + ranks.broadcast_from_main(process_seconds))
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
     backend = with_adapter(backend, trained)
-    text = to_yaml(config)
-    atomic_write_text(root / CONFIG, text)
+    atomic_write_text(root / CONFIG, to_yaml(config))
     log = RunLog(config, root, state.step, main=ranks.main, new=point.checkpoint is None)
     interrupt, sync = make_gradient_sync(
         ranks, trained, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
@@ -442,7 +448,7 @@ def _make_trainer(
     optimizer.register_step_pre_hook(lambda *_: fake_quant.show_masters())
     state.start_clock(ranks.broadcast_from_main(process_seconds))
     check_set_up(train, state.setup_seconds)
-    log.events.start(state.step, point.checkpoint, model.config, environment, processes=ranks.size)
+    log.events.start(state.step, point.checkpoint, model.config, environment, processes=ranks.size, text=text.record())
     return Trainer(
         config=config,
         root=root,
@@ -455,6 +461,7 @@ def _make_trainer(
         average=average,
         fake_quant=fake_quant,
         loader=loader,
+        text=text,
         backend=backend,
         born_again=BornAgain(config, tokenizer, environment, root, objective),
         calibration=calibration,

@@ -52,6 +52,7 @@ from train.run.metrics_window import MetricsWindow
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
+from train.run.text_account import TextAccount
 from train.schedule import learning_rate
 from train.step import train_step
 from train.validation import Validator, sample
@@ -80,6 +81,7 @@ class Trainer:
     average: Average
     fake_quant: FakeQuant
     loader: Loader
+    text: TextAccount
     backend: Backend
     born_again: BornAgain
     calibration: HeadCalibration
@@ -181,9 +183,9 @@ class Trainer:
             try:
                 self._step(batches)
             except EndOfTextError as error:
-                self.log.print(f"step {state.step:,}: {error}")
                 if self.born_again.has_student(state.began):
                     self.log.print("the text ended before the second model of distill.born_again began: there is none")
+                self.log.print(f"step {state.step:,}: {error}: {self.text.at_the_end()}")
                 return
 
     def _step(self, batches: Iterator[np.ndarray]) -> None:

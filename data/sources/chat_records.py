@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from data.chat import message_trees
 from data.errors import UserError, one_line
-from data.sources import files
+from data.sources import kinds
 from data.sources.compressed import open_binary
 
 _BATCH = 64
@@ -99,10 +99,10 @@ def _to_the_end(path: str, lines: Lines) -> Iterator[Record | None]:
 
 def file_kind(path: str) -> str:
     """``json`` (lines, or arrays), ``table``, ``parquet`` or ``text``, by the file's name; ``json`` for any other."""
-    if files.is_table(path):
+    kind = kinds.suffix_kind(path)
+    if kind in ("csv", "tsv"):
         return "table"
-    known = files.file_format(path)
-    return known if known in ("parquet", "text") else "json"
+    return kind if kind in ("parquet", "text") else "json"
 
 
 class _Place:

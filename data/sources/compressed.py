@@ -4,12 +4,14 @@ gzip files may have several members and Zstandard files several frames, one afte
 between two of them is a complete file, so that cannot be noticed.
 """
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 from typing import BinaryIO, cast
 
-COMPRESSED_SUFFIXES = (".gz", ".zst")
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 _READ = 1 << 16
 """Compressed bytes read at a time."""
 _LARGEST_WINDOW = 1 << 31
@@ -32,6 +34,10 @@ def open_binary(path: str) -> BinaryIO:
         raise IncompleteFileError("the file is empty; even nothing has some bytes when it is compressed")
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
+    if name.endswith(".bz2"):
+        return cast(BinaryIO, bz2.open(path, "rb"))
+    if name.endswith(".xz"):
+        return cast(BinaryIO, lzma.open(path, "rb"))
     return cast(BinaryIO, io.BufferedReader(_ZstdReader(path), buffer_size=_READ))
 
 
@@ -46,9 +52,29 @@ class _ZstdReader(io.RawIOBase):
         self._frame: zstandard.ZstdDecompressionObj | None = None  # None: between two frames
         self._input = b""
         self._output = memoryview(b"")
+        self._position = 0  # in the decompressed content
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset from the beginning or from here, by reading what is between."""
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("the end is not known")
+        if offset < self._position:
+            self._file.seek(0)
+            self._frame, self._input, self._output, self._position = None, b"", memoryview(b""), 0
+        while self._position < offset and self.read(min(_READ, offset - self._position)):
+            pass
+        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed's Buffer is newer than 3.11
         while not self._output:
@@ -67,6 +93,7 @@ class _ZstdReader(io.RawIOBase):
         n_bytes = min(len(buffer), len(self._output))
         buffer[:n_bytes] = self._output[:n_bytes]
         self._output = self._output[n_bytes:]
+        self._position += n_bytes
         return n_bytes
 
     def close(self) -> None:

@@ -147,7 +147,8 @@ class _FileReader:
         self._path = path
         self._reading = reading
         self._position = position
-        self._records = files.read(path, position, reading)
+        self._file = files.TextFile(path, reading)
+        self._records = self._file.read(position)
         self._select = select
         self._undivided: bool | None = None  # not known before there is a document
 
@@ -156,7 +157,7 @@ class _FileReader:
         return raw
 
     def document(self, record: files.Raw) -> str | None:
-        text = files.parse(record, self._path, self._position, self._reading)
+        text = self._file.text(record, self._position)
         if not text or text.isspace():
             return None
         if self._select is None:
@@ -177,7 +178,8 @@ class _FileReader:
 
 
 class SelectedCorpus:
-    """A corpus without the documents that ``accepts`` rejects and without the records in ``skipped``.
+    """A corpus without the documents that ``accepts`` rejects and without the records in ``skipped``, with each of the
+    others as ``change`` makes it.
 
     ``skipped`` maps a file's number to the sorted numbers of its records.
     """
@@ -188,9 +190,11 @@ class SelectedCorpus:
         *,
         accepts: Callable[[str], bool] | None = None,
         skipped: dict[int, np.ndarray] | None = None,
+        change: Callable[[str], str] | None = None,
     ) -> None:
         self._corpus = corpus
         self._accepts = accepts
+        self._change = change
         self._skipped = skipped or {}
 
     def n_files(self) -> int:
@@ -201,17 +205,23 @@ class SelectedCorpus:
 
     def open(self, file: int, record: int, position: Any) -> Reader[str]:
         reader = self._corpus.open(file, record, position)
-        return _SelectedReader(reader, record, self._accepts, self._skipped.get(file))
+        return _SelectedReader(reader, record, self._accepts, self._skipped.get(file), self._change)
 
 
 class _SelectedReader:
     def __init__(
-        self, reader: Reader[str], record: int, accepts: Callable[[str], bool] | None, skipped: np.ndarray | None
+        self,
+        reader: Reader[str],
+        record: int,
+        accepts: Callable[[str], bool] | None,
+        skipped: np.ndarray | None,
+        change: Callable[[str], str] | None,
     ) -> None:
         self._reader = reader
         self._next = record
         self._accepts = accepts
         self._skipped = skipped  # sorted record numbers
+        self._change = change
 
     def __next__(self) -> Any:
         record = next(self._reader)
@@ -227,7 +237,7 @@ class _SelectedReader:
         document = self._reader.document(record)
         if document is None or (self._accepts and not self._accepts(document)):
             return None
-        return document
+        return document if self._change is None else self._change(document)
 
     def position(self) -> Any:
         return self._reader.position()

@@ -3,17 +3,16 @@
 import functools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from data.chat.formats import plain_text, to_document
 from data.chat.story_chat import conversation
 from data.config import DataConfig
 from data.errors import UserError
 from data.sources import duplicates
+from data.sources.contents import unit_hash
 from data.sources.corpus import Corpus, CorpusStream, Select, SelectedCorpus
 from data.sources.document_stream import Doc, ResumableStream, State, TextStream
-from data.sources.filters import make_filter
-from data.sources.held_out import DIVIDED, unit_hash
+from data.sources.filters import make_change, make_filter
 from data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
 from data.sources.passages import middle, without
 from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
@@ -70,16 +69,17 @@ def make_plans(config: DataConfig, split: Split) -> list[Plan]:
     others = plan_sources(config, other)
     # Separate validation text comes first: training text that repeats it is then left out.
     ordered = [*plans, *others] if split == "validation" else [*others, *plans]
-    path = duplicates.list_duplicates(config, ordered)
-    return [replace(plan, duplicates=path) for plan in plans]
+    listed = duplicates.list_duplicates(config, ordered)
+    return listed[: len(plans)] if split == "validation" else listed[len(others) :]
 
 
 def open_corpus(plan: Plan) -> Corpus[str]:
     """The documents of the plan's split: filtered, and without duplicates."""
-    skipped = duplicates.load(plan.duplicates, plan.corpus) if plan.duplicates else None
+    skipped = duplicates.load(plan)
+    change = make_change(plan.source, validation_text=plan.is_validation_text)
     if plan.source.kind == "files":
-        return SelectedCorpus(open_whole_corpus(plan, make_select(plan)), skipped=skipped)
-    return SelectedCorpus(open_whole_corpus(plan), accepts=make_accepts(plan), skipped=skipped)
+        return SelectedCorpus(open_whole_corpus(plan, make_select(plan)), skipped=skipped, change=change)
+    return SelectedCorpus(open_whole_corpus(plan), accepts=make_accepts(plan), skipped=skipped, change=change)
 
 
 def make_accepts(plan: Plan) -> Callable[[str], bool]:
@@ -90,21 +90,13 @@ def make_accepts(plan: Plan) -> Callable[[str], bool]:
 
 def make_select(plan: Plan) -> Select:
     """A function from a document to what the plan's split reads of it; None: nothing, or a filter rejects it."""
-    reason = make_filter(plan.source)
+    reason = make_filter(plan.source, validation_text=plan.is_validation_text)
     validation = plan.split == "validation"
-    everything = validation and not plan.held_out and not plan.passage  # a split or files of its own
+    by_hash = bool(plan.held_out or plan.also_held_out or (validation and plan.passage))
 
     def is_read(text: str, divided: bool) -> bool:
         """Whether the split has the document, or if it is ``divided`` its own share of it."""
-        if validation:
-            is_short = not plan.longest_held_out or len(text) <= plan.longest_held_out
-            return everything or divided or (is_short and unit_hash(text) < plan.held_out)
-        if not plan.held_out and not plan.also_held_out:
-            return True
-        hashed = unit_hash(text)
-        # Another source may hold out as a whole what this one divides, if it is short.
-        whole = not divided or len(text) < DIVIDED
-        return hashed not in plan.also_held_out and not (whole and hashed < plan.held_out)
+        return not by_hash or not plan.leaves_out(unit_hash(text), len(text), divided=divided)
 
     def select(text: str, undivided: bool) -> str | None:
         divided = undivided and plan.passage > 0 and len(text) >= plan.divided

@@ -10,10 +10,10 @@ above the threshold, about half of the pairs right at it, and none far below. Th
 import functools
 import hashlib
 import io
-import re
-import unicodedata
+import os
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ import numpy as np
 from data.config import DataConfig
 from data.errors import UserError
 from data.progress import Progress
+from data.quality.words import WORD, normalized
 from data.sources.corpus import Corpus, records
 from data.sources.filters import make_filter, options
 from data.sources.plan import Plan, open_whole_corpus
@@ -32,7 +33,6 @@ N_HASHES = 128
 FEW_BANDS, MANY_BANDS = 16, 32  # thresholds of 0.75 and more need only half the bands, and half the memory
 SHINGLE = 5  # words
 BATCH, BATCH_CHARS = 256, 4 << 20  # documents given to the library at once, and their characters
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|\w+")  # Chinese and Japanese: a character is a word
 
 WITHOUT_LIST = "data.dedup=none"
 """The option with which no list of duplicates is needed."""
@@ -82,11 +82,6 @@ class Finder:
         return verdicts
 
 
-def normalized(text: str) -> str:
-    """The form in which documents are compared: composed (NFC), case-folded, words separated by one space."""
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
-
-
 def shingles(plain: str) -> list[str]:
     """The sequences of five words; a shorter text is one sequence."""
     words = WORD.findall(plain)
@@ -95,25 +90,42 @@ def shingles(plain: str) -> list[str]:
     return list(map(" ".join, zip(*(words[i:] for i in range(SHINGLE)), strict=False)))
 
 
-def list_duplicates(config: DataConfig, plans: list[Plan]) -> str:
-    """The path of the list of duplicates among the plans' documents; made if it is not in the cache.
+def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
+    """The plans, each with the list of duplicates among the documents of all of them; made if it is not in the cache.
 
     ``plans`` are those of all sources and both splits. The first of several duplicates is kept, so validation text
     should come first. At most ``data.dedup_max_docs`` documents are compared. The embedded stories are not compared:
     no two are the same.
     """
     assert config.dedup != "none"
+    names = _names(plans)
     corpora: dict[str, Plan] = {}
-    for plan in plans:
+    for plan, name in zip(plans, names, strict=True):
         if plan.source.kind not in ("tales", "story_chat"):
-            corpora.setdefault(plan.corpus, plan)
-    texts = [(key, stamps(plan.files), options(plan.source)) for key, plan in corpora.items()]
+            corpora.setdefault(name, plan)
+    texts = [(name, stamps(plan.files), options(plan.source)) for name, plan in corpora.items()]
     key = (VERSION, config.dedup, config.dedup_threshold, config.dedup_max_docs, texts)
     path = config.cache_folder / "duplicates" / f"{fingerprint(key)}.npz"
     with locked(path.with_suffix(".lock"), without=WITHOUT_LIST):
         if _read(path) is None:
             _make(path, config, config.dedup, corpora)
-    return str(path)
+    return [replace(plan, duplicates=str(path), listed_as=name) for plan, name in zip(plans, names, strict=True)]
+
+
+def _names(plans: list[Plan]) -> list[str]:
+    """What each plan's corpus is called in the list: ``Plan.corpus``, which knows names and sizes of files, and for
+    others that look the same to it (``split -b`` makes such parts), a number after it. The first has none, so that
+    lists from before there were numbers stay valid."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    names = []
+    for plan in plans:
+        paths = tuple(os.path.realpath(path) for path in plan.files)
+        alike = found.setdefault(plan.corpus, [])
+        if paths not in alike:
+            alike.append(paths)
+        number = alike.index(paths)
+        names.append(f"{plan.corpus}+{number}" if number else plan.corpus)
+    return names
 
 
 def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpora: dict[str, Plan]) -> None:
@@ -152,7 +164,7 @@ def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpor
 
 def _batches(plan: Plan, corpus: Corpus[str]) -> Iterator[tuple[list[tuple[int, int, str]], float, int]]:
     """Documents as (file, record, text) in their natural order, with the files done (also in part) and all files."""
-    reason = make_filter(plan.source)
+    reason = make_filter(plan.source, validation_text=plan.is_validation_text)
     batch: list[tuple[int, int, str]] = []
     chars = 0
     n_files = corpus.n_files()
@@ -179,9 +191,9 @@ def _lists(path: str) -> dict[str, dict[int, np.ndarray]]:
     return lists
 
 
-def load(path: str, corpus: str) -> dict[int, np.ndarray]:
-    """The records to leave out of a corpus: for each file their sorted numbers."""
-    return _lists(path).get(corpus, {})
+def load(plan: Plan) -> dict[int, np.ndarray]:
+    """The records of the plan's corpus to leave out, none without a list: for each file their sorted numbers."""
+    return _lists(plan.duplicates).get(plan.listed_as, {}) if plan.duplicates else {}
 
 
 def _read(path: Path) -> dict[str, dict[int, np.ndarray]] | None:

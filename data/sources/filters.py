@@ -1,47 +1,175 @@
-"""Filters of documents: by length, by their share of letters, by script. Every rejection names the option behind it."""
+"""The filters of a source together: which option rejects a document, and what is changed in those that pass.
 
-from collections.abc import Callable
+Of conversations, the filters that read language (rules, a function of one's own, evaluation texts) see what is said.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
-from data.config import SourceConfig
-from data.unicode_scripts import LETTER, OTHER, count_classes, scripts
+from data.chat.formats import from_document, plain_text, to_document
+from data.config import FILTERS, SourceConfig
+from data.errors import UserError
+from data.quality import own, personal
+from data.quality.characters import by_characters
+from data.quality.contamination import LONG, Contamination
+from data.quality.repetition import VERSION as RULES_VERSION
+from data.quality.repetition import broken_rule
+from data.sources import chat_files, files
+from data.sources.compressed import open_binary
+from data.storage import stamps
+
+Reason = Callable[[str], str | None]
+Change = Callable[[str], str]
+CUT = "[passage of data.decontaminate]"
+"""What ``note`` of ``make_change`` is told of a passage that is cut out."""
+_NOT_SPOKEN = ("role", "name", "type", "id", "tool_call_id")
+"""Fields of a message that hold no text of a person."""
 
 
-def make_filter(source: SourceConfig) -> Callable[[str], str | None] | None:
-    """A function that returns the option that rejects a text (``min_chars``, ``max_chars``, ``min_letters`` or
-    ``script``), or None where the text passes; None without filters.
+def make_filter(source: SourceConfig, *, validation_text: bool = False) -> Reason | None:
+    """A function that returns the option that rejects a text (``min_chars``, ``script``, ``rules``, ...), or None where
+    the text passes; None without filters.
 
-    Letters and scripts are those of ``data.unicode_scripts``. A document without letters has no script.
+    ``validation_text``: of validation text of its own, which may be what ``decontaminate`` names.
     """
-    if not (source.min_chars or source.max_chars or source.min_letters or source.script):
-        return None
-    by_character = bool(source.min_letters or source.script)
-    wanted = scripts().get(source.script_key, -1) if source.script else -1
+    characters = by_characters(source)
+    spoken = plain_text if source.is_chat else str
+    steps: list[Reason] = []
+    if source.rules != "none":
+        steps.append(lambda text: (rule := broken_rule(text, source.rules)) and f"rules ({rule})")
+    if source.filter:
+        keeps = own.own_filter(source.filter)
+        steps.append(lambda text: None if keeps(text) else "filter")
+    if source.decontaminate and not validation_text:
+        contamination = _contamination(stamps(_evaluation_files(source)))
+        long = float("inf") if source.is_chat else LONG
+        steps.append(lambda text: "decontaminate" if len(text) < long and contamination.is_in(text) else None)
+    if not steps:
+        return characters
 
     def reason(text: str) -> str | None:
-        if len(text) < source.min_chars:
-            return "min_chars"
-        if source.max_chars and len(text) > source.max_chars:
-            return "max_chars"
-        if not by_character:
-            return None
-        counts = count_classes(text)
-        letters = int(counts[LETTER:].sum())
-        if letters < source.min_letters * (letters + int(counts[OTHER])):
-            return "min_letters"
-        if source.script and (letters == 0 or counts[wanted] < source.min_script * letters):
-            return "script"
-        return None
+        if characters is not None and (found := characters(text)):
+            return found
+        said = spoken(text)
+        return next((found for step in steps if (found := step(said))), None)
 
     return reason
 
 
+def make_change(
+    source: SourceConfig, *, validation_text: bool = False, note: Callable[[str, str], None] | None = None
+) -> Change | None:
+    """A function from a document that passes to the text that is read in its place; None where that is always the same.
+
+    ``note`` is told what is masked or cut out, as a mark of its kind and what stood there.
+    """
+    steps: list[Change] = []
+    if source.decontaminate and not validation_text and not source.is_chat:
+        contamination = _contamination(stamps(_evaluation_files(source)))
+
+        def cut(text: str) -> str:
+            if len(text) < LONG or (left := contamination.without(text)) == text:
+                return text
+            if note is not None:
+                note(CUT, f"{len(text) - len(left):,} characters")
+            return left
+
+        steps.append(cut)
+    if source.mask_personal:
+        steps.append(functools.partial(personal.mask, note=note))
+    if not steps:
+        return None
+
+    def change(text: str) -> str:
+        for step in steps:
+            text = step(text)
+        return text
+
+    return functools.partial(_change_said, change) if source.is_chat else change
+
+
+def _change_said(change: Change, document: str) -> str:
+    """A conversation with each of its texts changed."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, list):
+            return [walk(each) for each in value]
+        if isinstance(value, dict):
+            return {key: each if key in _NOT_SPOKEN else walk(each) for key, each in value.items()}
+        return value
+
+    conversation = from_document(document)
+    changed = {key: each if key == "tools" else walk(each) for key, each in conversation.items()}
+    return document if changed == conversation else to_document(changed)
+
+
+def settings(source: SourceConfig) -> tuple[tuple[str, Any], ...]:
+    """The filters' options as (name, value), hashable: ``SourceConfig`` takes them back."""
+    values = {field.name: getattr(source, field.name) for field in fields(SourceConfig) if field.name in FILTERS}
+    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in values.items())
+
+
 def options(source: SourceConfig) -> tuple[tuple[str, Any], ...]:
-    """The filters' options as (name, value); the script in lower case."""
-    return (
+    """What the filters let pass and change, as (option, value): for fingerprints. Files and functions by their content.
+
+    Only what is not as usual is added to the first five: positions from before there was a choice stay valid.
+    """
+    found: list[tuple[str, Any]] = [
         ("min_chars", source.min_chars),
         ("max_chars", source.max_chars),
         ("min_letters", source.min_letters),
         ("script", source.script_key),
         ("min_script", source.min_script),
-    )
+    ]
+    if source.rules != "none":
+        found.append(("rules", (source.rules, RULES_VERSION)))
+    if source.filter:
+        found.append(("filter", own.identity(source.filter)))
+    if source.decontaminate:
+        found.append(("decontaminate", _contamination(stamps(_evaluation_files(source))).identity))
+    if source.mask_personal:
+        found.append(("mask_personal", personal.VERSION))
+    return tuple(found)
+
+
+def _evaluation_files(source: SourceConfig) -> list[str]:
+    return files.expand(list(source.decontaminate), "data.decontaminate")
+
+
+@functools.lru_cache(maxsize=4)
+def _contamination(stamped: tuple[Any, ...]) -> Contamination:
+    """The passages of evaluation files: text, or records of any form, whose texts all count."""
+    paths = [path for path, _, _ in stamped]
+    contamination = Contamination(text for path in paths for text in _texts(path))
+    if contamination.texts == contamination.too_short:
+        raise UserError(
+            f"data.decontaminate: {files.few_names(paths)} hold no text of eight words or more: name the files of the "
+            "evaluation"
+        )
+    return contamination
+
+
+def _texts(path: str) -> Iterator[str]:
+    if (files.file_format(path) or "text") == "text":
+        with open_binary(path) as stream:
+            yield stream.read().decode("utf-8", "replace")
+        return
+    for record in chat_files.read(path):
+        if record.error:
+            raise UserError(f"data.decontaminate: {record.where}: {record.error}")
+        yield from _strings(record.value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _strings(each)

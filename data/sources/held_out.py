@@ -4,14 +4,14 @@ Tested in tests/data/sources/test_plan.py.
 """
 
 import functools
-import hashlib
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 from data.config import SourceConfig
 from data.errors import UserError
-from data.sources import chat_files
-from data.sources.corpus import CorpusStream, FileCorpus
+from data.sources.chat_files import ChatFileCorpus
+from data.sources.contents import Contents, Document, count
+from data.sources.corpus import FileCorpus
 from data.sources.files import Reading, few_names
 from data.sources.filters import make_filter
 
@@ -24,45 +24,22 @@ LARGEST_PASSAGE = 0.25  # ... at most this share of it, if the other ones are to
 ABOUT = 1.25  # a small corpus may hold out so many times a tenth (or val_fraction), because documents stay whole
 
 
-class Document(NamedTuple):
-    """What is known of a document of a small corpus."""
-
-    size: int
-    """Bytes, copies counted."""
-    chars: int
-    undivided: bool
-    """Whether it is all of a file's plain text."""
-
-    def is_long(self, divided: int) -> bool:
-        """Whether a passage of it is held out, where documents of so many characters are divided."""
-        return self.undivided and self.chars >= divided
-
-
 @functools.lru_cache(maxsize=16)
+def contents_of(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> Contents:
+    """What a small corpus of files holds."""
+    paths = tuple(path for path, _, _ in stamped)
+    chats = reading.text_field == CONVERSATIONS
+    source = SourceConfig(kind="chat" if chats else "files", files=list(paths), **dict(filters))
+    return count(
+        lambda select: ChatFileCorpus(paths, stop=False, columns=reading.columns) if chats else FileCorpus(paths, reading, select),
+        [size for _, size, _ in stamped],
+        reason=make_filter(source),
+    )
+
+
 def documents_of(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, ...]) -> dict[float, Document]:
     """The documents of a small corpus that pass the filters, by their unit hash."""
-    reason = make_filter(SourceConfig(kind="files", **dict(filters)))
-    paths = tuple(path for path, _, _ in stamped)
-    found: dict[float, Document] = {}
-
-    def count(text: str, undivided: bool) -> None:
-        if reason is None or reason(text) is None:
-            hashed = unit_hash(text)
-            before = found[hashed].size if hashed in found else 0
-            found[hashed] = Document(before + len(text.encode("utf-8", "replace")), len(text), undivided)
-
-    if reading.text_field == CONVERSATIONS:
-        corpus = chat_files.ChatFileCorpus(paths, stop=False, columns=reading.columns)
-        for text in CorpusStream(corpus, order=_in_order):
-            count(text, False)
-        return found
-    for _ in CorpusStream(FileCorpus(paths, reading, count), order=_in_order):
-        pass
-    return found
-
-
-def _in_order(n_files: int) -> list[int]:
-    return list(range(n_files))
+    return contents_of(stamped, reading, filters).documents
 
 
 @functools.lru_cache(maxsize=16)
@@ -140,9 +117,3 @@ def _hash_range(sizes: dict[float, int], wanted: int, val_fraction: float) -> fl
             break
     natural = sum(size for hashed, size in sizes.items() if hashed < val_fraction)
     return val_fraction if natural >= wanted and hashes[-1] >= val_fraction else threshold
-
-
-def unit_hash(text: str) -> float:
-    """A document's hash as a number in [0, 1): the same on every machine."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data.chat import formats
+from data.bad_records import TALLY
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import chat_files, files, hub
+from data.sources import chat_files, files, hub, kinds
 from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading
-from data.sources.filters import options
+from data.sources.filters import options, settings
 from data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
 from data.storage import digest_of, fingerprint, stamps
 
@@ -46,11 +47,18 @@ class Plan:
     files."""
     duplicates: str = ""
     """The file that lists the records left out as duplicates."""
+    listed_as: str = ""
+    """What the list calls the plan's corpus."""
 
     @property
     def is_own_text(self) -> bool:
         """Whether the split is a text of its own, and not documents or passages held out of a larger one."""
         return self.source.kind not in ("tales", "story_chat") and not self.held_out and not self.passage
+
+    @property
+    def is_validation_text(self) -> bool:
+        """Whether it is validation text of its own."""
+        return self.split == "validation" and self.is_own_text
 
     @property
     def corpus(self) -> str:
@@ -63,6 +71,8 @@ class Plan:
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
         if s.kind == "chat":
             return fingerprint((*what, formats.VERSION, s.column_pairs))
+        if conversions := kinds.conversions(self.files):
+            what = (*what, conversions)
         return fingerprint(what if self.reading.separator == Reading().separator else (*what, s.separator))
 
     @property
@@ -85,7 +95,11 @@ class Plan:
         """How the source's files are read."""
         s = self.source
         return Reading(
-            text_field=_field(s), document_bytes=self.document_bytes, separator=s.separator, columns=s.column_pairs
+            text_field=_field(s),
+            columns=s.column_pairs,
+            document_bytes=self.document_bytes,
+            separator=s.separator,
+            on_bad="skip" if s.skips_bad else "auto" if s.on_bad == "auto" else "stop",
         )
 
     @property
@@ -93,13 +107,24 @@ class Plan:
         """Whether a document may be far longer than a batch, so that blocks of several have to be shuffled."""
         if self.source.kind != "files" or self.document_bytes <= LONG_DOCUMENT:
             return False
-        return any(map(_is_text, self.files))
+        return any(map(files.may_be_long, self.files))
+
+    def leaves_out(self, hashed: float, chars: int, *, divided: bool) -> bool:
+        """Whether the split does not read a document with this ``unit_hash`` and so many characters; if it is
+        ``divided``, whether not even its share of it."""
+        if self.split == "validation":
+            if divided or not (self.held_out or self.passage):  # a split or files of its own
+                return False
+            return hashed >= self.held_out or 0 < self.longest_held_out < chars
+        # Another source may hold out as a whole what this one divides, if it is short.
+        whole = not divided or chars < DIVIDED
+        return hashed in self.also_held_out or (whole and hashed < self.held_out)
 
     def few_documents(self, num_shards: int) -> bool:
         """Whether there are too few documents for each shard to read its own."""
-        if num_shards == 1 or not self.long_documents or not all(map(_is_text, self.files)):
+        if num_shards == 1 or not self.long_documents or not all(map(files.may_be_long, self.files)):
             return False
-        return sum(1 + _text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
+        return sum(1 + text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
 
 
 def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
@@ -109,7 +134,9 @@ def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
     """
     sources = [each for each in config.all_sources() if split == "train" or each.validated]
     plans = [_plan_source(source, split, config.val_fraction) for source in sources]
-    return _without_held_out(plans) if split == "train" else plans
+    found = _without_held_out(plans) if split == "train" else plans
+    TALLY.report()  # of what was read to plan
+    return found
 
 
 def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
@@ -121,12 +148,8 @@ def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
         return hub.HubCorpus(plan.source, plan.hub_split)
     if plan.source.kind == "chat":
         source = plan.source
-        return chat_files.ChatFileCorpus(plan.files, stop=source.on_bad == "stop", columns=source.column_pairs)
+        return chat_files.ChatFileCorpus(plan.files, stop=not source.skips_bad, columns=source.column_pairs)
     return FileCorpus(plan.files, plan.reading, select)
-
-
-def _is_text(path: str) -> bool:
-    return (files.file_format(path) or "text") == "text"
 
 
 def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
@@ -142,17 +165,17 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Pla
 
 def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
     if not source.files:
-        raise UserError("no text is named: add data.files=[...] (paths, globs or folders of txt, md, jsonl, parquet)")
+        raise UserError("no text is named: add data.files=[...] (paths, globs or folders of text and documents)")
     paths = source_files(source)
     if source.val_files:
-        validation = _expand(source.val_files, source, "data.val_files")
+        validation = validation_files(source)
         apart = {os.path.realpath(path) for path in validation}
         paths = [path for path in paths if os.path.realpath(path) not in apart]
         if not paths:
             raise UserError("every file of data.files is also in data.val_files: name training text of its own")
     if source.kind == "chat":
-        chat_files.inspect(tuple(paths), stop=source.on_bad == "stop", columns=source.column_pairs)
-    size = sum(_text_bytes(path) for path in paths)
+        chat_files.inspect(tuple(paths), stop=not source.skips_bad, columns=source.column_pairs)
+    size = sum(text_bytes(path) for path in paths)
     if size == 0:
         raise UserError(f"the corpus is empty: {files.few_names(paths)} hold no bytes; check data.files")
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
@@ -160,7 +183,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
         return plan if split == "train" else replace(plan, files=tuple(validation))
     if size <= SMALL_CORPUS:
         return replace(
-            plan, **hold_out(stamps(paths), plan.reading, options(source), val_fraction, plan.long_documents)
+            plan, **hold_out(stamps(paths), plan.reading, settings(source), val_fraction, plan.long_documents)
         )
     return replace(plan, held_out=val_fraction, passage=val_fraction if plan.long_documents else 0.0)
 
@@ -174,12 +197,17 @@ def earlier_document_chars(source: SourceConfig) -> int:
         return source.document_chars
     apart = {os.path.realpath(path) for path in files.expand(source.val_files, "data.val_files")}
     paths = [path for path in source_files(source) if os.path.realpath(path) not in apart]
-    return min(source.document_chars, max(2048, sum(map(_text_bytes, paths)) // 256))
+    return min(source.document_chars, max(2048, sum(map(text_bytes, paths)) // 256))
 
 
 def source_files(source: SourceConfig) -> list[str]:
-    """The files that a source names. UserError for what matches nothing."""
+    """The files that ``data.files`` names, those of ``data.val_files`` among them."""
     return _expand(source.files, source, text_field=source.text_field if source.kind == "files" else None)
+
+
+def validation_files(source: SourceConfig) -> list[str]:
+    """The files that ``data.val_files`` names."""
+    return _expand(source.val_files, source, "data.val_files")
 
 
 def _expand(
@@ -202,11 +230,11 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
     passage = max(plan.passage for plan in plans)
     for plan in plans:
         if plan.source.val_files:
-            apart = _expand(plan.source.val_files, plan.source, "data.val_files")
-            if sum(map(_text_bytes, apart)) <= SMALL_CORPUS:
-                hashes |= documents_of(stamps(apart), plan.reading, options(plan.source)).keys()
+            apart = validation_files(plan.source)
+            if sum(map(text_bytes, apart)) <= SMALL_CORPUS:
+                hashes |= documents_of(stamps(apart), plan.reading, settings(plan.source)).keys()
         elif plan.held_out > least and _is_small(plan):
-            documents = documents_of(stamps(plan.files), plan.reading, options(plan.source))
+            documents = documents_of(stamps(plan.files), plan.reading, settings(plan.source))
             whole = (each for each, found in documents.items() if not plan.passage or not found.is_long(plan.divided))
             hashes |= {
                 each
@@ -240,10 +268,10 @@ def _is_small(plan: Plan) -> bool:
     """Whether it is a small corpus of files of which a part is held out."""
     if not plan.files or plan.source.val_files:
         return False
-    return sum(map(_text_bytes, plan.files)) <= SMALL_CORPUS
+    return sum(map(text_bytes, plan.files)) <= SMALL_CORPUS
 
 
-def _text_bytes(path: str) -> int:
+def text_bytes(path: str) -> int:
     """Roughly how many bytes of text a file holds."""
     packed = 4 if path.lower().endswith(files.COMPRESSED_SUFFIXES) else 1
     return os.path.getsize(path) * (3 if files.file_format(path) == "parquet" else packed)

@@ -56,7 +56,7 @@ def findings_of(source: SourceConfig) -> Findings | None:
     """What a source of conversations holds: of files all (up to a limit), of the Hub the first rows."""
     if source.kind != "chat":
         return None
-    stop = source.on_bad == "stop"
+    stop = not source.skips_bad
     if not source.from_hub:
         return chat_files.inspect(tuple(source_files(source)), stop=stop, columns=source.column_pairs)
     rows = corpus_records(hub.HubCorpus(source, source.split).open(0, 0, None))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data.bad_records import TALLY
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files
@@ -70,6 +71,8 @@ class Loader:
         if workers < 0:
             raise UserError(f"workers={workers} must be 0 (no extra process) or more")
         plans = _plans(config, split, pairs)
+        self.plans = plans
+        """What is read of each source."""
         self._micro_batch = micro_batch
         self._shards = max(1, workers)
         self._processes = workers
@@ -143,10 +146,7 @@ class Loader:
                 f"there is not one batch of text for this process (of {self._identity['world_size']}): give more text, "
                 "weaker data filters, fewer processes or workers, or a smaller micro-batch"
             )
-        return EndOfTextError(
-            "the training text is used up, every source has been read data.max_epochs times: raise it, add text, or "
-            "train fewer steps"
-        )
+        return EndOfTextError("the training text is used up, every source has been read data.max_epochs times")
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._identity, "turn": self._turn, "streams": list(self._states)}
@@ -194,6 +194,7 @@ class Loader:
         """End the worker processes. Iterating again restarts them after the last batch that was returned."""
         if self._closer is not None:
             self._closer()
+            TALLY.report(final=True)
         self._sources, self._closer = None, None
         self._rows = []
         self._ended = [False] * self._shards
@@ -219,6 +220,8 @@ class _Inline:
             block = next(self._pipeline)
         except StopIteration:
             return None
+        finally:
+            TALLY.report()
         return block, self._pipeline.state_dict()
 
     def close(self) -> None:
@@ -242,6 +245,10 @@ class _Worker:
     def receive(self) -> tuple[np.ndarray, dict[str, Any]] | None:
         try:
             kind, *content = self._blocks.recv()
+            while kind == "bad":
+                TALLY.take(content[0])
+                TALLY.report()
+                kind, *content = self._blocks.recv()
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)
             code = self._process.exitcode

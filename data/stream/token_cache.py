@@ -22,6 +22,7 @@ import numpy as np
 from data.sources import files
 from data.sources.corpus import Corpus, Reader
 from data.sources.document_stream import Document, Encoded
+from data.sources.kinds import CONVERTED
 from data.sources.plan import Plan
 from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
 from data.tokenizers.tokenizer import Tokenizer
@@ -38,7 +39,9 @@ def is_wanted(option: str | bool, plan: Plan) -> bool:
         return False
     if option is True or plan.source.kind == "hub":
         return True
-    return any(path.lower().endswith(files.COMPRESSED_SUFFIXES) for path in plan.files)
+    return any(
+        path.lower().endswith(files.COMPRESSED_SUFFIXES) or files.file_format(path) in CONVERTED for path in plan.files
+    )
 
 
 def add_cache(

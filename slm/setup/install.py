@@ -35,7 +35,7 @@ def install(venv: Path, torch_index: str, *, uv: str | None) -> None:
         if line:
             print(line, flush=True)
         _run([*tool, *source, torch_requirement()], "torch could not be installed")
-    _run([*tool, "--editable", ".[logging,dev]"], "slm could not be installed")
+    _run([*tool, "--editable", ".[logging,documents,dev]"], "slm could not be installed")
     print(f"Installed in {time.monotonic() - begin:.0f} s.", flush=True)
     done = subprocess.run([str(python), "-m", "slm.llama.rebuild"])
     if done.returncode:

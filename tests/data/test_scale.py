@@ -11,8 +11,8 @@ import pytest
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
+from data.sources.contents import unit_hash
 from data.sources.documents import iter_documents
-from data.sources.held_out import unit_hash
 from data.stream import blocks, token_cache
 from data.stream.loader import EndOfTextError, Loader, validation_blocks
 from data.tales.story import story

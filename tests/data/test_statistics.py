@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from data.config import DataConfig
+from data.sources.contents import unit_hash
 from data.sources.documents import make_plans
 from data.sources.duplicates import Finder
-from data.sources.held_out import unit_hash
 from data.statistics import Statistics, histogram, read
 from data.tales.story import story
 

@@ -174,7 +174,20 @@ def _single(run: RunRecord, status: str) -> dict[str, Any]:
 
 def _tables(run: RunRecord) -> list[dict[str, Any]]:
     options = list(sections.flatten(run.config).items())
+    text = sections.text_rows(run)
     return [
+        *(
+            [
+                {
+                    "title": "Text",
+                    "note": "Of each source: records read, documents taken for training, what is left out and why.",
+                    "columns": sections.TEXT_COLUMNS,
+                    "rows": text,
+                }
+            ]
+            if text
+            else []
+        ),
         {
             "title": "Configuration",
             "note": "" if options else "There is no config.yaml.",

@@ -12,6 +12,7 @@ import numpy as np
 
 from slm.report import duration
 from train.report.chart_data import SHOWN_EVENTS
+from train.report.curves import number
 from train.report.event_text import describe_events, is_serious
 from train.report.formatting import count_text, fact_text, number_text, thin_out, time_text
 from train.report.run_record import RunRecord
@@ -230,6 +231,41 @@ MACHINE = (
 """Label, key and unit of what a start records about the machine."""
 
 
+TEXT_COLUMNS = ("records", "taken", "tokens", "left out", "files left out")
+
+
+def text_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    """What the last start read of each source and left out: cells under ``TEXT_COLUMNS`` after the source's name."""
+    accounts = run.start().get("text")
+    rows = []
+    for each in accounts if isinstance(accounts, list) else ():
+        if not isinstance(each, dict):
+            continue
+        about = "" if each.get("exact") else "about "
+        files = each.get("files") if isinstance(each.get("files"), dict) else {}
+        tokens = number(each.get("tokens"))
+        rows.append(
+            (
+                str(each.get("source", "")),
+                *(about + _count(each.get(name)) for name in ("read", "taken")),
+                "" if tokens is None else f"about {tokens:,.0f}",
+                _reasons(each.get("left_out"), about),
+                _reasons(files.get("left_out"), ""),
+            )
+        )
+    return rows
+
+
+def _reasons(counts: Any, about: str) -> str:
+    found = counts.items() if isinstance(counts, dict) else ()
+    return ", ".join(f"{about}{_count(count)} {why}" for why, count in found) or "nothing"
+
+
+def _count(value: Any) -> str:
+    """A count, or nothing where it is none."""
+    return "" if (found := number(value)) is None else f"{found:,.0f}"
+
+
 def machine_rows(run: RunRecord) -> list[tuple[str, str]]:
     """The machine of the run's last start, and what else was recorded there."""
     start = run.start()
@@ -239,7 +275,7 @@ def machine_rows(run: RunRecord) -> list[tuple[str, str]]:
     rows = [(label, f"{machine[key]}{unit}") for label, key, unit in MACHINE if key in machine]
     versions = machine.get("versions")
     rows += [(str(key), str(value)) for key, value in versions.items()] if isinstance(versions, dict) else []
-    shown_elsewhere = ("from", "again", "machine", "n_params", "flops_per_token", "vocab_size")
+    shown_elsewhere = ("from", "again", "machine", "n_params", "flops_per_token", "vocab_size", "text")
     return rows + [
         (key.replace("_", " "), fact_text(value)) for key, value in start.items() if key not in shown_elsewhere
     ]

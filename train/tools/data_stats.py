@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data import statistics
+from data.account.account import account, count_tokens
+from data.account.listing import show_files
 from data.chat.tokens import ChatEncoder
 from data.config import DataConfig
-from data.errors import UserError
-from data.sources.documents import sample_documents
+from data.errors import UserError, one_line
+from data.sources.documents import make_plans, sample_documents
 from data.sources.duplicates import Finder
-from data.sources.plan import plan_sources
+from data.sources.plan import SMALL_CORPUS, plan_sources
 from data.statistics import Statistics
 from data.storage import atomic_write_bytes
 from data.stream.chat_setup import chat_setup
@@ -24,6 +26,9 @@ from slm.configuration import load
 from slm.report import final_json, table
 from train.config import RunConfig
 from train.tools import chat_stats
+
+EXAMPLE_CHARS = 200
+"""Characters shown of a document that a filter rejects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ def main(argv: list[str]) -> int:
     """Count, draw the histogram, print the table and the JSON line. Returns the exit code."""
     config = load(DataStatsConfig, "data_stats", argv)
     stats, seed = config.stats, config.train.seed
+    show_files(config.data, print)
     tokenizer = make_tokenizer(
         config.tokenizer, lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed))
     )
@@ -61,12 +67,14 @@ def main(argv: list[str]) -> int:
         for line in lines:
             print(line)
         return _chat(config, made)
+    text = show_accounts(config, tokenizer)
     counted = count(config.data, tokenizer, stats, seed=seed)
     show(counted, config.data, tokenizer)
     record: dict[str, Any] = {
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "sources": {name: each.record() | {"complete": whole} for name, (each, whole) in counted.items()},
+        "text": text,
         "plot": None,
     }
     if stats.plot and any(each.lengths for each, _ in counted.values()):
@@ -79,6 +87,7 @@ def main(argv: list[str]) -> int:
 
 def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
     """The statistics of conversations."""
+    text = show_accounts(config, tokenizer)
     found = chat_stats.count(
         config.data,
         ChatEncoder(tokenizer),
@@ -92,9 +101,43 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
             "tokenizer": tokenizer.name,
             "vocab_size": tokenizer.vocab_size,
             "sources": {name: each.record() for name, each in found.items()},
+            "text": text,
         }
     )
     return 0
+
+
+def show_accounts(config: DataStatsConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Print what is read of each source, taken and left out, and why, with examples; the counts as plain values."""
+    plans = make_plans(config.data, "train") if _all_here(config.data) else plan_sources(config.data, "train")
+    accounts = [each for plan in plans if (each := account(plan, limit=SMALL_CORPUS)) is not None]
+    rows: list[list[str]] = []
+    for each in accounts:
+        count_tokens(each, tokenizer, seq_len=config.train.seq_len, pairs=config.preference.on)
+        about = "" if each.exact else "about "
+        tokens = f"{'' if each.exact_tokens else 'about '}{each.tokens or 0:,} tokens"
+        rows.append([each.source, "read", f"{about}{each.read:,} records"])
+        rows.append(["", "taken", f"{about}{each.taken:,} ({tokens})"])
+        if each.passages:
+            rows.append(["", "taken without a passage, which is held out", f"{about}{each.passages:,}"])
+        rows += [["", f"left out: {why}", f"{about}{count:,}"] for why, count in each.left_out.most_common()]
+        rows += [["", f"masked or cut out: {kind}", f"about {n:,}"] for kind, n in each.changed.most_common()]
+        files = each.listing.left_out if each.listing else {}
+        rows += [["", f"files left out: {why}", f"{len(paths):,}"] for why, paths in files.items()]
+    if rows:
+        table("What is taken for training", ["source", "what", "how many"], rows)
+    for each in accounts:
+        for why, texts in each.examples.items():
+            for text in texts:
+                print(f"{each.source}: left out by {why}: {one_line(text, EXAMPLE_CHARS)}")
+        for kind, stood in each.changes:
+            print(f"{each.source}: masked or cut out as {kind}: {one_line(stood, EXAMPLE_CHARS)}")
+    return [each.record() for each in accounts]
+
+
+def _all_here(data: DataConfig) -> bool:
+    """Whether looking for duplicates downloads nothing."""
+    return not any(source.from_hub for source in data.all_sources())
 
 
 def count(

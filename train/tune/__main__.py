@@ -7,6 +7,7 @@ call for. The options that were chosen are printed; every one can be set instead
 from collections.abc import Callable
 from dataclasses import replace
 
+from data.account.listing import show_files
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
@@ -58,6 +59,7 @@ def tuning(
     options = {name: value for name, value in options.items() if not given(name)}
     typed = [word for word in argv if not word.startswith(("base=", "tune."))]
     config = resolve([*recipe.words(options), *typed], choose)
+    show_files(config.data, log)
     steps, found = recipe.length(
         config.data,
         directory,

@@ -221,7 +221,7 @@ def length(
     if not own_files or data.max_epochs is None:
         return ENDLESS_STEPS, ""
     paths = tuple(files.expand(sources[0].files, plain_text=False))
-    findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop", columns=sources[0].column_pairs)
+    findings = chat_files.inspect(paths, stop=not sources[0].skips_bad, columns=sources[0].column_pairs)
     if not findings.complete:
         return ENDLESS_STEPS, findings.line(pairs=pairs)
     encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0])

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from data.config import DataConfig, SourceConfig
+from data.sources.contents import unit_hash
 from data.sources.documents import iter_documents, make_plans
 from data.sources.duplicates import Finder, normalized, shingles
-from data.sources.held_out import unit_hash
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 
@@ -203,3 +203,21 @@ def test_a_file_that_was_only_touched_keeps_its_identity(tmp_path, capsys):
     assert capsys.readouterr().out.count("documents compared") == 2
     other = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20, 40)] + [article(5, 20)] * 20)
     assert make_plans(config(other, dedup="exact"), "train")[0].fingerprint != before
+
+
+def test_files_that_look_the_same_by_name_and_size_are_two(tmp_path):
+    """``split -b`` leaves such parts in the folders of two sources."""
+    for name, seed in (("a", 0), ("b", 100)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "part.jsonl", [f"{seed + n:03d} " + "word " * 20 for n in range(40)])
+    repeated = (tmp_path / "a" / "part.jsonl").read_text().splitlines()[5:15]
+    lines = (tmp_path / "b" / "part.jsonl").read_text().splitlines()
+    (tmp_path / "b" / "part.jsonl").write_text("\n".join([*repeated, *lines[10:]]) + "\n")
+    assert len({os.path.getsize(tmp_path / name / "part.jsonl") for name in "ab"}) == 1
+    sources = [SourceConfig(kind="files", files=[str(tmp_path / name)]) for name in "ab"]
+    mixed = DataConfig(kind="mixture", sources=sources, dedup="exact", cache_dir=str(tmp_path / "c"), val_fraction=0.1)
+    texts = both_splits(mixed)
+    assert len(texts) == len(set(texts)) == 70
+    plans = make_plans(mixed, "train")
+    assert plans[0].corpus == plans[1].corpus
+    assert [each.listed_as for each in make_plans(mixed, "validation")] == [each.listed_as for each in plans]

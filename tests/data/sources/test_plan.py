@@ -6,8 +6,8 @@ import pytest
 
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
+from data.sources.contents import unit_hash
 from data.sources.documents import iter_documents, make_plans
-from data.sources.held_out import unit_hash
 from tests.helpers.documents import local, write_jsonl
 
 

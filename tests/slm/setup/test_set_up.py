@@ -68,6 +68,6 @@ def test_set_up_in_a_path_with_blanks(tmp_path):
     assert upgrade[-2:] == ["--upgrade", "pip"]
     assert torch[-3:-1] == ["--index-url", f"file://{index}"]
     assert torch[-1].startswith("torch")
-    assert slm[-2:] == ["--editable", ".[logging,dev]"]
+    assert slm[-2:] == ["--editable", ".[logging,documents,dev]"]
     assert llama == [], "the build of llama.cpp is tried last"
     assert (folder / ".venv" / ".ready").read_text() == str(folder)

@@ -28,6 +28,18 @@ def test_a_page_needs_nothing_from_elsewhere_and_holds_every_figure_as_text(tmp_
     assert seen.data["running"] is True
 
 
+def test_what_the_text_was_and_what_was_left_out_of_it(tmp_path):
+    run = write_run(tmp_path / "mine", [training(1)])
+    files = {"taken": {".jsonl": {"files": 1, "bytes": 9}}, "left_out": {"hidden": 3}}
+    text = {"source": "chats", "read": 1800, "taken": 1099, "tokens": 12345, "exact": True, "files": files}
+    text["left_out"] = {"also in data.val_files": 701}
+    hub = {"source": NASTY, "read": None, "taken": 5, "exact": False, "files": None, "left_out": None}
+    write_event(run, {"event": "start", "step": 0, "time": 1.0, "text": [text, hub, "nonsense"]})
+    seen = parsed(run)
+    for cell in ("1,800", "1,099", "about 12,345", "701 also in data.val_files", "3 hidden", "about 5", NASTY):
+        assert cell in seen.text, cell
+
+
 def test_names_samples_options_and_reasons_stay_text(tmp_path):
     run = write_run(
         tmp_path / "<b>bold&amp;",

@@ -1,0 +1,251 @@
+"""What is read of each source, what is taken for training, and what is left out, by reason: counts or estimates.
+
+Small text is counted. Of larger text a sample is read, and the counts are called estimates ("about").
+"""
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.account.listing import Listing, list_files
+from data.chat.template import TemplateRefusesError
+from data.chat.tokens import ChatEncoder
+from data.sources import duplicates
+from data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, count
+from data.sources.filters import make_change, make_filter, settings
+from data.sources.held_out import contents_of, documents_of
+from data.sources.plan import SMALL_CORPUS, Plan, open_whole_corpus, text_bytes, validation_files
+from data.storage import stamps
+from data.stream.conversations import in_block
+from data.tokenizers.fast_encode import make_encode
+from data.tokenizers.tokenizer import Tokenizer
+
+READ, READ_CHATS = 8 << 20, 2 << 20
+"""So many bytes of text, or of conversations, are read to count what is not known otherwise: a part of a second."""
+ENCODED_CHARS, ENCODED_DOCUMENTS = 1 << 17, 256
+"""Of the sample so much is tokenized to estimate how many tokens there are."""
+HELD_OUT = "held out for validation"
+IN_VALIDATION = "also in data.val_files"
+REFUSED = "refused by the chat template"
+TOO_LONG = "without an answer in the first train.seq_len tokens"
+NO_PAIR = "no preference pairs"
+NO_CONVERSATION = "no conversations"
+EMPTY = "empty"
+
+
+@dataclass(kw_only=True)
+class Account:
+    """The records of one source, and what becomes of them in training."""
+
+    source: str
+    listing: Listing | None
+    read: int
+    """Records of the files."""
+    taken: int
+    """Documents that are trained on, copies counted."""
+    taken_bytes: int
+    """UTF-8 bytes of these."""
+    left_out: Counter[str]
+    """Records that are not trained on, by reason. ``read`` is the sum of these and of ``taken``."""
+    passages: int = 0
+    """Of the documents that are taken, those of which a passage is held out."""
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    """The beginnings of some documents that a filter rejects, by reason."""
+    changed: Counter[str] = field(default_factory=Counter)
+    """Passages that are masked or cut out, by the mark of their kind: in the sample, extrapolated."""
+    changes: list[tuple[str, str]] = field(default_factory=list)
+    """Some of them: the mark, and what stood there."""
+    exact: bool = True
+    """Whether this was counted; otherwise it is an estimate from a sample."""
+    tokens: int | None = None
+    """Of the documents that are taken, about; None: not known."""
+    exact_tokens: bool = False
+    sample: list[str] = field(default_factory=list)
+    """Some of the documents that are taken."""
+    _is_chat: bool = False
+
+    @property
+    def removed(self) -> int:
+        """Records that are left out for another reason than the usual share of validation text."""
+        return self.left_out.total() - self.left_out[HELD_OUT]
+
+    @property
+    def mostly_removed(self) -> bool:
+        """Whether more is left out than taken, validation text of its own share not counted."""
+        return self.removed > self.taken
+
+    def reasons(self, most: int | None = None) -> str:
+        """Counts and reasons, the most frequent first."""
+        about = "" if self.exact else "about "
+        found = [(count, why) for why, count in self.left_out.most_common(most) if count]
+        return ", ".join(f"{about}{count:,} {why}" for count, why in found)
+
+    def line(self) -> str:
+        """Read, taken, left out: one line."""
+        about = "" if self.exact else "about "
+        text = f"text of {self.source}: {about}{self.read:,} records, {about}{self.taken:,} taken"
+        if self.tokens is not None:
+            text += f" ({'' if self.exact_tokens else 'about '}{self.tokens:,} tokens)"
+        if self.passages:
+            text += f", without the passage that is held out of {about}{self.passages:,}"
+        if self.left_out:
+            text += f"; left out: {self.reasons()}"
+        if self.changed:
+            text += "; masked or cut out: " + ", ".join(f"about {n:,} {kind}" for kind, n in self.changed.most_common())
+        return text
+
+    def record(self) -> dict[str, Any]:
+        """The counts as plain values."""
+        return {
+            "source": self.source,
+            "read": self.read,
+            "taken": self.taken,
+            "bytes": self.taken_bytes,
+            "tokens": self.tokens,
+            "left_out": dict(self.left_out),
+            "passages_held_out": self.passages,
+            "changed": dict(self.changed),
+            "exact": self.exact,
+            "files": self.listing and self.listing.record(),
+        }
+
+
+def account(plan: Plan, *, limit: int | None = None) -> Account | None:
+    """What the training ``plan`` of a source reads and takes; None where nobody knows before it is read (the Hub) or
+    where it has no end (the embedded stories).
+
+    Text of more than ``limit`` bytes (None: ``READ``, ``READ_CHATS``) is read in part, unless it was read before.
+    """
+    assert plan.split == "train"
+    if not plan.files:
+        return None
+    contents = _contents(plan, limit or (READ_CHATS if plan.source.is_chat else READ))
+    apart = _validation_documents(plan)
+    found = Account(
+        source=plan.source.label,
+        listing=list_files(plan.source),
+        read=contents.records,
+        taken=0,
+        taken_bytes=0,
+        left_out=Counter(contents.left_out),
+        examples=contents.examples,
+        exact=contents.share == 1.0,
+        _is_chat=plan.source.is_chat,
+    )
+    if nothing := found.left_out.pop(NO_TEXT, 0):
+        found.left_out[NO_CONVERSATION if plan.source.is_chat else EMPTY] = nothing
+    for hashed, document in contents.documents.items():
+        divided = plan.passage > 0 and document.is_long(plan.divided)
+        if plan.leaves_out(hashed, document.chars, divided=divided):
+            found.left_out[IN_VALIDATION if hashed in apart else HELD_OUT] += document.copies
+            continue
+        found.taken += document.copies
+        found.passages += document.copies if divided else 0
+        found.taken_bytes += round(document.size * (1 - plan.passage)) if divided else document.size
+        text = contents.sample.get(hashed)
+        if text is not None and not (plan.source.is_chat and len(text) < document.chars):  # half a conversation is none
+            found.sample.append(text)
+    _scale(found, contents.share)
+    _count_changes(found, plan)
+    if plan.duplicates and not found.exact:
+        found.left_out[DUPLICATE] = sum(map(len, duplicates.load(plan).values()))
+    return found
+
+
+def _contents(plan: Plan, limit: int) -> Contents:
+    known = not plan.source.val_files and sum(map(text_bytes, plan.files)) <= SMALL_CORPUS
+    if known and not plan.duplicates:
+        return contents_of(stamps(plan.files), plan.reading, settings(plan.source))  # read to hold out some of it
+    sizes = [os.path.getsize(path) for path in plan.files]
+    return count(
+        lambda select: open_whole_corpus(plan, select),
+        sizes,
+        reason=make_filter(plan.source),
+        skipped=duplicates.load(plan),
+        limit=None if sum(map(text_bytes, plan.files)) <= limit else limit,
+    )
+
+
+def _validation_documents(plan: Plan) -> frozenset[float]:
+    """Unit hashes of the documents in the source's validation files, which are not trained on."""
+    if not plan.source.val_files:
+        return frozenset()
+    apart = validation_files(plan.source)
+    if sum(map(text_bytes, apart)) > SMALL_CORPUS:
+        return frozenset()
+    return frozenset(documents_of(stamps(apart), plan.reading, settings(plan.source)))
+
+
+def _scale(found: Account, share: float) -> None:
+    """Turn the counts of a sample into those of the whole."""
+    if 0 < share < 1:
+        found.left_out = Counter({why: max(1, round(count / share)) for why, count in found.left_out.items()})
+        found.taken = round(found.taken / share)
+        found.taken_bytes = round(found.taken_bytes / share)
+        found.passages = round(found.passages / share)
+        found.read = found.taken + found.left_out.total()
+
+
+def _count_changes(found: Account, plan: Plan) -> None:
+    """What is masked or cut out of the sample, as a count for the whole."""
+
+    def note(kind: str, stood: str) -> None:
+        found.changed[kind] += 1
+        if sum(kind == each for each, _ in found.changes) < EXAMPLES:
+            found.changes.append((kind, stood))
+
+    change = make_change(plan.source, note=note)
+    if change is None or not found.sample:
+        return
+    for text in found.sample:
+        change(text)
+    ratio = found.taken_bytes / max(1, sum(len(text.encode("utf-8", "replace")) for text in found.sample))
+    found.changed = Counter({kind: round(n * max(1.0, ratio)) for kind, n in found.changed.items()})
+
+
+def count_tokens(found: Account, tokenizer: Tokenizer, *, seq_len: int, pairs: bool = False) -> None:
+    """Add the tokens of what is taken, and of conversations those that the chat template or ``seq_len`` leaves out.
+
+    The sample's first ``ENCODED_CHARS`` are tokenized. Where that is all of the text, the numbers are counts.
+    """
+    chosen, chars = [], 0
+    every = max(1, sum(map(len, found.sample)) // ENCODED_CHARS, len(found.sample) // ENCODED_DOCUMENTS)
+    for text in found.sample[::every]:
+        chosen.append(text)
+        chars += len(text)
+        if chars > ENCODED_CHARS:
+            break
+    if not chosen:
+        found.tokens = 0
+        return
+    if found._is_chat:
+        _count_conversations(found, chosen, ChatEncoder(tokenizer), seq_len, pairs)
+        return
+    encode = make_encode(tokenizer)
+    sizes = sum(len(text.encode("utf-8", "replace")) for text in chosen)
+    found.tokens = round(sum(map(len, map(encode, chosen))) * found.taken_bytes / max(1, sizes)) + found.taken
+    found.exact_tokens = found.exact and sizes == found.taken_bytes
+
+
+def _count_conversations(found: Account, chosen: list[str], encoder: ChatEncoder, seq_len: int, pairs: bool) -> None:
+    left_out: Counter[str] = Counter()
+    tokens = 0
+    for document in chosen:
+        try:
+            parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
+        except TemplateRefusesError:
+            left_out[REFUSED] += 1
+            continue
+        fitting = in_block(parts, seq_len + 1) if parts else None
+        if fitting is None:
+            left_out[TOO_LONG if parts else NO_PAIR] += 1
+        else:
+            tokens += sum(len(ids) for ids, _ in fitting)
+    ratio = found.taken / len(chosen)
+    found.exact_tokens = found.exact and len(chosen) == found.taken
+    found.exact = found.exact and (found.exact_tokens or not left_out)
+    found.tokens = round(tokens * ratio)
+    for why, n in left_out.items():
+        found.left_out[why] = round(n * ratio)
+        found.taken -= round(n * ratio)

@@ -1,0 +1,132 @@
+"""The files of a source by type, those that are taken and those that are left out, with the reason."""
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.config import DataConfig, SourceConfig
+from data.sources import files
+from data.sources.compressed import COMPRESSED_SUFFIXES
+from data.sources.plan import source_files, validation_files
+
+HIDDEN = "hidden"
+VALIDATION = "named by data.val_files"
+NO_RECORDS = "without records of text"
+"""Of a type that is read, and left out all the same: a ``.json`` file of something else."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of one source."""
+
+    source: str
+    taken: dict[str, list[str]] = field(default_factory=dict)
+    """Paths by type, the end of a file's name."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """Paths by reason."""
+
+    def bytes(self, kind: str) -> int:
+        """Bytes on disk of the files of a type."""
+        return sum(os.path.getsize(path) for path in self.taken[kind])
+
+    def line(self) -> str:
+        """What is taken and what is left out, in one line."""
+        taken = ", ".join(f"{len(paths):,} {kind} ({_size(self.bytes(kind))})" for kind, paths in self.taken.items())
+        text = f"files of {self.source}: {taken or 'none'}"
+        if self.left_out:
+            text += "; left out: " + "; ".join(f"{_what(why, paths)}" for why, paths in self.left_out.items())
+        return text
+
+    def record(self) -> dict[str, Any]:
+        """Counts as plain values."""
+        return {
+            "taken": {kind: {"files": len(paths), "bytes": self.bytes(kind)} for kind, paths in self.taken.items()},
+            "left_out": {why: len(paths) for why, paths in self.left_out.items()},
+        }
+
+
+def list_files(source: SourceConfig) -> Listing | None:
+    """The files of a source; None for one that has none. UserError for what cannot be found.
+
+    In folders, every file that is not taken is left out with a reason. What a glob does not match is not listed.
+    """
+    if source.kind not in ("files", "chat") or not source.files:
+        return None
+    apart = {os.path.realpath(path) for path in (validation_files(source) if source.val_files else ())}
+    listing = Listing(source.label)
+    taken = set()
+    for path in source_files(source):
+        if os.path.realpath(path) in apart:
+            listing.left_out.setdefault(VALIDATION, []).append(path)
+        else:
+            listing.taken.setdefault(kind_of(path), []).append(path)
+            taken.add(os.path.realpath(path))
+    for pattern in source.files:
+        folder = os.path.expanduser(pattern)
+        for path in _inside(folder) if os.path.isdir(folder) else ():
+            real = os.path.realpath(path)
+            if real not in taken and real not in apart:
+                taken.add(real)
+                listing.left_out.setdefault(_reason(path, source), []).append(path)
+    return listing
+
+
+def show_files(config: DataConfig, log: Callable[[str], None]) -> None:
+    """Print the files of all sources, a line each; once in a process for the same files."""
+    for source in config.all_sources():
+        if (listing := list_files(source)) is not None:
+            _show_once(listing.line(), log)
+
+
+@functools.lru_cache(maxsize=64)
+def _show_once(line: str, log: Callable[[str], None]) -> None:
+    log(line)
+
+
+def kind_of(path: str) -> str:
+    """The type of a file by the end of its name: ``.md``, ``.jsonl.gz``; ``without an ending``."""
+    name = os.path.basename(path).lower()
+    packed = next((suffix for suffix in COMPRESSED_SUFFIXES if name.endswith(suffix)), "")
+    kind = os.path.splitext(name.removesuffix(packed))[1] + packed
+    return kind or "without an ending"
+
+
+def _inside(folder: str) -> list[str]:
+    """The files below a folder; of hidden folders only their own names."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        found += [os.path.join(root, name) for name in folders if name.startswith(".")]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(root, name) for name in sorted(names)]
+    return found
+
+
+def _reason(path: str, source: SourceConfig) -> str:
+    if os.path.basename(path).startswith("."):
+        return HIDDEN
+    kind = files.file_format(path)
+    if kind is None or (source.is_chat and kind == "text"):
+        return "of types that are not read"
+    return NO_RECORDS
+
+
+def _what(why: str, paths: list[str]) -> str:
+    """How many files are left out for one reason, with types or the first names."""
+    if why == HIDDEN:
+        return f"{len(paths):,} hidden"
+    if why in (VALIDATION, NO_RECORDS):
+        return f"{len(paths):,} {why} ({files.few_names([os.path.basename(path) for path in paths])})"
+    kinds = Counter(map(kind_of, paths)).most_common()
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:5])
+    more = f" and {len(kinds) - 5} more types" if len(kinds) > 5 else ""
+    return f"{len(paths):,} {why} ({shown}{more})"
+
+
+def _size(n_bytes: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.1f} {name}"
+    return f"{n_bytes} bytes"
