@@ -26,7 +26,7 @@ from data.sources.plan import Plan
 from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
 from data.tokenizers.tokenizer import Tokenizer
 
-VERSION = 1
+VERSION = 2
 SEGMENT_RECORDS = 4096
 SEGMENT_CHARS = 4 << 20
 LEFT_OUT = -1  # the length that marks a record as left out
