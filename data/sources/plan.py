@@ -169,7 +169,6 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float, held: 
     if source.kind in ("tales", "story_chat"):
         return Plan(source=source, split=split, held_out=val_fraction)
     if source.from_hub:
-        hub.check_reachable(source)
         source = replace(source, revision=hub.resolve(source))
         chosen = source.val_split if split == "validation" and source.val_split else source.split
         return Plan(source=source, split=split, hub_split=chosen, held_out=0 if source.val_split else val_fraction)

@@ -404,6 +404,8 @@ def validation_blocks(
         seed=seed,
         shuffle_buffer=config.shuffle_buffer,
         endless=False,
+        cache_option=config.cache,
+        cache_folder=config.cache_folder,
         pairs=pairs,
     )
     blocks = list(itertools.islice(pipeline, max_blocks * spread))
