@@ -59,6 +59,10 @@ class Rendered:
     literal: tuple[Span, ...]
     """Parts in which no control token may be parsed: contents spell some there."""
 
+    def begins_with(self, token: str) -> bool:
+        """Whether the template itself wrote ``token`` at the beginning: then nothing may add it once more."""
+        return bool(token) and self.text.startswith(token) and not (self.literal and self.literal[0][0] == 0)
+
 
 class ChatTemplate:
     """A model's chat template and the names of its control tokens."""

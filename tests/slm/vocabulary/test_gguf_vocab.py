@@ -10,9 +10,9 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
-from export.gguf.vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
-from export.proof import PROBES, token_failures
 from slm.llama.model import Model
+from slm.vocabulary.gguf_vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
+from slm.vocabulary.same_ids import PROBES, token_failures
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.tokenizers import save_gemma_like
 
@@ -44,7 +44,7 @@ def differences(directory: Path, tmp_path: Path, vocab_size: int, strings=PROBES
     with Model(path, vocab_only=True) as llama:
         assert llama.n_vocab == vocab_size
         assert llama.add_bos == vocab.special.added["bos"]
-        return token_failures(llama, strings, [tokenizer.encode(each) for each in strings])
+        return token_failures(llama, strings, [tokenizer.encode_document(each) for each in strings])
 
 
 def edited(bpe: Path, folder: Path, change) -> Path:

@@ -14,8 +14,8 @@ from typing import Any
 
 from data.errors import UserError
 from data.tokenizers import from_sentencepiece
-from export.gguf.pretokenizer import FINGERPRINT_TEXT, identify
 from slm.model.special_tokens import SpecialTokens, read_special_tokens
+from slm.vocabulary.pretokenizer import FINGERPRINT_TEXT, identify
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
