@@ -8,7 +8,6 @@ predictions from the checkpoint's.
 Shape suffixes: N positions, V vocabulary.
 """
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from slm.evaluate.scorers import GGUFScorer, TorchScorer
 from slm.llama.adapter_file import adapter_header
 from slm.llama.model import Model
 from slm.machine.crash_guard import doing
-from slm.vocabulary.same_ids import PROBES, token_failures
+from slm.vocabulary.same_ids import plain_strings, token_failures
 
 T = TypeVar("T")
 
@@ -105,9 +104,7 @@ class Proof:
         self.more = more
         self.checkpoint, self.n_threads = checkpoint, n_threads
         pieces = [text[start : start + TEXT_PIECE] for start in range(0, len(text), TEXT_PIECE)][:TEXT_PIECES]
-        strings = [*PROBES, *pieces]
-        strings = [each for each in strings if not any(token in each for token in unlike)]
-        self.strings = [unicodedata.normalize("NFC", each) for each in strings] if nfc else strings
+        self.strings = plain_strings(pieces, nfc=nfc, unlike=unlike)
         self.ids = [encode(each) for each in self.strings]
         ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])
         n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + (checkpoint.bos is not None)) // 2, 4))

@@ -48,6 +48,13 @@ PROBES = (
 """Strings that tokenizers are known to disagree on."""
 
 
+def plain_strings(more: Sequence[str] = (), *, nfc: bool = False, unlike: Sequence[str] = ()) -> list[str]:
+    """``PROBES`` and ``more`` texts, as far as the two tokenizers mean to agree: in Unicode NFC where the checkpoint's
+    normalizes (llama.cpp's does not), and without those that spell one of the tokens ``unlike``."""
+    kept = [each for each in (*PROBES, *more) if not any(token in each for token in unlike)]
+    return [unicodedata.normalize("NFC", each) for each in kept] if nfc else kept
+
+
 def token_failures(llama: Model, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
     """A message about the first string whose ids differ from those that a server sends; empty where none does."""
     for text, expected in zip(strings, ids, strict=True):
