@@ -28,6 +28,7 @@ ORDER = {
         "model",
         "kernels",
         "llama",
+        "vocabulary",
         "hub",
         "evaluate",
         "doctor",

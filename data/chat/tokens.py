@@ -19,7 +19,7 @@ def own_template(tokenizer: Tokenizer) -> str | None:
     """The chat template that came with the tokenizer; None for a base model's."""
     if "chat_template.jinja" in tokenizer.files:
         return tokenizer.files["chat_template.jinja"].decode("utf-8")
-    template = _settings(tokenizer).get("chat_template")
+    template = tokenizer.settings.get("chat_template")
     if isinstance(template, list):  # several by name
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")
@@ -32,7 +32,7 @@ def with_chatml(tokenizer: Tokenizer) -> Tokenizer:
     The token that ended documents stays what a text begins with. Ids of before do not change. Where the tokenizer
     writes a token before each text, the template prints it, so that transformers' chats have it, too.
     """
-    spec, settings = json.loads(tokenizer.files["tokenizer.json"]), _settings(tokenizer)
+    spec, settings = json.loads(tokenizer.files["tokenizer.json"]), tokenizer.settings
     known = {token["content"]: token for token in spec.get("added_tokens") or []}
     next_id = tokenizer.vocab_size
     for mark in (IM_START, IM_END):
@@ -79,7 +79,7 @@ class ChatEncoder:
         text = own_template(tokenizer)
         if text is None:
             raise UserError(f"{tokenizer.name} has no chat template: tune a model on conversations first")
-        settings = _settings(tokenizer)
+        settings = tokenizer.settings
         self._tokenizer = tokenizer
         self._parts = PartEncoder(tokenizer)
         self.template = ChatTemplate(
@@ -145,7 +145,3 @@ class ChatEncoder:
         if begins and tuple(ids[: len(begins)]) != begins:
             ids, scored = [*begins, *ids], [*([False] * len(begins)), *scored]
         return np.array(ids, dtype=np.int32), np.array(scored, dtype=bool)
-
-
-def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    return json.loads(tokenizer.files.get("tokenizer_config.json", b"{}"))

@@ -89,7 +89,7 @@ class PartEncoder:
         """The added token that a part at ``at`` follows, and the white space between them that it swallows."""
         behind = len(text[:at].rstrip(BLANKS)) if self._swallowing else at
         for end, names in ((at, self._names), (behind, self._swallowing)):
-            if text.endswith(self._names if end == at else names, 0, end):
+            if text.endswith(names, 0, end):
                 token = next(name for name in names if text.endswith(name, 0, end))
                 if token not in self.special_ids or not _inside(end - len(token), literal):
                     return token, text[end:at]

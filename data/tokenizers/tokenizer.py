@@ -75,7 +75,7 @@ class Tokenizer:
         first = next((at for at, each in enumerate(added) if not each), len(added))
         last = next((at for at in range(len(added), first, -1) if not added[at - 1]), first)
         begins, ends = tuple(around.ids[:first]), tuple(around.ids[last:])
-        settings = self._json("tokenizer_config.json")
+        settings = self.settings
         if not begins and settings.get("add_bos_token") is True and not _has_template(self.spec.get("post_processor")):
             bos = vocab.get(token_text(settings.get("bos_token")))
             begins = () if bos is None else (bos,)
@@ -118,6 +118,11 @@ class Tokenizer:
             f"{self.name} does not say which token ends a document: give tokenizer_config.json an eos_token, or for "
             f"training tokenizer.eot_token, one of {', '.join(self._special_names()) or 'its tokens'}"
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What ``tokenizer_config.json`` says."""
+        return self._json("tokenizer_config.json")
 
     def _json(self, name: str) -> dict[str, Any]:
         """A file of settings; empty where there is none. Raises UserError where it is no JSON object."""
@@ -237,6 +242,18 @@ def special_token(id: int, content: str) -> dict[str, Any]:
         "normalized": False,
         "special": True,
     }
+
+
+def token_first(token: str, vocab: dict[str, int] | list[Any]) -> dict[str, Any]:
+    """The ``post_processor`` of a ``tokenizer.json`` that writes ``token`` before each text. ``vocab``: its model's."""
+    id = vocab[token] if isinstance(vocab, dict) else [piece for piece, _ in vocab].index(token)
+    first, text, second = (
+        {kind: {"id": name, "type_id": type_id}}
+        for kind, name, type_id in (("SpecialToken", token, 0), ("Sequence", "A", 0), ("Sequence", "B", 1))
+    )
+    special = {token: {"id": token, "ids": [id], "tokens": [token]}}
+    single = [first, text]
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, second], "special_tokens": special}
 
 
 def well_formed(text: str) -> str:

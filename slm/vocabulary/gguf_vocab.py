@@ -79,7 +79,7 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
     """
     sentencepiece_file = directory / "tokenizer.model"
     json_file = directory / "tokenizer.json"
-    if sentencepiece_file.is_file():
+    if sentencepiece_file.is_file() and not (json_file.is_file() and _is_text(sentencepiece_file)):
         vocab = _from_sentencepiece(directory, sentencepiece_file, vocab_size)
     elif json_file.is_file():
         vocab = _from_tokenizer_json(json_file, vocab_size, pre)
@@ -95,6 +95,12 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
         vocab.add_space_prefix = _load_json(settings).get("add_prefix_space")
     assert len(vocab.tokens) == len(vocab.types) == vocab_size
     return vocab
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a ``tokenizer.model`` is a list of tokens as text (tiktoken's, as Llama 3's first release has it), and no
+    SentencePiece model: then the ``tokenizer.json`` beside it is the tokenizer."""
+    return all(32 <= byte < 127 or byte in b"\r\n\t" for byte in path.read_bytes()[:256])
 
 
 def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:

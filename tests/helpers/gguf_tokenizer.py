@@ -9,11 +9,14 @@ import struct
 from pathlib import Path
 
 from data.tokenizers import from_sentencepiece
-from data.tokenizers.tokenizer import Tokenizer, special_token, tokenizer_config
+from data.tokenizers.tokenizer import Tokenizer, special_token, token_first, tokenizer_config
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
 )
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
@@ -35,15 +38,6 @@ PRE_TOKENIZERS = {
     "smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]},
 }
 """As published tokenizers have them, by llama.cpp's name."""
-
-
-def begins_with(token: str, id: int) -> dict:
-    """The post-processor of a tokenizer that writes a token before each text."""
-    begin, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    pair = {"Sequence": {"id": "B", "type_id": 1}}
-    special = {token: {"id": token, "ids": [id], "tokens": [token]}}
-    single = [begin, text]
-    return {"type": "TemplateProcessing", "single": single, "pair": [*single, pair], "special_tokens": special}
 
 
 def read(path: Path) -> dict:
@@ -96,7 +90,7 @@ def convert(path: Path, *, template: str | None = None, rstrip: tuple[str, ...] 
     else:
         spec |= _byte_level(found)
     if adds_bos:
-        template_of = begins_with(bos, found["bos_token_id"])
+        template_of = token_first(bos, {bos: found["bos_token_id"]})
         plain = spec["post_processor"]
         spec["post_processor"] = {"type": "Sequence", "processors": [plain, template_of]} if plain else template_of
     more = {"chat_template": template or found.get("chat_template")}
@@ -126,9 +120,9 @@ def _byte_level(found: dict) -> dict:
 
 def _sentencepiece(found: dict) -> dict:
     pieces = list(zip(found["tokens"], found["scores"], found["token_type"], strict=True))
-    first_added = next((id for id, (_, score, _) in enumerate(pieces) if id > 2 and score <= -1000.0 and id >= 32000), len(pieces))
+    n = next((id for id, (_, score, _) in enumerate(pieces) if id >= 32000 and score <= -1000.0), len(pieces))
     model = from_sentencepiece.Model(
-        pieces=[(piece, score, NORMAL if kind == USER_DEFINED else kind) for piece, score, kind in pieces[:first_added]],
+        pieces=[(piece, score, NORMAL if kind == USER_DEFINED else kind) for piece, score, kind in pieces[:n]],
         model_type=from_sentencepiece.BPE,
         byte_fallback=True,
         bos_id=1,
