@@ -21,6 +21,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
 UNREACHABLE_SCORE = -10_000.0
 ADDED_SCORE = -1_000.0
+ENDS = ("</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<end_of_turn>", "<end_of_utterance>", "<turn|>")
+"""Tokens that llama.cpp takes for control tokens by their names, whatever a file says (llama-vocab.cpp)."""
 
 
 @dataclass(kw_only=True)
@@ -272,7 +274,9 @@ def _ids_beyond(parsed: dict[str, Any], vocab_size: int) -> set[int]:
 def _note_left_out(vocab: Vocab, tokenizer_json: Path, vocab_size: int) -> None:
     added = _load_json(tokenizer_json).get("added_tokens") or [] if tokenizer_json.is_file() else []
     vocab.unmarked = tuple(
-        token["content"] for token in added if not token.get("special") and _looks_special(token["content"])
+        token["content"]
+        for token in added
+        if not token.get("special") and (_looks_special(token["content"]) or token["content"] in ENDS)
     )
     if names := [token["content"] for token in added if _is_beyond(token, vocab_size)]:
         vocab.warnings.append(

@@ -100,11 +100,8 @@ def convert(path: Path, *, template: str | None = None, rstrip: tuple[str, ...] 
 
 
 def _byte_level(found: dict) -> dict:
-    vocab = {
-        token: id
-        for id, (token, kind) in enumerate(zip(found["tokens"], found["token_type"], strict=True))
-        if kind == NORMAL
-    }
+    last = max(id for id, kind in enumerate(found["token_type"]) if kind == NORMAL)
+    vocab = {token: id for id, token in enumerate(found["tokens"][: last + 1])}  # some have special tokens first
     return {
         "normalizer": {"type": "NFC"} if found["pre"] == "qwen2" else None,
         "pre_tokenizer": PRE_TOKENIZERS[found["pre"]],

@@ -1,14 +1,15 @@
 """Real vocabularies: training, transformers, the exported file in llama.cpp and the server have the same ids.
 
 The vocabularies are those of llama.cpp's own tests, in ``vocab/`` of the shared data. The suite compares some texts and
-conversations of two; ``SLM_TEST_VOCABULARIES=FILE:FILE`` compares 500 texts, 200 conversations and 200 with tools of the files named
-(a GGUF's own chat template is used where it has one).
+conversations of two; ``SLM_TEST_VOCABULARIES=FILE:FILE`` compares 500 texts, 200 conversations and 200 with tools of
+the files named (with the chat template in the file where ``TEMPLATES`` has none).
 """
 
 import itertools
 import json
 import os
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def test_texts_and_chats_have_the_same_ids_everywhere(made, shared_data):
     spelled = tuple(token["content"] for token in tokenizer.spec["added_tokens"])
     plain = texts(N_TEXTS, shared_data, unlike=spelled)
     training = Tokenized(Documents(plain), tokenizer.encode, eot_id=tokenizer.eot_id, begins=tokenizer.begins)
-    encoder, compared = ChatEncoder(tokenizer), [0, 0]
+    encoder, compared, trained = ChatEncoder(tokenizer), [0, 0], 0
     with Model(made.gguf, vocab_only=True) as llama:
         for text in plain:
             ids = next(training).tolist()
@@ -162,21 +163,23 @@ def test_texts_and_chats_have_the_same_ids_everywhere(made, shared_data):
         prompt = ChatPrompt(info(llama))
         for messages, tools in conversations([each for each in plain if each.isascii()], N_CONVERSATIONS):
             try:
-                ids, scored, _ = encoder.conversation(to_document({"messages": messages, "tools": tools}))
+                ours = encoder.prompt(messages[:-1], tools)
             except TemplateRefusesError:
                 continue  # Llama 2's knows no tools
-            ours = encoder.prompt(messages[:-1], tools)
             options = {"tools": tools or None, "add_generation_prompt": True}
             assert hf_ids(theirs.apply_chat_template(messages[:-1], **options)) == ours
             if tokenizer.begins:
                 assert tuple(ours[: len(tokenizer.begins)]) == tokenizer.begins
-            assert hf_ids(theirs.apply_chat_template(messages, tools=tools or None)) == ids.tolist()
-            assert scored.any()
+            with suppress(TemplateRefusesError):  # Gemma 4's begins an answer otherwise than it writes one
+                ids, scored, _ = encoder.conversation(to_document({"messages": messages, "tools": tools}))
+                assert hf_ids(theirs.apply_chat_template(messages, tools=tools or None)) == ids.tolist()
+                assert scored.any()
+                trained += 1
             if not (tools and prompt.call_form.own):  # such a template says nothing of tools, so the server does
                 assert server_ids(llama, prompt, messages[:-1], tools) == ours
                 compared[bool(tools)] += 1
     assert sum(compared) > N_CONVERSATIONS / 4
-    print(f"{made.directory.name}: {len(plain)} texts, {compared[0]} chats, {compared[1]} with tools")
+    print(f"{made.directory.name}: {len(plain)} texts, {compared[0]} chats, {compared[1]} with tools, {trained} whole")
 
 
 def test_a_base_gets_a_template_that_begins_as_its_texts_do(shared_data, tmp_path):
