@@ -109,6 +109,7 @@ def open_source(
         name=checkpoint.name,
         bos=vocab.special.bos_added,
         document_start=vocab.special.document_start,
+        document_end=vocab.special.ids.get("eos"),
     )
     return Source(
         run=run,

@@ -1,7 +1,7 @@
 """Real vocabularies: training, transformers, the exported file in llama.cpp and the server have the same ids.
 
 The vocabularies are those of llama.cpp's own tests, in ``vocab/`` of the shared data. The suite compares some texts and
-conversations of two; ``SLM_TEST_VOCABULARIES=FILE:FILE`` compares 500 texts, 200 conversations and 200 with tools of
+conversations of one; ``SLM_TEST_VOCABULARIES=FILE:FILE`` compares 500 texts, 200 conversations and 200 with tools of
 the files named (with the chat template in the file where ``TEMPLATES`` has none).
 """
 
@@ -17,14 +17,14 @@ import pytest
 
 from data.chat.formats import to_document
 from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder, own_template, with_chatml
+from data.chat.tokens import ChatEncoder, with_chatml
 from data.stream.packing import Tokenized
 from data.tokenizers.tokenizer import Tokenizer
 from serve.chat_template import ChatPrompt
 from serve.engine.messages import ModelInfo
 from serve.engine.tokenize import tokenize_within
 from slm.llama.model import Model
-from slm.vocabulary.exportable import failures, require_exportable
+from slm.vocabulary.exportable import failures
 from slm.vocabulary.same_ids import PROBES
 from tests.helpers import tool_templates as templates
 from tests.helpers.gguf_tokenizer import convert
@@ -41,10 +41,10 @@ LLAMA2 = (
     "{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 TEMPLATES = {"llama-spm": LLAMA2, "llama-bpe": templates.LLAMA3, "qwen2": templates.QWEN}
-IN_THE_SUITE = ("llama-spm", "llama-bpe")
+IN_THE_SUITE = ("llama-spm",)  # the others take half a minute each
 NAMED = [Path(each) for each in os.environ.get("SLM_TEST_VOCABULARIES", "").split(":") if each]
 N_TEXTS, N_CONVERSATIONS = (500, 400) if NAMED else (60, 30)
-PHI3_MARKS = ("<|user|>", "<|assistant|>", "<|end|>", "<|system|>")
+PHI3_MARKS = ("<|user|>", "<|assistant|>", "<|end|>", "<|system|>", "</s>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +199,9 @@ def test_a_base_gets_a_template_that_begins_as_its_texts_do(shared_data, tmp_pat
         assert server_ids(llama, ChatPrompt(info(llama)), messages, []) == ours
 
 
-def test_what_llama_cpp_does_not_swallow_is_refused_before_training(shared_data):
+def test_what_llama_cpp_does_not_swallow_is_refused(shared_data, tmp_path):
     """Phi-3's marks swallow the white space behind them; llama.cpp knows that by the model's name alone."""
-    tokenizer = convert(shared_data / "vocab" / "ggml-vocab-phi-3.gguf", rstrip=PHI3_MARKS)
-    facts = {"rows": 32064, "ids": {"bos_token_id": 1}, "otherwise": "Do this."}
-    with pytest.raises(Exception, match=r"in a chat, its tokenizer gives other ids.*Do this"):
-        require_exportable(tokenizer, name="mine", **facts)
-    require_exportable(tokenizer, name="Phi-3-mini", **facts)
-    assert own_template(tokenizer)
+    convert(shared_data / "vocab" / "ggml-vocab-phi-3.gguf", rstrip=PHI3_MARKS).save(tmp_path)
+    (failure,) = failures(tmp_path, 32064, "mine", tmp_path / "mine.gguf")
+    assert "in a chat, its tokenizer gives other ids" in failure
+    assert failures(tmp_path, 32064, "Phi-3-mini", tmp_path / "phi-3.gguf") == []
