@@ -14,7 +14,6 @@ from export import modelfile
 from export.adapter import open_adapter, write_proven
 from export.auto.make import make_chosen
 from export.auto.planner import Planner
-from export.chat_proof import chat_failures
 from export.config import UNQUANTIZED, ExportConfig, resolve_types
 from export.imatrix import ImportanceMatrix
 from export.proof import ADAPTER_TYPE, Comparison, Proof
@@ -33,6 +32,7 @@ from slm.llama.quantize import quant_types
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 from slm.report import atomic_write_json
+from slm.vocabulary.same_ids import chat_failures
 
 IMATRIX_FILE = "imatrix.gguf"
 TEMPORARY_CHUNKS = 4  # of text, in the comparison of a file that is not published
@@ -145,7 +145,7 @@ def _prove_unquantized(making: _Making) -> Proof:
     with making.steps.step("proof: the checkpoint's side"):
         proof = Proof(
             source.scorer,
-            source.tokenizer.encode,
+            source.tokenizer.encode_document,
             making.proof_text.content,
             n_ctx=n_ctx,
             chunks=options.chunks,
@@ -153,7 +153,7 @@ def _prove_unquantized(making: _Making) -> Proof:
             nfc=source.vocab.nfc,
             unlike=source.vocab.unmarked,
             n_threads=making.threads,
-            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=source.vocab.nfc),
+            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=source.vocab.nfc, unlike=source.vocab.unmarked),
         )
     for kind, path in making.unquantized.items():
         with making.steps.step(f"proof: {kind}"):

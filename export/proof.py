@@ -1,14 +1,13 @@
 """The proof that ends an export: each file against the checkpoint, in token ids, logits and perplexity.
 
-A file that fails a gate is not published. Every file must give the checkpoint's token ids and finite logits. An
-unquantized file must also give its logits and perplexity within ``TOLERANCES``. What quantization costs is measured
-and reported, but no gate: perplexity, and the mean Kullback-Leibler divergence of the file's predictions from the
-checkpoint's.
+A file that fails a gate is not published. Every file must give the checkpoint's token ids, as a server sends them, and
+finite logits. An unquantized file must also give its logits and perplexity within ``TOLERANCES``. What quantization
+costs is measured and reported, but no gate: perplexity, and the mean Kullback-Leibler divergence of the file's
+predictions from the checkpoint's.
 
 Shape suffixes: N positions, V vocabulary.
 """
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,34 +21,9 @@ from slm.evaluate.scorers import GGUFScorer, TorchScorer
 from slm.llama.adapter_file import adapter_header
 from slm.llama.model import Model
 from slm.machine.crash_guard import doing
+from slm.vocabulary.same_ids import plain_strings, token_failures
 
 T = TypeVar("T")
-PROBES = (
-    "",
-    " ",
-    "\n",
-    "Hello, world!",
-    "Once upon a time, there was a little fox named Pip.",
-    "  two spaces   three\ttab\n\nblank line\r\n  end  ",
-    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n",
-    "I'm sure they'll say it's what we've done, isn't it? I'D THINK SO, WE'LL SEE, he'S",
-    "0 1 12 123 1234 12345 123456 3.14159 1,000,000 1e-9 0x7F ½ ² ٣ 五 ⅷ",
-    "naïve café Ångström Zoë — “quotes” ‘single’ … ellipsis",
-    "Привет, мир! Γειά σου Κόσμε. שלום עולם مرحبا بالعالم नमस्ते दुनिया สวัสดีชาวโลก",
-    "我想在apple工作1314151天～ 日本語テキスト 한국어 문장",
-    "🚀 😶\u200d🌫️ 👩\u200d👩\u200d👧\u200d👦 🦙🦙 🇫🇷 ✅",
-    "def f(x):\n    return x ** 2  # comment\n\n\tif a != b and c >= d: pass",
-    '<html><body class=\'x\'>&amp;</body></html> {"key": [1, 2, {"a": null}]}',
-    "https://example.org/a?b=c&d=e#f user@example.org C:\\path\\file.txt",
-    "\u0000\u0001\u0007\u001b[31m\u007f\u0085\u00a0\u00ad\u200b\u2028\ufeff\ufffd",
-    "<|endoftext|> <|im_start|>user <s> </s> [PAD7] <unk> <0x41>",
-    "e\u0301 n\u0303 o\u0308 \u1112\u1161\u11ab ﬁ Ⅳ",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "------======= ''''''```````\"\"\"\"......!!!!!!??????",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𓀀𓀁 𐍈 ꙮ",
-    " leading space and trailing space ",
-)
-"""Strings that tokenizers are known to disagree on."""
 
 ADAPTER_TYPE = "lora"
 """The type of an adapter's file in the records of exports."""
@@ -123,15 +97,14 @@ class Proof:
         n_threads: int | None = None,
         more: Callable[[Model], list[str]] = lambda llama: [],
     ) -> None:
-        """``nfc``: compare token ids on NFC text only (the tokenizer normalizes, llama.cpp does not). ``unlike``:
-        tokens that llama.cpp reads otherwise in a plain text; strings that spell one are left out. ``more``: further
-        checks of a file, as messages about what failed."""
+        """``encode``: the checkpoint's ids of a text, with what its tokenizer writes around it. ``nfc``: compare token
+        ids on NFC text only (the tokenizer normalizes, llama.cpp does not). ``unlike``: tokens that llama.cpp reads
+        otherwise in a plain text; strings that spell one are left out. ``more``: further checks of a file, as messages
+        about what failed."""
         self.more = more
         self.checkpoint, self.n_threads = checkpoint, n_threads
         pieces = [text[start : start + TEXT_PIECE] for start in range(0, len(text), TEXT_PIECE)][:TEXT_PIECES]
-        strings = [*PROBES, *pieces]
-        strings = [each for each in strings if not any(token in each for token in unlike)]
-        self.strings = [unicodedata.normalize("NFC", each) for each in strings] if nfc else strings
+        self.strings = plain_strings(pieces, nfc=nfc, unlike=unlike)
         self.ids = [encode(each) for each in self.strings]
         ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])
         n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + (checkpoint.bos is not None)) // 2, 4))
@@ -245,24 +218,6 @@ def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray],
         same_top=same / n_positions,
         finite=finite,
     )
-
-
-def token_failures(
-    llama: Model, strings: Sequence[str], ids: Sequence[list[int]], *, parse_special: bool = False
-) -> list[str]:
-    """A message about the first string whose ids differ; empty where none does."""
-    for text, expected in zip(strings, ids, strict=True):
-        found = llama.tokenize(text, add_special=False, parse_special=parse_special)
-        if found != expected:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
-                min(len(found), len(expected)),
-            )
-            return [
-                f"its tokenizer gives other ids: {text[:60]!r} is {expected[at : at + 5]} in the checkpoint and "
-                f"{found[at : at + 5]} in the file, from token {at} on"
-            ]
-    return []
 
 
 def logit_failures(difference: LogitDifference, perplexity_change: float, tolerance: Tolerance) -> list[str]:

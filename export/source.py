@@ -16,7 +16,6 @@ from data.tokenizers.make import load_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from export.config import CalibrationConfig, Naming
 from export.gguf.tensors import check_weights
-from export.gguf.vocab import Vocab, build_vocab
 from export.gguf.writer import Identity, identify_model, run_record, write_gguf
 from export.imatrix import ImportanceMatrix, collect, quick_kernels
 from export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
@@ -33,6 +32,7 @@ from slm.llama.quantize import quant_types
 from slm.model.checkpoint import MANIFEST, load_model, verify
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights, load_quantized
 from slm.model.transformer import LanguageModel
+from slm.vocabulary.gguf_vocab import Vocab, build_vocab
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,7 @@ def open_source(
         name=checkpoint.name,
         bos=vocab.special.bos_added,
         document_start=vocab.special.document_start,
+        document_end=vocab.special.ids.get("eos"),
     )
     return Source(
         run=run,

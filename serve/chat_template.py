@@ -15,7 +15,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 
 from data.chat.content_spans import Span, unused_mark
-from data.chat.template import ChatTemplate, TemplateRefusesError
+from data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
 from data.errors import UserError
 from serve.engine.messages import ModelInfo
 from serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm, call_form, in_own_form, without_system
@@ -127,10 +127,9 @@ class ChatPrompt:
         if continues:
             end = self._end_of_content(text, messages, listed, options)
             text, spans = text[:end], tuple((begin, min(stop, end)) for begin, stop in spans if begin < end)
-        starts_with_bos = bool(self._bos) and text.startswith(self._bos) and not (spans and spans[0][0] == 0)
         return RenderedChat(
             text=text,
-            add_special=not starts_with_bos,
+            add_special=not Rendered(text, (), spans).begins_with(self._bos),
             parse_special=True,
             literal_spans=spans,
             reasoning=self._reasoning(text, messages[-1]["content"] if continues else None),

@@ -31,6 +31,7 @@ ORDER = {
         "model",
         "kernels",
         "llama",
+        "vocabulary",
         "hub",
         "evaluate",
         "doctor",

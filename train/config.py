@@ -213,6 +213,8 @@ class TrainConfig:
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False
     """Documents in one sequence do not attend to each other."""
+    check_export: bool = True
+    """Before a new run with a tokenizer from elsewhere, ask whether export will take it and its chat template."""
     workers: int = 1
     """Processes that read and tokenize ahead of training; 0: the training process does it."""
     threads: int = 0

@@ -15,7 +15,7 @@ from data.account.listing import show_files
 from data.chat.tokens import end_of_turn
 from data.errors import UserError
 from data.storage import atomic_write_text
-from data.stream.loader import Loader, at_saved_commits, validation_blocks
+from data.stream.loader import Loader, as_it_began, at_saved_commits, validation_blocks
 from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
@@ -229,6 +229,8 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
     saved = point.state.get("config", {}).get("data", {})
     data = at_saved_commits(config.data, point.state.get("loader"), began_with=saved.get("revision") or "")
+    if position is not None:
+        tokenizer = as_it_began(tokenizer, position)
     blocks_NT1 = ranks.broadcast_from_main(
         lambda: validation_blocks(
             data,

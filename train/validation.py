@@ -118,7 +118,7 @@ def sample(model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, max_token
     A model with a chat template answers the prompt instead.
     """
     stop_ids: set[int | None] = {tokenizer.eot_id}
-    ids, given = [tokenizer.eot_id, *tokenizer.encode(prompt)], prompt
+    ids, given = [*tokenizer.document_start, *tokenizer.encode(prompt)], prompt
     if own_template(tokenizer):
         with suppress(UserError, TemplateRefusesError):  # a template that does not render: the prompt is continued
             chat = ChatEncoder(tokenizer)

@@ -71,6 +71,10 @@ class Rendered:
     without_reasoning: int = 0
     """Scored answers whose reasoning the template does not write."""
 
+    def begins_with(self, token: str) -> bool:
+        """Whether the template itself wrote ``token`` at the beginning: then nothing may add it once more."""
+        return bool(token) and self.text.startswith(token) and not (self.literal and self.literal[0][0] == 0)
+
 
 class ChatTemplate:
     """A model's chat template and the names of its control tokens."""

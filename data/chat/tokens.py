@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,11 @@ import numpy as np
 from data.chat.formats import from_document, to_document
 from data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered, TemplateRefusesError
 from data.errors import UserError
-from data.tokenizers.tokenizer import Tokenizer, special_token
+from data.tokenizers.parts import PartEncoder
+from data.tokenizers.tokenizer import Tokenizer, special_token, token_text
+
+BOS = "{{- bos_token -}}\n"
+"""Before ChatML, where texts of a model begin with a token."""
 
 MOMENT = "chat_template_moment"
 """The key of ``tokenizer_config.json`` that holds the moment which the chat template prints, in ISO 8601."""
@@ -20,7 +23,7 @@ def own_template(tokenizer: Tokenizer) -> str | None:
     """The chat template that came with the tokenizer; None for a base model's."""
     if "chat_template.jinja" in tokenizer.files:
         return tokenizer.files["chat_template.jinja"].decode("utf-8")
-    template = _settings(tokenizer).get("chat_template")
+    template = tokenizer.settings.get("chat_template")
     if isinstance(template, list):  # several by name
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")
@@ -30,9 +33,10 @@ def own_template(tokenizer: Tokenizer) -> str | None:
 def with_chatml(tokenizer: Tokenizer) -> Tokenizer:
     """``tokenizer`` with ChatML as its template, its two marks among the special tokens, and turns that end in one.
 
-    The token that ended documents stays what a text begins with. Ids of before do not change.
+    The token that ended documents stays what a text begins with. Ids of before do not change. Where the tokenizer
+    writes a token before each text, the template prints it, so that transformers' chats have it, too.
     """
-    spec, settings = json.loads(tokenizer.files["tokenizer.json"]), _settings(tokenizer)
+    spec, settings = json.loads(tokenizer.files["tokenizer.json"]), tokenizer.settings
     known = {token["content"]: token for token in spec.get("added_tokens") or []}
     next_id = tokenizer.vocab_size
     for mark in (IM_START, IM_END):
@@ -42,8 +46,10 @@ def with_chatml(tokenizer: Tokenizer) -> Tokenizer:
         spec.setdefault("added_tokens", [])
         spec["added_tokens"] = [*(spec["added_tokens"] or []), special_token(next_id, mark)]
         next_id += 1
-    settings |= {"eos_token": IM_END, "chat_template": CHATML}
-    settings["bos_token"] = settings.get("bos_token") or tokenizer.eot_token
+    names = {token["id"]: token["content"] for token in spec.get("added_tokens") or []}
+    begins = "".join(names.get(id, "") for id in tokenizer.begins)
+    settings |= {"eos_token": IM_END, "chat_template": BOS + CHATML if begins else CHATML}
+    settings["bos_token"] = begins or settings.get("bos_token") or tokenizer.eot_token
     # Files that list special tokens again would contradict these.
     files = {
         n: content
@@ -77,19 +83,16 @@ class ChatEncoder:
         text = own_template(tokenizer)
         if text is None:
             raise UserError(f"{tokenizer.name} has no chat template: tune a model on conversations first")
-        settings = _settings(tokenizer)
-        added = {token["content"]: token["id"] for token in tokenizer.spec.get("added_tokens") or []}
-        self._ids = {name: id for name, id in added.items() if id in tokenizer.special_ids}
+        settings = tokenizer.settings
         self.without_reasoning = 0
         """Answers so far whose reasoning the template does not write."""
         self._tokenizer = tokenizer
-        self._prepends = _prepends_space(tokenizer.spec)
-        self._split = re.compile(f"({'|'.join(map(re.escape, sorted(self._ids, key=len, reverse=True))) or '(?!)'})")
+        self._parts = PartEncoder(tokenizer)
         self.template = ChatTemplate(
             text,
-            bos=_content(settings.get("bos_token")),
-            eos=_content(settings.get("eos_token")),
-            control_tokens=tuple(self._ids),
+            bos=token_text(settings.get("bos_token")),
+            eos=token_text(settings.get("eos_token")),
+            control_tokens=tuple(self._parts.special_ids),
             name=tokenizer.name,
             moment=_moment(settings),
         )
@@ -129,7 +132,7 @@ class ChatEncoder:
         except TemplateRefusesError:
             return None
         last = int(ids[scored][-1])
-        return last if last in self._ids.values() else None
+        return last if last in self._parts.special_ids.values() else None
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> list[int]:
         """Ids of the messages, up to where the assistant goes on."""
@@ -139,53 +142,17 @@ class ChatEncoder:
         """``np.int32[n]`` ids and ``bool[n]`` scored.
 
         The text is cut where the assistant begins and ends to write, as it is in generation: a token never reaches over
-        the end of a prompt.
+        the end of a prompt. What the tokenizer writes before a text stands before it once, whether the template prints
+        it or not: so llama.cpp and the server send it.
         """
-        ids: list[int] = []
-        scored: list[bool] = []
-        at = 0
-        for begin, end in [*rendered.scored, (len(rendered.text), len(rendered.text))]:
-            for start, stop, counts in ((at, begin, False), (begin, end, True)):
-                new = self._encode(rendered.text, start, stop, rendered.literal)
-                ids += new
-                scored += [counts] * len(new)
-            at = end
+        cuts = [at for span in rendered.scored for at in span]
+        parts = self._parts.encode(rendered.text, cuts, rendered.literal)
+        ids = [id for part in parts for id in part]
+        scored = [number % 2 == 1 for number, part in enumerate(parts) for _ in part]
+        begins = self._tokenizer.begins
+        if begins and tuple(ids[: len(begins)]) != begins:
+            ids, scored = [*begins, *ids], [*([False] * len(begins)), *scored]
         return np.array(ids, dtype=np.int32), np.array(scored, dtype=bool)
-
-    def _encode(self, text: str, start: int, stop: int, literal: tuple[tuple[int, int], ...]) -> list[int]:
-        """Ids of a part of the text: control tokens outside of literal spans are parsed."""
-        ids: list[int] = []
-        at = start
-        begins = start == 0 or text.endswith(tuple(self._ids), 0, start)
-        for begin, end in [*literal, (stop, stop)]:
-            begin, end = min(max(begin, at), stop), min(max(end, at), stop)
-            for piece in self._split.split(text[at:begin]):
-                if piece:
-                    ids += [self._ids[piece]] if piece in self._ids else self._plain(piece, begins=begins)
-                    begins = piece in self._ids
-            if begin < end:
-                ids += self._plain(text[begin:end], begins=begins)
-                begins = False
-            at = max(at, end)
-        return ids
-
-    def _plain(self, text: str, *, begins: bool) -> list[int]:
-        """Ids of text without control tokens. ``begins``: whether it is the first, or comes after such a token; else it
-        goes on with other text, and has no space of its own before it."""
-        if begins or not self._prepends:
-            return self._tokenizer.encode(text)
-        before, both = self._tokenizer.encode("\n"), self._tokenizer.encode("\n" + text)
-        return both[len(before) :] if both[: len(before)] == before else self._tokenizer.encode(text)
-
-
-def _prepends_space(spec: dict[str, Any]) -> bool:
-    """Whether a tokenizer puts a space before each text (SentencePiece's way)."""
-    normalizer, pre = spec.get("normalizer") or {}, spec.get("pre_tokenizer") or {}
-    steps = [*(normalizer.get("normalizers") or [normalizer]), *(pre.get("pretokenizers") or [pre])]
-    return any(
-        each.get("type") == "Prepend" or (each.get("type") == "Metaspace" and each.get("prepend_scheme") != "never")
-        for each in steps
-    )
 
 
 def _moment(settings: dict[str, Any]) -> datetime.datetime | None:
@@ -194,12 +161,3 @@ def _moment(settings: dict[str, Any]) -> datetime.datetime | None:
         return datetime.datetime.fromisoformat(settings[MOMENT])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    return json.loads(tokenizer.files.get("tokenizer_config.json", b"{}"))
-
-
-def _content(token: Any) -> str:
-    """A token of ``tokenizer_config.json``: text, or an object with it."""
-    return (token.get("content") if isinstance(token, dict) else token) or ""

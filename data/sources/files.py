@@ -13,12 +13,12 @@ import os
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data.bad_records import REPLACED, TALLY, BadRecordError
 from data.errors import UserError, excerpt, nearest
-from data.readers import plain_text, reader
+from data.readers import plain_text
 from data.readers.reader import Raw, Reading, pieces
 from data.sources import kinds
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary

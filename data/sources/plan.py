@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from data.chat import formats
 from data.bad_records import TALLY
+from data.chat import formats
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files, files, hub, kinds

@@ -23,6 +23,7 @@ from data.stream import read_so_far
 from data.stream.pipeline import Pipeline, open_pipeline
 from data.stream.read_so_far import ReadSoFar, furthest
 from data.stream.worker import main as worker_main
+from data.tokenizers.parts import has_odd_tokens
 from data.tokenizers.tokenizer import Tokenizer
 
 
@@ -79,6 +80,7 @@ class Loader:
         self._config, self._pairs = config, pairs
         self.plans = plans
         """What is read of each source."""
+        chats = any(each.source.is_chat for each in plans)
         self._micro_batch = micro_batch
         self._shards = max(1, workers)
         self._processes = workers
@@ -106,9 +108,11 @@ class Loader:
             "rank": rank,
             "world_size": world_size,
             "tokenizer": f"{tokenizer.vocab_size} ids, {tokenizer.fingerprint}",
+            **({"begins": list(tokenizer.begins)} if tokenizer.begins else {}),
             "revision": ", ".join(each.source.revision for each in plans if each.source.from_hub),
             "text": [each.fingerprint for each in plans],
             **({"pairs": True} if pairs else {}),
+            **({"special_tokens": 2} if chats and has_odd_tokens(tokenizer.spec) else {}),
         }
         self._read_so_far = self._files_of(plans)
         self._states: list[dict[str, Any] | None] = [None] * self._shards
@@ -372,6 +376,12 @@ def at_saved_commits(config: DataConfig, position: dict[str, Any] | None, *, beg
     of_each = [next(left) if here else "" for here in pinned_here]
     pinned = [replace(each, revision=commit or each.revision) for each, commit in zip(sources, of_each, strict=True)]
     return replace(config, sources=pinned) if config.kind == "mixture" else replace(config, revision=pinned[0].revision)
+
+
+def as_it_began(tokenizer: Tokenizer, position: dict[str, Any]) -> Tokenizer:
+    """The tokenizer for a run that resumes from ``position``: one that began when packing left out what a tokenizer
+    writes before a text goes on without it."""
+    return tokenizer if "begins" in position or not tokenizer.begins else tokenizer.without_beginning()
 
 
 def validation_blocks(

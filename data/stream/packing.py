@@ -1,6 +1,7 @@
 """From documents to blocks of tokens, without padding and without loss.
 
-Documents follow each other with the end-of-text token after each. A block holds ``seq_len + 1`` tokens, and its
+Documents follow each other with the end-of-text token after each, and before each what the tokenizer itself writes
+there (the beginning-of-text token of models that use one). A block holds ``seq_len + 1`` tokens, and its
 last token is the first of the next block. So inputs ``block[:-1]`` and targets ``block[1:]`` predict every token
 of the stream exactly once.
 
@@ -19,16 +20,27 @@ from data.sources.mixture import latest_epoch
 class Tokenized:
     """A document stream's tokens. Its position is that of the documents."""
 
-    def __init__(self, documents: DocumentStream, encode: Callable[[str], Sequence[int]], *, eot_id: int) -> None:
+    def __init__(
+        self,
+        documents: DocumentStream,
+        encode: Callable[[str], Sequence[int]],
+        *,
+        eot_id: int,
+        begins: Sequence[int] = (),
+    ) -> None:
+        """``begins``: ids before each document, ``Tokenizer.begins``."""
         self._documents = documents
         self._encode = encode
         self._eot_id = eot_id
+        self._begins = np.array(begins, dtype=np.int32)
 
     def __next__(self) -> np.ndarray:
         document = next(self._documents)
         ids = document.ids if isinstance(document, Encoded) else self._encode(document)
-        tokens = np.empty(len(ids) + 1, dtype=np.int32)
-        tokens[:-1] = ids
+        start = len(self._begins)
+        tokens = np.empty(start + len(ids) + 1, dtype=np.int32)
+        tokens[:start] = self._begins
+        tokens[start:-1] = ids
         tokens[-1] = self._eot_id
         return tokens
 

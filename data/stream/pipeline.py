@@ -107,7 +107,7 @@ def open_pipeline(
             return Pairs(documents, ChatEncoder(tokenizer), seq_len=seq_len)
         if plan.source.is_chat:
             return Conversations(documents, ChatEncoder(tokenizer), seq_len=seq_len)
-        text = Tokenized(documents, encode, eot_id=tokenizer.eot_id)
+        text = Tokenized(documents, encode, eot_id=tokenizer.eot_id, begins=tokenizer.begins)
         if not chats:
             return text
         if not plan.long_documents or not shuffle_buffer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.config import TokenizerConfig
 from data.errors import UnreachableError, UserError
-from data.tokenizers.tokenizer import EOT, Tokenizer, tokenizer_config
+from data.tokenizers.tokenizer import EOT, Tokenizer, token_first, tokenizer_config
 
 # Files of a model directory next to tokenizer.json. They are kept and saved unchanged.
 COMPANIONS = (
@@ -30,7 +30,7 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
             files = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
             return _with_config(files, name=path.name, eot_token=eot_token)
         if (path / "tokenizer.model").is_file():
-            return load_tokenizer(path / "tokenizer.model", eot_token=eot_token)
+            return _of_sentencepiece_model(path, eot_token=eot_token)
         raise UserError(f"{path} holds neither tokenizer.json nor tokenizer.model: give a directory that does")
     if not path.is_file():
         raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
@@ -40,6 +40,32 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
         files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
         return Tokenizer(files, name=path.stem, eot_token=eot)
     return _with_config({"tokenizer.json": path.read_bytes()}, name=path.stem, eot_token=eot_token)
+
+
+def _of_sentencepiece_model(directory: Path, *, eot_token: str) -> Tokenizer:
+    """The tokenizer of a model's directory with ``tokenizer.model`` alone, as Llama 2's first release.
+
+    As transformers and llama.cpp assume, it writes its beginning-of-text token before each text, unless
+    ``tokenizer_config.json`` says otherwise. The chat template there is the model's.
+    """
+    from data.tokenizers.from_sentencepiece import convert
+
+    path, settings_path = directory / "tokenizer.model", directory / "tokenizer_config.json"
+    files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
+    made, said = json.loads(files["tokenizer_config.json"]), {}
+    if settings_path.is_file():
+        files["tokenizer_config.json"] = settings_path.read_bytes()
+        said = Tokenizer(files, name=directory.name, eot_token=eot).settings
+    spec, bos = json.loads(files["tokenizer.json"]), made["bos_token"]
+    if said.get("add_bos_token", True) and bos != eot:
+        made["add_bos_token"] = True
+        spec["post_processor"] = token_first(bos, spec["model"]["vocab"])
+        files["tokenizer.json"] = json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode()
+    made |= {name: said[name] for name in ("chat_template",) if name in said}
+    files["tokenizer_config.json"] = (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode()
+    if (directory / "chat_template.jinja").is_file():
+        files["chat_template.jinja"] = (directory / "chat_template.jinja").read_bytes()
+    return Tokenizer(files, name=directory.name, eot_token=eot)
 
 
 def make_tokenizer(

@@ -62,7 +62,35 @@ class Tokenizer:
             )
         self.eot_id: int = vocab[self.eot_token]
         """Id of the token that ends a document."""
+        self.begins, self.ends = self._own_ends(vocab)
+        """Ids that the tokenizer writes before and after a text by itself: usually none, or ``begins`` is the
+        beginning-of-text token of models that use one (Llama 2 and 3, Gemma, LFM2)."""
         self._bytes: list[bytes] | None = None
+
+    def _own_ends(self, vocab: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the post-processor writes around a text. Where it says nothing about that, ``add_bos_token: true`` in
+        tokenizer_config.json counts, as for llama.cpp's converter and the classes of transformers 4."""
+        around = self._backend.encode("a", add_special_tokens=True)
+        added = [bool(each) for each in around.special_tokens_mask]
+        first = next((at for at, each in enumerate(added) if not each), len(added))
+        last = next((at for at in range(len(added), first, -1) if not added[at - 1]), first)
+        begins, ends = tuple(around.ids[:first]), tuple(around.ids[last:])
+        settings = self.settings
+        if not begins and settings.get("add_bos_token") is True and not _has_template(self.spec.get("post_processor")):
+            bos = vocab.get(token_text(settings.get("bos_token")))
+            begins = () if bos is None else (bos,)
+        return begins, ends
+
+    def without_beginning(self) -> "Tokenizer":
+        """The same tokenizer with nothing before a text: for a run that began when packing left it out."""
+        plain = Tokenizer(self.files, name=self.name, eot_token=self.eot_token)
+        plain.begins = ()
+        return plain
+
+    @property
+    def document_start(self) -> tuple[int, ...]:
+        """What a new document follows, in training and in samples: ``begins``, else the end-of-text token."""
+        return self.begins or (self.eot_id,)
 
     @property
     def fingerprint(self) -> str:
@@ -70,23 +98,18 @@ class Tokenizer:
         return hashlib.blake2b(self.files["tokenizer.json"], digest_size=8).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "name": self.name, "eot_token": self.eot_token}
+        return {"files": self.files, "name": self.name, "eot_token": self.eot_token, "begins": self.begins}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._load(state["files"], name=state["name"], eot_token=state["eot_token"])
+        self.begins = state["begins"]
 
     def _special_names(self) -> list[str]:
         return [token["content"] for token in self.spec.get("added_tokens") or [] if token.get("special")]
 
     def _find_eot(self, vocab: dict[str, int]) -> str:
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            try:
-                declared = json.loads(self.files.get(name, b"{}")).get("eos_token")
-            except (ValueError, AttributeError) as error:
-                raise UserError(f"{self.name}: {name} cannot be read ({one_line(error)}): copy it again") from error
-            if isinstance(declared, dict):
-                declared = declared.get("content")
-            if declared:
+            if declared := token_text(self._json(name).get("eos_token")):
                 return declared
         for candidate in KNOWN_EOT:
             if candidate in vocab:
@@ -96,12 +119,39 @@ class Tokenizer:
             f"training tokenizer.eot_token, one of {', '.join(self._special_names()) or 'its tokens'}"
         )
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What ``tokenizer_config.json`` says."""
+        return self._json("tokenizer_config.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        """A file of settings; empty where there is none. Raises UserError where it is no JSON object."""
+        try:
+            found = json.loads(self.files.get(name, b"{}"))
+            if not isinstance(found, dict):
+                raise ValueError("no JSON object")
+        except ValueError as error:
+            raise UserError(f"{self.name}: {name} cannot be read ({one_line(error)}): copy it again") from error
+        return found
+
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, no special token added; lone surrogates become U+FFFD."""
         try:
             return self._backend.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):
             return self._backend.encode(well_formed(text), add_special_tokens=False).ids
+
+    def encode_parsed(self, text: str) -> list[int]:
+        """As ``encode``, but text that spells a special token becomes that token, as in transformers."""
+        self._backend.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self._backend.encode_special_tokens = True
+
+    def encode_document(self, text: str) -> list[int]:
+        """Ids of a text as a server sends them: with what the tokenizer itself writes around it."""
+        return [*self.begins, *self.encode(text), *self.ends]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, as ``encode`` gives them."""
@@ -150,6 +200,18 @@ class Tokenizer:
             (folder / name).write_bytes(content)
 
 
+def token_text(token: Any) -> str:
+    """A token of ``tokenizer_config.json``, which is text, or an object that holds it; "" for none."""
+    return (token.get("content") if isinstance(token, dict) else token) or ""
+
+
+def _has_template(processor: dict[str, Any] | None) -> bool:
+    """Whether a ``post_processor`` says what stands around a text (the one of byte-level BPE alone says nothing)."""
+    if not processor:
+        return False
+    return any(each.get("type") != "ByteLevel" for each in processor.get("processors") or [processor])
+
+
 def tokenizer_config(*, eot: str, bos: str | None = None, **more: Any) -> bytes:
     """A ``tokenizer_config.json`` that makes transformers use ``tokenizer.json`` unchanged.
 
@@ -180,6 +242,18 @@ def special_token(id: int, content: str) -> dict[str, Any]:
         "normalized": False,
         "special": True,
     }
+
+
+def token_first(token: str, vocab: dict[str, int] | list[Any]) -> dict[str, Any]:
+    """The ``post_processor`` of a ``tokenizer.json`` that writes ``token`` before each text. ``vocab``: its model's."""
+    id = vocab[token] if isinstance(vocab, dict) else [piece for piece, _ in vocab].index(token)
+    first, text, second = (
+        {kind: {"id": name, "type_id": type_id}}
+        for kind, name, type_id in (("SpecialToken", token, 0), ("Sequence", "A", 0), ("Sequence", "B", 1))
+    )
+    special = {token: {"id": token, "ids": [id], "tokens": [token]}}
+    single = [first, text]
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, second], "special_tokens": special}
 
 
 def well_formed(text: str) -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 from data.errors import UserError
 from export.config import Naming
 from export.gguf.tensors import encode, gguf_tensors, stored_type
-from export.gguf.vocab import Vocab
 from export.target import is_target, parse_target
 from slm.exported import CONFIG_KEY
 from slm.hub.name import cached_name
@@ -23,6 +22,7 @@ from slm.model.config import ModelConfig
 from slm.model.fingerprint import fingerprint
 from slm.model.quantized import RECORD, QuantizedWeights
 from slm.runs import ADAPTER_END, Run, saved_config
+from slm.vocabulary.gguf_vocab import Vocab
 
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
 """general.file_type (llama.cpp's LLAMA_FTYPE) of the types written here."""

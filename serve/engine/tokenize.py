@@ -7,7 +7,6 @@ Tested in tests/serve/engine/test_tokenize.py, tests/serve/engine/test_detokeniz
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from serve.engine.messages import Event, Failure, Reply, Tokenize
@@ -37,14 +36,8 @@ def tokenize_within(
 
     def tokens_of(n: int) -> list[int]:
         """Of the first ``n`` characters."""
-        tokens: list[int] = []
-        for begin, end, literal in _parts(literal_spans, n):
-            tokens += model.tokenize(
-                text[begin:end],
-                add_special=add_special and begin == 0,
-                parse_special=parse_special and not literal,
-            )
-        return tokens
+        spans = [(begin, min(end, n)) for begin, end in literal_spans if begin < n]
+        return model.tokenize_parts(text[:n], spans, add_special=add_special, parse_special=parse_special)
 
     size = max(_CHARACTERS_PER_TOKEN * limit, _SHORT)
     while size < len(text):
@@ -54,20 +47,6 @@ def tokenize_within(
             return tokens, False
         size *= 4
     return tokens_of(len(text)), True
-
-
-def _parts(literal_spans: tuple[tuple[int, int], ...], n: int) -> Iterator[tuple[int, int, bool]]:
-    """The first ``n`` characters of a text, cut at the spans: begin, end, and whether the part is a span."""
-    start = 0
-    for begin, end in literal_spans:
-        if begin >= n:
-            break
-        if begin > start:
-            yield start, begin, False
-        yield begin, min(end, n), True
-        start = end
-    if start < n or n == 0:
-        yield start, n, False
 
 
 class BackgroundTokenizer:

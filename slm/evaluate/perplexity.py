@@ -7,9 +7,10 @@
 - **sliding window** (Hugging Face's recipe): contexts of T tokens that move by T/2, every token scored exactly once,
   each with at least T/2 tokens before it (fewer at the start). The first token is predicted from the
   beginning-of-text token, else the end-of-text one, as lm-eval does.
-- **contiguous windows** (asked for only): the documents of a corpus, joined by the end-of-text token; windows of T
-  tokens that do not overlap, every token scored once, the first of a window with nothing before it but its own input.
-  Bits per byte are all of its nats, end-of-text tokens included, over the UTF-8 bytes of the documents.
+- **contiguous windows** (asked for only): the documents of a corpus, joined by the end-of-text token (and the
+  beginning-of-text one, where the tokenizer adds it); windows of T tokens that do not overlap, every token scored once,
+  the first of a window with nothing before it but its own input. Bits per byte are all of its nats, end-of-text tokens
+  included, over the UTF-8 bytes of the documents.
 
 Word perplexity and the sliding window's bits per byte are lm-eval's: the sliding pass's total over the words (separated
 by whitespace) and UTF-8 bytes of the original text, so that they compare across tokenizers.
@@ -154,6 +155,8 @@ class Scorer(Protocol):
     """The beginning-of-text token, where the tokenizer adds one by itself."""
     document_start: int | None
     """The token that stands before a text: beginning-of-text, else end-of-text."""
+    document_end: int | None
+    """The token that ends a document."""
 
     def tokenize(self, text: str) -> np.ndarray:
         """int32 ids of ``text``, without special tokens."""
@@ -184,9 +187,15 @@ def sliding_plan(scorer: Scorer, ids: np.ndarray, context: int) -> tuple[np.ndar
     return stream, sliding_windows(len(stream), min(context, scorer.max_context))
 
 
+def _around(scorer: Scorer) -> tuple[int | None, int | None]:
+    """What stands before and after a document. A tokenizer that adds no beginning-of-text token has one token between
+    two documents."""
+    return (scorer.document_start, None) if scorer.bos is None else (scorer.bos, scorer.document_end)
+
+
 def contiguous_plan(scorer: Scorer, documents: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, list[Window]]:
-    """The stream of ``documents`` (ids of each), each after the token that starts one, and its windows."""
-    start = scorer.document_start
-    before = [] if start is None else [np.array([start], np.int32)]
-    stream = np.concatenate([part for ids in documents for part in (*before, ids)])
+    """The stream of ``documents`` (ids of each) as training packs them, and its windows: each after the token that
+    starts one, and before the one that ends it where these are two."""
+    starts, ends = ([] if token is None else [np.array([token], np.int32)] for token in _around(scorer))
+    stream = np.concatenate([part for ids in documents for part in (*starts, ids, *ends)])
     return stream, contiguous_windows(len(stream), min(length, scorer.max_context))

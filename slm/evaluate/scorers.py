@@ -37,11 +37,12 @@ class TorchScorer:
         name: str,
         bos: int | None,
         document_start: int | None,
+        document_end: int | None = None,
         logits_budget: int = 16_000_000,
     ) -> None:
         """``logits_budget``: most logits held at once (4 bytes each)."""
         self.model, self._tokenize, self.name = model, tokenize, name
-        self.bos, self.document_start = bos, document_start
+        self.bos, self.document_start, self.document_end = bos, document_start, document_end
         self.max_context = model.config.seq_len
         self.logits_budget = logits_budget
 
@@ -119,6 +120,7 @@ def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScor
         name=checkpoint.name,
         bos=tokens.bos_added,
         document_start=tokens.document_start,
+        document_end=tokens.ids.get("eos"),
     )
 
 
@@ -159,6 +161,7 @@ class GGUFScorer:
         self.max_context = min(context, self.llama.n_ctx_train)
         self.bos = self.llama.bos if self.llama.add_bos and self.llama.bos >= 0 else None
         self.document_start = next((token for token in (self.llama.bos, self.llama.eos) if token >= 0), None)
+        self.document_end = self.llama.eos if self.llama.eos >= 0 else None
         self._context: Context | None = None
         self._length = 0
 

@@ -19,7 +19,8 @@ AT_ONCE = 64
 def story_coherence(model: LanguageModel, tokenizer: Tokenizer, count: int) -> float | None:
     """The mean coherence, 0 to 1, of ``count`` stories at temperature ``TEMPERATURE``, from a fixed seed.
 
-    The model writes each from the end-of-text token on. None for a tokenizer without one.
+    The model writes each from what a document follows (``Tokenizer.document_start``). None for a tokenizer without an
+    end-of-text token.
     """
     if tokenizer.eot_id is None:
         return None
@@ -27,7 +28,7 @@ def story_coherence(model: LanguageModel, tokenizer: Tokenizer, count: int) -> f
     while len(stories) < count:
         texts = generate_many(
             model,
-            tokenizer.eot_id,
+            tokenizer.document_start[-1],
             min(AT_ONCE, count - len(stories)),
             max_tokens=MOST_TOKENS,
             temperature=TEMPERATURE,

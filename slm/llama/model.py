@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -99,6 +100,26 @@ class Model:
                 return buffer[:n]
             capacity = -n
         raise LlamaError(f"llama.cpp cannot tokenize a text of {len(raw)} bytes")
+
+    def tokenize_parts(
+        self, text: str, literal: Sequence[tuple[int, int]], *, add_special: bool, parse_special: bool
+    ) -> list[int]:
+        """Token ids of a prompt: as ``tokenize``, but in the ``literal`` spans of characters, in order, nothing is read
+        as a special token."""
+        parts: list[tuple[int, int, bool]] = []
+        start = 0
+        for begin, end in literal:
+            if start < begin:
+                parts.append((start, begin, parse_special))
+            if begin < end:
+                parts.append((begin, end, False))
+            start = end
+        if start < len(text) or not parts:
+            parts.append((start, len(text), parse_special))
+        tokens: list[int] = []
+        for begin, end, parse in parts:
+            tokens += self.tokenize(text[begin:end], add_special=add_special and begin == 0, parse_special=parse)
+        return tokens
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """UTF-8 bytes of a token, which may end inside a character; b"" for control tokens unless ``special``."""

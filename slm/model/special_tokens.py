@@ -35,16 +35,11 @@ class SpecialTokens:
         return self.ids.get("bos", self.ids.get("eos"))
 
 
-def _end_of_turn(directory: Path) -> int | None:
-    """The token that ends the assistant's turn in the model's chat template; None without one."""
-    return end_of_turn(load_tokenizer(directory)) if (directory / "tokenizer.json").is_file() else None
-
-
 def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
     """Read a model directory the way llama.cpp's converter does; ids from ``vocab_size`` up are left out.
 
-    Where the files do not say whether the beginning-of-text token is added, the tokenizer itself is asked; a bare
-    SentencePiece model adds it, as transformers and llama.cpp both assume.
+    Whether the beginning-of-text token is added is what the tokenizer itself does (``Tokenizer.begins``), as in
+    training; a bare SentencePiece model adds it, as transformers and llama.cpp both assume.
     """
     import gguf
 
@@ -60,19 +55,16 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
             f"the tokenizer's files in {directory} cannot be read ({one_line(error)}): copy them again"
         ) from error
     ids = {name: token for name, token in special.special_token_ids.items() if name in _IDS}
-    if "eot" not in ids and (turn := _end_of_turn(directory)) is not None and turn < vocab_size:
-        ids["eot"] = turn
     added = {name: bool(value) for name, value in special.add_special_token.items() if name in _ADDED}
-    if "bos" not in ids:
-        added["bos"] = False
-    elif "bos" not in added:
-        tokenizer_json = directory / "tokenizer.json"
-        if tokenizer_json.is_file():
-            from tokenizers import Tokenizer
-
-            added["bos"] = Tokenizer.from_file(str(tokenizer_json)).encode("a").ids[:1] == [ids["bos"]]
-        else:
-            added["bos"] = True
+    if (directory / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(directory)
+        if "eot" not in ids and (turn := end_of_turn(tokenizer)) is not None and turn < vocab_size:
+            ids["eot"] = turn
+        added["bos"] = len(tokenizer.begins) == 1 and tokenizer.begins[0] < vocab_size
+        if added["bos"]:
+            ids["bos"] = tokenizer.begins[0]
+    else:
+        added["bos"] = "bos" in ids and added.get("bos", True)
     template, jinja = special.chat_template, directory / "chat_template.jinja"
     if jinja.is_file():  # as in transformers, it wins over tokenizer_config.json
         own = jinja.read_bytes().decode("utf-8")

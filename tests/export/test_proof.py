@@ -8,7 +8,8 @@ import torch
 import export.gguf.tensors
 import export.source
 from export.__main__ import EXIT_NOT_PROVEN, main
-from export.proof import TOLERANCES, LogitDifference, Proof, compare_logits, logit_failures, token_failures
+from export.proof import TOLERANCES, LogitDifference, Proof, compare_logits, logit_failures
+from slm.vocabulary.same_ids import token_failures
 from tests.helpers import tiny_checkpoint as tiny
 
 

@@ -35,9 +35,9 @@ def with_template(tokenizer: Tokenizer, template: str, marks: tuple[str, ...], *
 def write_chat_gguf(folder: Path, tokenizer: Tokenizer) -> Path:
     """A model of one small layer with this tokenizer, as a Hugging Face directory and as a GGUF file in it."""
     from export.config import Naming
-    from export.gguf.vocab import build_vocab
     from export.gguf.writer import identify_model, write_gguf
     from slm.runs import Run
+    from slm.vocabulary.gguf_vocab import build_vocab
 
     shape = tiny.config(vocab_size=-(-tokenizer.vocab_size // 64) * 64, n_layers=1, eos_id=tokenizer.eot_id)
     model = LanguageModel(shape)

@@ -13,9 +13,13 @@ from data.storage import atomic_write_text, fsync
 from data.stream.chat_setup import chat_setup
 from data.tokenizers.make import load_tokenizer, make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
+from slm.model import checkpoint, resize
 from slm.runs import CALIBRATION, VALIDATION
+from slm.vocabulary.exportable import require_exportable
 from train.config import RunConfig
 from train.run.run_directory import TOKENIZER
+
+REFUSED = "Take another base or tokenizer, or train without a file for llama.cpp: train.check_export=false"
 
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
@@ -60,6 +64,7 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
         tokenizer, lines = chat_setup(tokenizer, config.data)
         for line in lines:
             print(line, flush=True)
+    check_exportable(config, tokenizer)
     temporary = root / f".{TOKENIZER}.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     tokenizer.save(temporary)
@@ -67,3 +72,17 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
         fsync(path)
     os.replace(temporary, folder)
     return tokenizer
+
+
+def check_exportable(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """``UserError`` where export would refuse a new run's tokenizer or chat template, one from elsewhere."""
+    elsewhere = config.init_from or config.tokenizer.kind == "file"
+    if not config.train.check_export or not elsewhere:
+        return
+    rows, ids = -(-tokenizer.vocab_size // resize.MULTIPLE) * resize.MULTIPLE, {}
+    if config.init_from:
+        shape = checkpoint.load_config(config.init_from)
+        eos_id = tokenizer.eot_id if config.data.has_chat else shape.eos_id
+        rows = max(rows, shape.vocab_size) if config.data.has_chat else shape.vocab_size
+        ids = {"bos_token_id": shape.bos_id, "eos_token_id": eos_id}
+    require_exportable(tokenizer, rows=rows, ids=ids, name=config.root.name, otherwise=REFUSED)

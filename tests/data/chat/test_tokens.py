@@ -1,12 +1,14 @@
 """A tokenizer that gets a chat template gives transformers' ids for a conversation, and scores the answers."""
 
+import json
+
 import pytest
 
 from data.chat.formats import to_document
 from data.chat.tokens import ChatEncoder, chat_tokenizer, own_template, with_chatml
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.tokenizer import EOT, Tokenizer, special_token, token_first, tokenizer_config
 from data.tokenizers.train_bpe import train
 from tests.data.chat.test_template import LLAMA3, talk
 
@@ -81,6 +83,44 @@ def test_the_models_own_template_is_kept(base):
     made = Tokenizer(files, name="own")
     assert own_template(chat_tokenizer(made)) == LLAMA3
     assert ChatEncoder(made).end_of_turn is None  # its marks are no special tokens here
+
+
+def with_bos(tokenizer: Tokenizer, template: str | None) -> Tokenizer:
+    spec = json.loads(tokenizer.files["tokenizer.json"])
+    spec["added_tokens"].append(special_token(tokenizer.vocab_size, "<s>"))
+    spec["post_processor"] = token_first("<s>", {"<s>": tokenizer.vocab_size})
+    files = {"tokenizer.json": json.dumps(spec).encode()}
+    files |= {"tokenizer_config.json": tokenizer_config(eot=EOT, bos="<s>", chat_template=template)}
+    return Tokenizer(tokenizer.files | files, name="starting")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ bos_token }}{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}",
+        "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}",
+        None,
+    ],
+    ids=["prints it", "does not", "ChatML"],
+)
+def test_a_conversation_begins_once_with_what_the_tokenizer_writes_before_a_text(base, template, tmp_path):
+    """As llama.cpp and the server have it, whether the template prints the token or not."""
+    from transformers import AutoTokenizer
+
+    made = chat_tokenizer(with_bos(base, template))
+    encoder, bos = ChatEncoder(made), made.begins[0]
+    document = to_document(talk("a", "b<s>", "c"))
+    ids, scored, rendered = encoder.conversation(document)
+    assert (ids[0], ids.tolist().count(bos), bool(scored[0])) == (bos, 1, False)
+    spelled = encoder.prompt([{"role": "user", "content": "<s>a"}])
+    assert (spelled[0], spelled.count(bos)) == (bos, 1)
+    rejected = to_document({**talk("a", "b"), "rejected": talk("a", "c")["messages"]})
+    assert all(both[0][0] == bos for both in encoder.pair(rejected))
+    made.save(tmp_path)
+    if rendered.begins_with("<s>"):
+        messages = talk("a", "b", "c")["messages"]
+        theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, add_generation_prompt=True)
+        assert encoder.prompt(messages) == (theirs if isinstance(theirs, list) else theirs["input_ids"])
 
 
 def test_a_base_model_has_no_template(base):

@@ -15,9 +15,10 @@ import pytest
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from data.stream.loader import SPREAD, Loader, at_saved_commits, validation_blocks
+from data.stream.loader import SPREAD, Loader, as_it_began, at_saved_commits, validation_blocks
 from data.tales.story import story
 from data.tokenizers.make import make_tokenizer
+from data.tokenizers.tokenizer import Tokenizer, special_token, token_first
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +196,38 @@ def test_a_position_of_another_run_is_refused(corpus, tokenizer, options, field)
     state = loader(files(corpus), tokenizer).state_dict()
     with pytest.raises(UserError, match=f"is for {field}="):
         loader(files(corpus), tokenizer, **options).load_state_dict(state)
+
+
+def test_documents_begin_with_the_token_of_a_tokenizer_that_writes_one(corpus, tokenizer):
+    """A run that began when it was left out goes on without it; its position in the stream says so."""
+    starting, config = with_bos(tokenizer), files(corpus)
+    with loader(config, tokenizer) as before, loader(config, starting) as now:
+        old, new = ([next(each) for _ in range(20)] for each in (before, now))
+        assert "begins" not in before.state_dict()
+        position = before.state_dict() | {"tokenizer": now.state_dict()["tokenizer"]}
+        stream = np.concatenate([block[:-1] for batch in new for block in batch])
+    bos = starting.begins[0]
+    ends = np.flatnonzero(stream[:-1] == starting.eot_id)
+    assert (stream[ends + 1] == bos).all() and (stream == bos).sum() >= len(ends) > 20  # noqa: PT018
+    assert not any((batch == bos).any() for batch in old)
+    with loader(config, starting) as fresh, pytest.raises(UserError, match=r"begins=None, not \[300\]"):
+        fresh.load_state_dict(position)
+    kept = as_it_began(starting, position)
+    assert (kept.begins, kept.fingerprint) == ((), starting.fingerprint)
+    assert as_it_began(starting, now.state_dict()) is starting
+    with loader(config, kept, workers=1) as going_on, loader(config, tokenizer) as before:
+        going_on.load_state_dict(position)
+        before.load_state_dict(position | {"tokenizer": before.state_dict()["tokenizer"]})
+        for _ in range(3):
+            assert (next(going_on) == next(before)).all()
+
+
+def with_bos(tokenizer):
+    """The tokenizer with <s> before each text, as Llama's post-processor writes it."""
+    spec = json.loads(tokenizer.files["tokenizer.json"])
+    spec["added_tokens"].append(special_token(tokenizer.vocab_size, "<s>"))
+    spec["post_processor"] = token_first("<s>", {"<s>": tokenizer.vocab_size})
+    return Tokenizer(tokenizer.files | {"tokenizer.json": json.dumps(spec).encode()}, name="starting")
 
 
 def test_a_position_in_other_text_is_refused(corpus, tokenizer):

@@ -44,6 +44,12 @@ def test_blocks_are_the_stream_without_loss_or_padding(texts, seq_len):
     assert left < seq_len + (0 if blocks else 1)
 
 
+@given(documents.filter(any))
+def test_a_document_follows_what_the_tokenizer_writes_before_a_text(texts):
+    stream = Tokenized(Listed(texts), encode, eot_id=EOT, begins=(7, 8))
+    assert [next(stream).tolist() for _ in texts] == [[7, 8, *encode(text), EOT] for text in texts]
+
+
 @given(documents, st.integers(1, 9), st.data())
 def test_resumes_at_any_block(texts, seq_len, data):
     whole = [block.tolist() for block in packer(texts, seq_len)]

@@ -12,6 +12,7 @@ from data.errors import UserError
 from slm.evaluate.perplexity import (
     bits_per_byte,
     chunked_windows,
+    contiguous_plan,
     nll_of,
     reduce,
     sliding_windows,
@@ -30,6 +31,19 @@ def test_llama_cpps_windows():
     assert windows[1].targets(stream)[[0, -1]].tolist() == [512 + 257, 1_023]
     assert windows[1].inputs(stream)[:3].tolist() == [7, 513, 514]
     assert stream[512] == 512  # the stream itself is not written to
+
+
+@pytest.mark.parametrize(
+    ("bos", "wanted"), [(None, [1, 5, 6, 1, 7]), (1, [1, 5, 6, 2, 1, 7, 2])], ids=["none added", "added"]
+)
+def test_documents_stand_as_training_packs_them(bos, wanted):
+    class Tokens:
+        max_context, document_start, document_end = 8, 1, 2
+
+    Tokens.bos = bos
+    stream, windows = contiguous_plan(Tokens, [np.array([5, 6], np.int32), np.array([7], np.int32)], 4)
+    assert stream.tolist() == wanted
+    assert sum(window.last - window.first for window in windows) == len(wanted) - 1
 
 
 def test_llama_cpp_refuses_less_than_two_windows():

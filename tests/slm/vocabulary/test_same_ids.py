@@ -4,8 +4,8 @@ import pytest
 
 from data.chat.template import CHATML, IM_END, IM_START
 from data.chat.tokens import ChatEncoder, with_chatml
-from export.chat_proof import chat_failures, conversations, rendered
 from slm.llama.model import Model
+from slm.vocabulary.same_ids import chat_failures, conversations, prompts
 from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf
 
 
@@ -35,7 +35,7 @@ def test_calls_of_tools_are_compared_where_the_template_knows_them(tokenizer):
     more = conversations(tools=True)
     called = [each for each in more if each[1]]
     assert len(called) == len(more) - 200 > 10
-    texts = rendered(ChatEncoder(tokenizer), called)
+    texts = [rendered.text for _, rendered in prompts(ChatEncoder(tokenizer).template, called)]
     assert len(texts) == len(called)
     assert all('{"name": "look", "arguments": {"text": ' in text for text in texts)
 

@@ -10,9 +10,10 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from data.errors import UserError
 from data.tokenizers.make import load_tokenizer
-from export.gguf.vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
-from export.proof import PROBES, token_failures
 from slm.llama.model import Model
+from slm.vocabulary.exportable import write_vocabulary
+from slm.vocabulary.gguf_vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
+from slm.vocabulary.same_ids import PROBES, token_failures
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.tokenizers import save_gemma_like
 
@@ -28,23 +29,12 @@ def differences(directory: Path, tmp_path: Path, vocab_size: int, strings=PROBES
     """Write a file that holds only the vocabulary and compare llama.cpp's ids with the tokenizer's."""
     vocab = build_vocab(directory, vocab_size, pre)
     path = tmp_path / "vocab.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    vocab.write(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_vocabulary(path, vocab, name="vocabulary")
     tokenizer = load_tokenizer(directory)
     with Model(path, vocab_only=True) as llama:
         assert llama.n_vocab == vocab_size
         assert llama.add_bos == vocab.special.added["bos"]
-        return token_failures(llama, strings, [tokenizer.encode(each) for each in strings])
+        return token_failures(llama, strings, [tokenizer.encode_document(each) for each in strings])
 
 
 def edited(bpe: Path, folder: Path, change) -> Path:

@@ -14,13 +14,15 @@ from typing import Any
 
 from data.errors import UserError
 from data.tokenizers import from_sentencepiece
-from export.gguf.pretokenizer import FINGERPRINT_TEXT, identify
 from slm.model.special_tokens import SpecialTokens, read_special_tokens
+from slm.vocabulary.pretokenizer import FINGERPRINT_TEXT, identify
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
 UNREACHABLE_SCORE = -10_000.0
 ADDED_SCORE = -1_000.0
+ENDS = ("</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<end_of_turn>", "<end_of_utterance>", "<turn|>")
+"""Tokens that llama.cpp takes for control tokens by their names, whatever a file says (llama-vocab.cpp)."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +81,7 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
     """
     sentencepiece_file = directory / "tokenizer.model"
     json_file = directory / "tokenizer.json"
-    if sentencepiece_file.is_file():
+    if sentencepiece_file.is_file() and not (json_file.is_file() and _is_text(sentencepiece_file)):
         vocab = _from_sentencepiece(directory, sentencepiece_file, vocab_size)
     elif json_file.is_file():
         vocab = _from_tokenizer_json(json_file, vocab_size, pre)
@@ -95,6 +97,12 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
         vocab.add_space_prefix = _load_json(settings).get("add_prefix_space")
     assert len(vocab.tokens) == len(vocab.types) == vocab_size
     return vocab
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a ``tokenizer.model`` is a list of tokens as text (tiktoken's, as Llama 3's first release has it), and no
+    SentencePiece model: then the ``tokenizer.json`` beside it is the tokenizer."""
+    return all(32 <= byte < 127 or byte in b"\r\n\t" for byte in path.read_bytes()[:256])
 
 
 def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
@@ -266,7 +274,9 @@ def _ids_beyond(parsed: dict[str, Any], vocab_size: int) -> set[int]:
 def _note_left_out(vocab: Vocab, tokenizer_json: Path, vocab_size: int) -> None:
     added = _load_json(tokenizer_json).get("added_tokens") or [] if tokenizer_json.is_file() else []
     vocab.unmarked = tuple(
-        token["content"] for token in added if not token.get("special") and _looks_special(token["content"])
+        token["content"]
+        for token in added
+        if not token.get("special") and (_looks_special(token["content"]) or token["content"] in ENDS)
     )
     if names := [token["content"] for token in added if _is_beyond(token, vocab_size)]:
         vocab.warnings.append(

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from data.errors import UserError
-from export.gguf.pretokenizer import SPLIT_PATTERNS, by_structure, identify
+from slm.vocabulary.pretokenizer import SPLIT_PATTERNS, by_structure, identify
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 LLAMA3 = next(regex for regex, name in SPLIT_PATTERNS.items() if name == "llama-bpe")

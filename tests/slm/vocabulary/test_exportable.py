@@ -1,0 +1,91 @@
+"""What export would refuse is refused before training, with the reason; what it takes is asked once."""
+
+import json
+
+import pytest
+
+from data.errors import UserError
+from data.tokenizers.make import load_tokenizer
+from data.tokenizers.tokenizer import Tokenizer, special_token
+from slm.vocabulary import exportable
+from slm.vocabulary.exportable import require_exportable
+from slm.vocabulary.gguf_vocab import build_vocab
+from tests.helpers import tiny_checkpoint as tiny
+from tests.helpers.chat_model import base_tokenizer, with_template
+
+FACTS = {"ids": {"bos_token_id": None, "eos_token_id": 0}, "name": "mine", "otherwise": "Take another."}
+RSTRIP = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def refusal(tokenizer: Tokenizer, rows: int = 768) -> str:
+    with pytest.raises(UserError) as caught:
+        require_exportable(tokenizer, rows=rows, **FACTS)
+    said = str(caught.value)
+    assert said.startswith("export would refuse this model after its training: ")
+    assert said.endswith(". Take another.")
+    assert "\n" not in said
+    return said
+
+
+def test_a_tokenizer_that_export_takes_is_asked_about_once(monkeypatch):
+    tokenizer = tiny.tokenizer()
+    require_exportable(tokenizer, rows=400, **FACTS)
+    monkeypatch.setattr(exportable, "run_trial", None)
+    require_exportable(tokenizer, rows=400, **FACTS)
+
+
+def test_a_mark_that_swallows_white_space_is_named():
+    marks = ("<|im_start|>", "<|im_end|>")
+    tokenizer = with_template(base_tokenizer(), RSTRIP, marks, bos="<|endoftext|>", eos="<|im_end|>")
+    spec = json.loads(tokenizer.files["tokenizer.json"])
+    spec["added_tokens"][-1]["rstrip"] = True
+    files = tokenizer.files | {"tokenizer.json": json.dumps(spec).encode()}
+    assert "in a chat, its tokenizer gives other ids" in refusal(Tokenizer(files, name="odd"))
+
+
+def test_an_unknown_split_and_a_wrong_size_are_named(tmp_path):
+    spec = json.loads(tiny.tokenizer().files["tokenizer.json"])
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Punctuation"}, spec["pre_tokenizer"]]}
+    files = tiny.tokenizer().files | {"tokenizer.json": json.dumps(spec).encode()}
+    assert "splits text by a rule that is not known here (Punctuation" in refusal(Tokenizer(files, name="odd"))
+    assert "belongs to another model" in refusal(tiny.tokenizer(), rows=256)
+
+
+def test_a_sentencepiece_model_that_removes_spaces_is_refused(tmp_path):
+    import sentencepiece
+
+    (tmp_path / "text.txt").write_text(tiny.text())
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "small"), vocab_size=380, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=True, minloglevel=3,
+    )  # fmt: skip
+    assert "its tokenizer gives other ids" in refusal(load_tokenizer(tmp_path / "small.model"))
+
+
+def test_llama_cpps_death_is_one_line(monkeypatch):
+    class Died:
+        returncode, stdout, stderr = -6, b"", b"GGML_ASSERT"
+
+    monkeypatch.setattr(exportable, "run_trial", lambda *arguments, **options: Died)
+    assert "llama.cpp dies with SIGABRT where it reads the tokenizer" in refusal(tiny.tokenizer())
+
+
+def test_a_list_of_tokens_as_text_gives_way_to_tokenizer_json(tmp_path):
+    """Llama 3's tokenizer.model is tiktoken's list, and no SentencePiece model."""
+    tiny.tokenizer().save(tmp_path)
+    wanted = build_vocab(tmp_path, 400).tokens
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\nIw== 2\n")
+    assert build_vocab(tmp_path, 400).tokens == wanted
+    assert load_tokenizer(tmp_path).eot_id == 0
+
+
+def test_more_special_tokens_than_rows_are_left_out():
+    spec = json.loads(tiny.tokenizer().files["tokenizer.json"])
+    spec["added_tokens"].append(special_token(5000, "<image>"))
+    files = tiny.tokenizer().files | {"tokenizer.json": json.dumps(spec).encode()}
+    require_exportable(Tokenizer(files, name="large"), rows=400, **FACTS)
