@@ -66,6 +66,8 @@ from train.run.resume import (
     rounding,
     rounding_changes,
 )
+from train.run import questions
+from train.run.questions import RunQuestions
 from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
 from train.run.run_state import RunState, check_set_up, limit_seconds
@@ -110,7 +112,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         )
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
         parts = (tokenizer, loader, blocks_NT1, trained, objective)
-        trainer = _make_trainer(config, root, ranks, environment, *parts, point)
+        asked = questions.prepare(config, root, main=ranks.main)
+        trainer = _make_trainer(config, root, ranks, environment, *parts, point, asked)
         directory.accept()
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
@@ -118,6 +121,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             if trainer.state.risen and not config.preference.on:
                 print(risen_line(config, trainer.state))
             print(_next_line(root))
+            if trainer.questions:
+                print(questions.exam_line(root))
         return code
 
 
@@ -212,6 +217,7 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
     if new:
         remove_base(root)
         remove_text(root)
+        questions.remove(root)
     return prepare_text(config, root)
 
 
@@ -380,6 +386,7 @@ def _make_trainer(
     trained: Trained,
     objective: Objective,
     point: ResumePoint,
+    asked: RunQuestions,
 ) -> Trainer:
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
     train, model = config.train, trained.model
@@ -414,6 +421,7 @@ def _make_trainer(
         ranks, trained, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
     )
 
+    asked.attach(model, tokenizer)
     turn = end_of_turn(tokenizer)
 
     def save_description(folder: Path) -> None:
@@ -457,4 +465,5 @@ def _make_trainer(
         interrupt=interrupt,
         sync=sync,
         checkpointer=checkpointer,
+        questions=asked,
     )
