@@ -56,7 +56,9 @@ from train.objective.objective import Objective
 from train.optim.average import Average
 from train.optim.trained import Trained
 from train.qat.fake_quant import ROUNDED_ONCE, FakeQuant
+from train.run import questions
 from train.run.checkpointer import Checkpointer
+from train.run.questions import RunQuestions
 from train.run.resume import (
     ResumePoint,
     back_up_later_checkpoints,
@@ -66,8 +68,6 @@ from train.run.resume import (
     rounding,
     rounding_changes,
 )
-from train.run import questions
-from train.run.questions import RunQuestions
 from train.run.run_directory import TOKENIZER, RunDirectory
 from train.run.run_log import RunLog
 from train.run.run_state import RunState, check_set_up, limit_seconds

@@ -22,7 +22,7 @@ from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.report import duration
-from slm.runs import CALIBRATION, Run
+from slm.runs import CALIBRATION, Run, checkpoint_step
 from train.backend import Backend
 from train.born_again import BornAgain
 from train.calibration.end_of_run import HEAD, HeadCalibration
@@ -148,7 +148,7 @@ class Trainer:
         with self.interrupt.at_once():
             out, texts = self.questions.before(self.state.limit_seconds)
         self._write_texts(0, texts)
-        self.log.asked(0, out, score_line(out, self.questions.what, None))
+        self.log.asked(0, out, score_line(out, self.questions.what))
 
     def _ask_last(self) -> None:
         """The same questions for the checkpoint that other commands take: the best one. Nothing is trained any more."""
@@ -159,12 +159,13 @@ class Trainer:
         out, texts = self.questions.after(lambda: bool(self.interrupt))
         if self.interrupt:
             return
-        for text in texts:
-            self.log.print("  " + text.replace("\n", "\n  "))
+        if checkpoint_step(chosen) != self.questions.shown_at:
+            for text in texts:
+                self.log.print("  " + text.replace("\n", "\n  "))
         if self.questions.limited:
             self.log.print("some validations showed no answers: they would have taken over 2 % of the run's time")
-        line = score_line(out, self.questions.what, self.log.asked_first())
-        self.log.asked(self.state.step, out, f"{chosen.name}: {line}")
+        line = score_line(out, self.questions.what, self.log.asked_first(), chosen.name)
+        self.log.asked(self.state.step, out, line)
 
     def summary(self) -> str:
         """One line on what came out."""
@@ -462,7 +463,8 @@ class Trainer:
             self._write_texts(self.state.step, [text])
         if self.questions and not self.interrupt:
             last = self._fraction_done() >= 1
-            self._write_texts(self.state.step, self.questions.at_validation(self.state.elapsed, last=last))
+            texts = self.questions.at_validation(self.state.step, self.state.elapsed, last=last)
+            self._write_texts(self.state.step, texts)
 
     def _write_texts(self, step: int, texts: list[str]) -> None:
         with (self.root / SAMPLES).open("a", encoding="utf-8") as file:

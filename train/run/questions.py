@@ -54,6 +54,8 @@ class RunQuestions:
         """Seconds of the last ones."""
         self.closing_seconds = 0.0
         """What the score at the end takes, as far as is known."""
+        self.shown_at = 0
+        """The step at which answers were shown last."""
         self.limited = False
         """Whether answers at a validation were left out because of their time."""
 
@@ -107,13 +109,13 @@ class RunQuestions:
         out = self._examine(self._asked, stop)
         return out, self._texts(self._shown(), out)
 
-    def at_validation(self, elapsed: float, *, last: bool) -> list[str]:
-        """The texts of the answers that are shown now; none where they would take more than ``SHOWN_SHARE`` of the
-        ``elapsed`` seconds. The first validation, and the ``last`` one, always have them."""
+    def at_validation(self, step: int, elapsed: float, *, last: bool) -> list[str]:
+        """The texts of the answers that are shown at this step; none where all so far would take more than
+        ``SHOWN_SHARE`` of the ``elapsed`` seconds. The first validation and the ``last`` one always have them."""
         if not self or (self._last and not last and self._spent + self._last > SHOWN_SHARE * elapsed):
             self.limited = self.limited or bool(self)
             return []
-        began = perf_counter()
+        began, self.shown_at = perf_counter(), step
         texts = self._texts(self._shown(), self._examine(self._shown()))
         self._last = perf_counter() - began
         self._spent += self._last
@@ -213,10 +215,11 @@ def _items(stream: Any) -> Any:
             return
 
 
-def score_line(out: own.Outcome, what: str, before: dict[str, Any] | None) -> str:
-    """The line of the score. ``before``: the facts of the score before the first step; None: this is it."""
-    when = "before training" if before is None else "after training"
-    text = f"{when}: {out.text()} ({len(out.asked):,} {what})"
+def score_line(out: own.Outcome, what: str, before: dict[str, Any] | None = None, chosen: str = "") -> str:
+    """The line of the score before the first step or, with the name of the ``chosen`` checkpoint, of that at the end.
+    ``before``: the facts of the first one, where there is one."""
+    when = f"after training ({chosen})" if chosen else "before training"
+    text = f"{when}, {len(out.asked):,} {what}: {out.text()}"
     return text if before is None else f"{text}; before training: {before['text']}"
 
 

@@ -1,6 +1,8 @@
 """Models that answer: a checkpoint in torch and a GGUF file in llama.cpp, several questions at a time, greedily.
 
 Shape suffixes: none.
+
+Tested in tests/slm/evaluate/exam/test_own.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,6 @@ from slm.evaluate.perplexity import Progress
 
 if TYPE_CHECKING:
     from data.tokenizers.tokenizer import Tokenizer
-    from slm.evaluate.scorers import GGUFScorer
     from slm.model.transformer import LanguageModel
 
 Message = dict[str, Any]
@@ -236,7 +237,7 @@ class GGUFAnswers(Answers):
         from slm.evaluate.scorers import GGUFScorer
 
         self.name, self._threads = path.name, threads
-        self._score: GGUFScorer = GGUFScorer(path, context=1 << 30, n_threads=threads)
+        self._score = GGUFScorer(path, context=1 << 30, n_threads=threads)
         self._llama = llama = self._score.llama
         self.context = llama.n_ctx_train
         self._bos, eos = (llama.token_name(token) for token in (llama.bos, llama.eos))

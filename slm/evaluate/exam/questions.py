@@ -199,8 +199,8 @@ def _check_fits(question: Question, score: Score) -> None:
         )
     if score in ("exact", "contains") and not question.expected["content"].strip():
         raise UserError(
-            f"score={score} compares texts, and an expected answer is a tool call ({_short(text)!r}): give score=tools, "
-            "or leave score out"
+            f"score={score} compares texts, and an expected answer is a tool call ({_short(text)!r}): give "
+            "score=tools, or leave score out"
         )
 
 

@@ -67,8 +67,10 @@ def show(name: str, rows: list[dict[str, Any]]) -> None:
 
     report.table(
         f"Held-out questions about stories, {name}",
-        ["file", "engine", "right", "95 %", "who", "where", "what", "new stories", "new names", "new wordings"]
-        + ["stopped", "seconds"],
+        [
+            *("file", "engine", "right", "95 %", "who", "where", "what"),
+            *("new stories", "new names", "new wordings", "stopped", "seconds"),
+        ],
         [
             [
                 row["file"],

@@ -117,7 +117,7 @@ def test_nothing_to_ask_is_one_line(tmp_path):
     unlearned = said("a", "b")
     unlearned["messages"][1]["weight"] = 0
     path.write_text(json.dumps(unlearned))
-    with pytest.raises(UserError, match="ask nothing.*end in the assistant's message"):
+    with pytest.raises(UserError, match=r"ask nothing.*end in the assistant's message"):
         questions.read([str(path)])
     with pytest.raises(UserError, match="nowhere"):
         questions.read([str(tmp_path / "nowhere.jsonl")])
