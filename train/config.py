@@ -257,7 +257,7 @@ class TrainConfig:
     validations and at the end; 0: none. ``make tune`` asks 3."""
     scored_questions: int = 50
     """Where questions are asked: most of them that are counted as right or wrong before the first step and at the end;
-    fewer where they would take more than about 1.5 % of the run's time each."""
+    fewer where they would take more than about 2 % of the run's time each."""
     coherence_stories: int = 0
     """Stories that a model of the tales writes at each validation, to be scored for coherence, 0 to 1; 0: none."""
     sample_temperature: float = 0.8

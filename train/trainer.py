@@ -142,8 +142,7 @@ class Trainer:
         if not self.questions:
             return
         if self.state.step:
-            before = self.log.asked_first() or {"questions": None, "seconds": 0.0}
-            self.questions.resume(before["questions"], before["seconds"])
+            self.questions.resume(self.log.asked_first())
             return
         with self.interrupt.at_once():
             out, texts = self.questions.before(self.state.limit_seconds)

@@ -143,7 +143,7 @@ COMMANDS: dict[str, Command] = {
     "exam": Command(
         module="slm.evaluate.exam",
         config="exam",
-        summary="ask a model questions with known answers, yours or embedded ones about stories, and count the right ones",
+        summary="ask a model questions with known answers (yours, or embedded ones) and count the right replies",
         examples=(
             ("run=runs/mine-chat data=my.jsonl", "your questions, to the checkpoint and each of its GGUF files"),
             ("run=model.gguf data=my.jsonl score=contains show=10", "one file; print ten wrong replies"),

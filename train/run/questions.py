@@ -26,10 +26,10 @@ from slm.runs import QUESTIONS
 from train.config import RunConfig
 from train.report.samples import answered
 
-SCORED_SHARE, SHOWN_SHARE = 0.015, 0.02
+SCORED_SHARE, SHOWN_SHARE = 0.02, 0.02
 """Shares of a run's time: for the score before the first step (and again at the end), and for all validations' answers
 together."""
-LEAST_SECONDS = 2.0
+LEAST_SECONDS = 3.0
 """For the score of a short run."""
 MOST_TOKENS = 256
 """Of a reply."""
@@ -88,8 +88,8 @@ class RunQuestions:
         out = self._examine(first, stop)
         train = self._config.train
         if seconds_of_run == float("inf"):
-            # A step computes three times as much for a token as this forward pass, about three times as fast.
-            per_token = out.seconds / max(1, sum(self._tokens(each) for each in first))
+            # Few replies at once are limited by memory: a token of a step takes about a quarter of one of theirs.
+            per_token = out.seconds / max(1, sum(self._tokens(each) for each in first)) / 4
             seconds_of_run = train.max_steps * train.tokens_per_step * per_token
         allowed = max(LEAST_SECONDS, SCORED_SHARE * seconds_of_run)
         for start in range(0, len(rest), FEW):
@@ -100,9 +100,10 @@ class RunQuestions:
         self.closing_seconds = perf_counter() - began
         return out, self._texts(first, out)
 
-    def resume(self, count: int, seconds: float) -> None:
-        """The score before took ``seconds`` for so many questions: the one at the end has the same ones."""
-        self._asked, self.closing_seconds = self._asked[:count], seconds
+    def resume(self, before: dict[str, Any] | None) -> None:
+        """The score at the end has the questions of the one ``before``, a record; None: the run began without one."""
+        count = before["questions"] if before else self._config.train.sample_questions + FEW
+        self._asked, self.closing_seconds = self._asked[:count], before["seconds"] if before else 0.0
 
     def after(self, stop: Callable[[], bool] = lambda: False) -> tuple[own.Outcome, list[str]]:
         """The score of the same questions at the end, and the texts of the answers that are shown."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from data.chat.formats import to_document
 from data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
-from data.errors import UserError
 from slm.evaluate.continuations import Request, score_continuations
 from slm.evaluate.exam.questions import Question
 from slm.evaluate.perplexity import Progress
@@ -345,9 +344,3 @@ def spelled(template: ChatTemplate, question: Question) -> str:
     while (at := template.first_control(text)) is not None and at:
         text = text[:at]
     return text
-
-
-def check_fits(replies: Sequence[Reply | None], what: str) -> None:
-    """UserError where a question was not asked because it does not fit the model's context."""
-    if any(each is not None and not each.fits for each in replies):
-        raise UserError(f"{what} has a context that is too short for a question of this exam: leave it out")

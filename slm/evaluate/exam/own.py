@@ -11,7 +11,7 @@ from slm import report
 from slm.evaluate.exam.answers import Answers, Likelihood, Reply
 from slm.evaluate.exam.grading import Z_95, Grade, grade, interval
 from slm.evaluate.exam.questions import Question, in_order
-from slm.evaluate.exam.table import Wrong, show_wrong
+from slm.evaluate.exam.table import Wrong, show_wrong, too_long_line
 from slm.evaluate.perplexity import Progress
 from slm.evaluate.progress import progress_bar
 
@@ -138,7 +138,7 @@ def ask(model: Answers, questions: Sequence[Question], max_tokens: int | None, n
     if out.refused:
         print(f"{model.name}: its chat template refuses {out.refused:,} questions, the first so: {out.first_refusal}")
     if out.too_long:
-        print(f"{model.name}: {out.too_long:,} questions do not fit its context of {model.context:,} tokens")
+        print(too_long_line(model.name, out.too_long, model.context))
     show_wrong(wrong_ones(model, out), n_shown)
     show_unlikely(model, out, max_tokens, n_shown)
     return row(model, out)

@@ -9,9 +9,9 @@ from typing import Any
 
 from data.chat.story_chat import ExamQuestion
 from slm import report
-from slm.evaluate.exam.answers import Answers, check_fits
+from slm.evaluate.exam.answers import Answers
 from slm.evaluate.exam.grading import interval
-from slm.evaluate.exam.table import Wrong, show_wrong
+from slm.evaluate.exam.table import Wrong, show_wrong, too_long_line
 from slm.evaluate.progress import progress_bar
 
 MOST_TOKENS = 64
@@ -25,8 +25,9 @@ def ask(model: Answers, questions: list[ExamQuestion], max_tokens: int, n_shown:
     began = perf_counter()
     with progress_bar(model.name, len(questions), unit="questions") as progress:
         replies = model.replies([(each.messages, None) for each in questions], max_tokens, progress)
-    check_fits(replies, model.name)
     seconds = perf_counter() - began
+    if too_long := sum(each is not None and not each.fits for each in replies):
+        print(too_long_line(model.name, too_long, model.context))
     wrong: list[Wrong] = []
     stopped = 0
     for each, reply in zip(questions, replies, strict=True):
@@ -50,6 +51,7 @@ def ask(model: Answers, questions: list[ExamQuestion], max_tokens: int, n_shown:
         "high": round(high, 4),
         "seconds": round(seconds, 2),
         "stopped": stopped,
+        "too_long": too_long,
         "by_kind": {kind: round(right[kind] / asked[kind], 4) for kind in ("who", "where", "what") if asked[kind]},
         "by_family": {
             family: round(right[family] / asked[family], 4)

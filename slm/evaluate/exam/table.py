@@ -34,3 +34,8 @@ def shortened(text: str, most: int) -> str:
     question of a story or document."""
     line = plain(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most // 2]} … {line[-(most // 2) :]}"
+
+
+def too_long_line(name: str, count: int, context: int) -> str:
+    """What is said of questions that a model cannot be asked."""
+    return f"{name}: {count:,} questions do not fit its context of {context:,} tokens: they count as wrong"

@@ -93,14 +93,16 @@ def test_a_score_takes_its_share_of_a_run_and_is_asked_again_with_the_same(tmp_p
     made = attached(asked(tmp_path, write_chats(tmp_path, 200), "data.val_fraction=0.5"))
     clock = Slow(monkeypatch, 3.0)
     made._model.continued = clock.continued
-    out, texts = made.before(600.0)  # 9 seconds: the two that are shown, then three groups
+    out, texts = made.before(450.0)  # 9 seconds: the two that are shown, then three groups
     assert (len(out.asked), out.right, made.closing_seconds) == (2 + 3 * questions.FEW, 26, 12.0)
     assert [text.partition("\n")[2] for text in texts] == ["expected: cat\ngiven: cat"] * 2
     after, _ = made.after()
     assert after.asked == out.asked
     resumed = attached(asked(tmp_path, tmp_path / "chats.jsonl", "data.val_fraction=0.5"))
-    resumed.resume(26, 12.0)
-    assert resumed._asked == out.asked
+    resumed.resume({"questions": 26, "seconds": 12.0})
+    assert (resumed._asked, resumed.closing_seconds) == (out.asked, 12.0)
+    resumed.resume(None)
+    assert len(resumed._asked) == 2 + questions.FEW, "a run that began before there were questions"
 
 
 def test_answers_at_validations_take_little_of_the_time(tmp_path, monkeypatch):
