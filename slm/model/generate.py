@@ -92,16 +92,17 @@ def continue_many(
     padded in front: no position sees the padding, and rotary positions count by their differences.
     """
     assert all(prompts), "generation needs a token to start from"
-    longest = max(map(len, prompts))
     room = [min(limit, model.config.seq_len - len(ids)) for limit, ids in zip(most, prompts, strict=True)]
-    ids_BT = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts])
-    padded_B1 = torch.tensor([[longest - len(ids)] for ids in prompts], dtype=torch.int32)
-    # The padding sees itself: a position that sees nothing would be no number.
-    starts_BT = torch.where(torch.arange(longest) < padded_B1, 0, padded_B1).to(torch.int32)
     new: list[list[int]] = [[] for _ in prompts]
-    cache, rows = model.new_cache(), [number for number, limit in enumerate(room) if limit > 0]
-    if len(rows) < len(prompts):
-        ids_BT, starts_BT, padded_B1 = ids_BT[rows], starts_BT[rows], padded_B1[rows]
+    rows = [number for number, limit in enumerate(room) if limit > 0]
+    longest = max((len(prompts[row]) for row in rows), default=0)
+    ids_BT = torch.tensor([[0] * (longest - len(prompts[row])) + list(prompts[row]) for row in rows])
+    padded_B1 = torch.tensor([[longest - len(prompts[row])] for row in rows], dtype=torch.int32)
+    starts_BT = None  # plain causal attention, without a mask of T times T
+    if padded := bool(padded_B1.any()):
+        # The padding sees itself: a position that sees nothing would be no number.
+        starts_BT = torch.where(torch.arange(longest) < padded_B1, 0, padded_B1).to(torch.int32)
+    cache = model.new_cache()
     while rows:
         last_BD = model.hidden_states(ids_BT, cache, starts_BT)[:, -1]
         chosen = F.linear(last_BD, model.head_weight_VD).argmax(-1).tolist()
@@ -114,5 +115,5 @@ def continue_many(
                 each.keep(kept)
             padded_B1 = padded_B1[kept]
         rows = [rows[at] for at in on]
-        ids_BT, starts_BT = torch.tensor([[chosen[at]] for at in on]), padded_B1
+        ids_BT, starts_BT = torch.tensor([[chosen[at]] for at in on]), padded_B1 if padded else None
     return new

@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
 def _models(config: ExamConfig) -> tuple[runs.Run, Path | None, list[Path]]:
     """The run, its checkpoint where that is asked, and the GGUF files. UserError where there is nothing to ask."""
     if gguf := _named_gguf(config.run):
+        if config.files is not None:
+            raise UserError(f"run={config.run} is a GGUF file and the only one that is asked: leave files= out")
         run, checkpoint, files = runs.Run(root=gguf), None, [gguf]
     else:
         run = models.resolve(config.run)

@@ -11,6 +11,7 @@ from slm import report
 from slm.evaluate.exam.answers import Answers, Likelihood, Reply
 from slm.evaluate.exam.grading import Z_95, Grade, grade, interval
 from slm.evaluate.exam.questions import Question, in_order
+from slm.evaluate.exam.reading import END_OF_THINK, THINK
 from slm.evaluate.exam.table import Wrong, show_wrong, too_long_line
 from slm.evaluate.perplexity import Progress
 from slm.evaluate.progress import progress_bar
@@ -139,6 +140,10 @@ def ask(model: Answers, questions: Sequence[Question], max_tokens: int | None, n
         print(f"{model.name}: its chat template refuses {out.refused:,} questions, the first so: {out.first_refusal}")
     if out.too_long:
         print(too_long_line(model.name, out.too_long, model.context))
+    if cut := sum(
+        reply is not None and THINK in reply.text and END_OF_THINK not in reply.text for reply in out.replies
+    ):
+        print(f"{model.name}: {cut:,} replies were cut off in their reasoning: raise max_tokens")
     show_wrong(wrong_ones(model, out), n_shown)
     show_unlikely(model, out, max_tokens, n_shown)
     return row(model, out)

@@ -12,7 +12,7 @@ Call = tuple[str, Any]
 """A function's name and its arguments."""
 
 _FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
-_THOUGHT = re.compile(r"\A.*</think>", re.DOTALL)
+THINK, END_OF_THINK = "<think>", "</think>"
 _MOST_TRIES = 200
 """Brackets in a text that may begin no JSON value before the rest is not looked at: each costs a pass over it."""
 _decoder = json.JSONDecoder()
@@ -20,7 +20,7 @@ _decoder = json.JSONDecoder()
 
 def without_thoughts(text: str) -> str:
     """The text behind a model's reasoning (``<think> ... </think>``)."""
-    return _THOUGHT.sub("", text)
+    return text.rpartition(END_OF_THINK)[2]
 
 
 def json_values(text: str) -> Iterator[tuple[int, int, Any]]:

@@ -86,6 +86,8 @@ def test_several_prompts_are_continued_together_as_one_by_one(kind):
     stop = alone[2][3]
     cut = [each[: each.index(stop) + 1] if stop in each else each for each in alone]
     assert continue_many(model, prompts, [9] * 5, stop_ids={stop}) == cut
+    same = [ids for ids in prompts if len(ids) == 7] * 2  # no padding
+    assert continue_many(model, same, [9, 4]) == [alone[2], alone[2][:4]]
     assert continue_many(model, prompts, [0, 1, 2, 3, 4]) == [each[:n] for n, each in enumerate(alone)]
 
 

@@ -84,6 +84,9 @@ def test_wrong_options_are_one_line(run, chats):
         ExamConfig(score="json")
     with pytest.raises(UserError, match="score=json compares JSON objects"):
         main([f"run={run}", f"data={chats}", "score=json"])
+    (gguf,) = (run / "gguf").glob("*.gguf")
+    with pytest.raises(UserError, match="leave files= out"):
+        main([f"run={gguf}", f"files=[{gguf}]", f"data={chats}"])
     with pytest.raises(UserError, match="score"):
         main([f"run={run}", f"data={chats}", "score=best"])
 

@@ -51,6 +51,13 @@ def test_the_row_counts_right_replies_and_the_wrong_ones_are_shown(capsys):
     assert "nats" not in table, "a column that nothing is in"
 
 
+def test_replies_that_end_in_their_reasoning_are_said(capsys):
+    says = {"France": Reply("<think>France is", False), "Italy": Reply("<think>?</think>Rome", True)}
+    row = own.ask(Knows(says), asked(("Capital of France?", "Paris"), ("Of Italy?", "Rome")), None, 0)
+    assert row["right"] == 1
+    assert "m: 1 replies were cut off in their reasoning: raise max_tokens" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_the_context_counts_as_wrong_and_is_said(capsys):
     questions = asked(("Capital of France?", "Paris"), ("Long " * 80, "yes"))
     row = own.ask(Knows({"France": Reply("Paris", True)}), questions, None, 0)
