@@ -113,8 +113,8 @@ publish: setup ## upload a run to the Hugging Face Hub: RUN=runs/mine TO=org/nam
 eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
 	@$(SLM) eval $(call quote,run=$(RUN)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)
 
-exam: setup ## ask a tuned model held-out questions about stories: RUN=runs/latest
-	@$(SLM) exam $(call quote,run=$(RUN)) $(ARGS)
+exam: setup ## ask a model questions with known answers: RUN=runs/latest, yours with DATA=my.jsonl (default: about stories)
+	@$(SLM) exam $(call quote,run=$(RUN)) $(if $(DATA),$(call quote,data=$(DATA))) $(ARGS)
 
 serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 	@$(SLM) serve $(call quote,model=$(MODEL)) $(call quote,port=$(PORT)) $(ARGS)

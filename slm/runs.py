@@ -18,6 +18,8 @@ CONFIG = "config.yaml"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 VALIDATION, CALIBRATION = "validation.txt", "calibration.txt"
 """Samples of a run's held-out and training text, kept for the export."""
+QUESTIONS = "questions.jsonl"
+"""Conversations whose last answers the run's model is asked for: held-out ones, where there are any."""
 LATEST = "latest"
 BEST = "best"
 ADAPTER_END = "-LoRA.gguf"

@@ -21,7 +21,7 @@ from serve.config import ServeConfig, TerminalConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
 from slm.doctor.__main__ import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
-from slm.evaluate.exam import ExamConfig
+from slm.evaluate.exam.config import ExamConfig
 from slm.hub.publish import PublishConfig
 from train.bench_recipe.config import BenchRecipeConfig
 from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig

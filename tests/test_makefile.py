@@ -47,6 +47,8 @@ def words(folder, *given: str) -> list[str]:
 
 def test_names_with_blanks_and_quotes_stay_one_word(checkout):
     assert words(checkout, "export", "RUN=a b/it's", "QUANT=q8_0,q4_0") == ["export", "run=a b/it's", "quant=q8_0,q4_0"]
+    assert words(checkout, "exam", "RUN=a b/x", "DATA=my q.jsonl") == ["exam", "run=a b/x", "data=my q.jsonl"]
+    assert words(checkout, "exam") == ["exam", "run=runs/latest"]
     assert words(checkout, "serve", "RUN=a b/x", "PORT=1") == ["serve", "model=a b/x", "port=1"]
     assert words(checkout, "chat", 'MODEL=my "best" $$x.gguf') == ["chat", 'model=my "best" $x.gguf']
     for target in ("watch", "verify", "eval", "bench-quant"):

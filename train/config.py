@@ -255,6 +255,12 @@ class TrainConfig:
     held-out text says. For a new model with a head of its own that reads plain text; others are not calibrated."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
+    sample_questions: int = 0
+    """Questions of held-out conversations whose expected and given answers are shown before the first step, at
+    validations and at the end; 0: none. ``make tune`` asks 3."""
+    scored_questions: int = 50
+    """Where questions are asked: most of them that are counted as right or wrong before the first step and at the end;
+    fewer where they would take more than about 2 % of the run's time each."""
     coherence_stories: int = 0
     """Stories that a model of the tales writes at each validation, to be scored for coherence, 0 to 1; 0: none."""
     sample_temperature: float = 0.8
@@ -264,7 +270,16 @@ class TrainConfig:
         for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        not_negative = ("workers", "threads", "sample_tokens", "patience", "coherence_stories", "qat_least_steps")
+        not_negative = (
+            "workers",
+            "threads",
+            "sample_tokens",
+            "sample_questions",
+            "scored_questions",
+            "patience",
+            "coherence_stories",
+            "qat_least_steps",
+        )
         for name in (*not_negative, "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")

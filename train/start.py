@@ -57,7 +57,9 @@ from train.objective.objective import Objective
 from train.optim.average import Average
 from train.optim.trained import Trained
 from train.qat.fake_quant import ROUNDED_ONCE, FakeQuant
+from train.run import questions
 from train.run.checkpointer import Checkpointer
+from train.run.questions import RunQuestions
 from train.run.resume import (
     ResumePoint,
     back_up_later_checkpoints,
@@ -116,7 +118,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         )
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
         parts = (tokenizer, loader, text, blocks_NT1, trained, objective)
-        trainer = _make_trainer(config, root, ranks, environment, *parts, point)
+        asked = questions.prepare(config, root, main=ranks.main)
+        trainer = _make_trainer(config, root, ranks, environment, *parts, point, asked)
         directory.accept()
         code = trainer.run()
         print(f"{root}: {trainer.summary()}")
@@ -124,6 +127,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             if trainer.state.risen and not config.preference.on:
                 print(risen_line(config, trainer.state))
             print(_next_line(root))
+            if trainer.questions:
+                print(questions.exam_line(root))
         return code
 
 
@@ -220,6 +225,7 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
     if new:
         remove_base(root)
         remove_text(root)
+        questions.remove(root)
     return prepare_text(config, root)
 
 
@@ -397,6 +403,7 @@ def _make_trainer(
     trained: Trained,
     objective: Objective,
     point: ResumePoint,
+    asked: RunQuestions,
 ) -> Trainer:
     """The trainer and what it is made of, in the state of the checkpoint where the run resumes from one."""
     train, model = config.train, trained.model
@@ -435,6 +442,7 @@ def _make_trainer(
         ranks, trained, elapsed=lambda: state.elapsed, start_elapsed=state.earlier_seconds, dtype=train.reduce
     )
 
+    asked.attach(model, tokenizer)
     turn = end_of_turn(tokenizer)
 
     def save_description(folder: Path) -> None:
@@ -479,4 +487,5 @@ def _make_trainer(
         interrupt=interrupt,
         sync=sync,
         checkpointer=checkpointer,
+        questions=asked,
     )

@@ -23,7 +23,7 @@ from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.report import duration
-from slm.runs import CALIBRATION
+from slm.runs import CALIBRATION, Run, checkpoint_step
 from train.backend import Backend
 from train.born_again import BornAgain
 from train.calibration.end_of_run import HEAD, HeadCalibration
@@ -49,6 +49,7 @@ from train.qat.moments import input_moments
 from train.report.samples import SAMPLES, entry
 from train.run.checkpointer import Checkpointer
 from train.run.metrics_window import MetricsWindow
+from train.run.questions import RunQuestions, score_line
 from train.run.resume import newest_intact, rounding, set_aside_rolled_back
 from train.run.run_log import RunLog
 from train.run.run_state import RunState
@@ -91,6 +92,7 @@ class Trainer:
     interrupt: Interrupt
     sync: GradientSync
     checkpointer: Checkpointer
+    questions: RunQuestions
 
     def __post_init__(self) -> None:
         self._first_step = True
@@ -111,11 +113,13 @@ class Trainer:
             self.log.events.until_the_end(lambda: self.state.step, lambda: self.interrupt.signal),
         ):
             try:
+                self._ask_first()
                 self._loop()
                 self._end()
                 saved = True
                 with self.interrupt.saving():
                     self.checkpointer.wait()
+                self._ask_last()
             except StoppedError:
                 self.log.print("stopped before the first step was done: there was nothing to save yet")
             finally:
@@ -153,6 +157,35 @@ class Trainer:
         if impatient:  # also where quantization made the losses begin anew: the run stays at its end
             state.worse = max(state.worse, train.patience)
         self._save(replace=not validated and not self.interrupt)
+
+    def _ask_first(self) -> None:
+        """The score of the model that the run begins with, on its held-out questions, and its answers."""
+        if not self.questions:
+            return
+        if self.state.step:
+            self.questions.resume(self.log.asked_first())
+            return
+        with self.interrupt.at_once():
+            out, texts = self.questions.before(self.state.limit_seconds)
+        self._write_texts(0, texts)
+        self.log.asked(0, out, score_line(out, self.questions.what))
+
+    def _ask_last(self) -> None:
+        """The same questions for the checkpoint that other commands take: the best one. Nothing is trained any more."""
+        if not self.questions or self.interrupt:
+            return
+        chosen = Run(root=self.root).checkpoint()
+        checkpoint.load_into(self.model, checkpoint.load_weights(chosen), str(chosen))
+        out, texts = self.questions.after(lambda: bool(self.interrupt))
+        if self.interrupt:
+            return
+        if checkpoint_step(chosen) != self.questions.shown_at:
+            for text in texts:
+                self.log.print("  " + text.replace("\n", "\n  "))
+        if self.questions.limited:
+            self.log.print("some validations showed no answers: they would have taken over 2 % of the run's time")
+        line = score_line(out, self.questions.what, self.log.asked_first(), chosen.name)
+        self.log.asked(self.state.step, out, line)
 
     def summary(self) -> str:
         """One line on what came out."""
@@ -412,7 +445,13 @@ class Trainer:
             step, write = self._step_seconds / 2, self.checkpointer.write_s
             model, blocks = self.model, self.validator.blocks
             seconds = self.ranks.broadcast_from_main(
-                lambda: validation_seconds + self.calibration.seconds(model, blocks) + write + step
+                lambda: (
+                    validation_seconds
+                    + self.calibration.seconds(model, blocks)
+                    + write
+                    + step
+                    + self.questions.closing_seconds
+                )
             )
             self.state.closing_seconds = seconds
 
@@ -444,21 +483,30 @@ class Trainer:
             self.log.events.refresh()
 
     def _write_samples(self) -> None:
-        """Let the model continue each prompt; the texts go to the terminal and to ``samples.md``."""
+        """Let the model continue each prompt and answer the questions that are shown; the texts go to the terminal and
+        to ``samples.md``."""
         train = self.config.train
+        for prompt in train.sample_prompts:
+            if self.interrupt:
+                return
+            text = sample(
+                self.model,
+                self.tokenizer,
+                prompt,
+                max_tokens=train.sample_tokens,
+                temperature=train.sample_temperature,
+            )
+            self._write_texts(self.state.step, [text])
+        if self.questions and not self.interrupt:
+            last = self._fraction_done() >= 1
+            texts = self.questions.at_validation(self.state.step, self.state.elapsed, last=last)
+            self._write_texts(self.state.step, texts)
+
+    def _write_texts(self, step: int, texts: list[str]) -> None:
         with (self.root / SAMPLES).open("a", encoding="utf-8") as file:
-            for prompt in train.sample_prompts:
-                if self.interrupt:
-                    break
-                text = sample(
-                    self.model,
-                    self.tokenizer,
-                    prompt,
-                    max_tokens=train.sample_tokens,
-                    temperature=train.sample_temperature,
-                )
+            for text in texts:
                 self.log.print("  " + text.replace("\n", "\n  "))
-                file.write(entry(self.state.step, text))
+                file.write(entry(step, text))
 
     # Checkpoints.
 

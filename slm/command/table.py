@@ -143,8 +143,12 @@ COMMANDS: dict[str, Command] = {
     "exam": Command(
         module="slm.evaluate.exam",
         config="exam",
-        summary="ask a tuned model held-out questions about stories, and count the right replies",
-        examples=(("run=runs/mine-chat questions=500", "the checkpoint and its GGUF files"),),
+        summary="ask a model questions with known answers (yours, or embedded ones) and count the right replies",
+        examples=(
+            ("run=runs/mine-chat data=my.jsonl", "your questions, to the checkpoint and each of its GGUF files"),
+            ("run=model.gguf data=my.jsonl score=contains show=10", "one file; print ten wrong replies"),
+            ("run=runs/mine-chat questions=500", "the embedded questions about stories"),
+        ),
     ),
     "serve": Command(
         module="serve",

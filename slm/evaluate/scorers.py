@@ -70,7 +70,8 @@ class TorchScorer:
                 ids_BT = np.zeros((len(group), max(map(_length, group))), np.int64)
                 for row_T, window in zip(ids_BT, group, strict=True):
                     row_T[: _length(window)] = window.inputs(stream)
-                x_BTD = self.model.hidden_states(torch.from_numpy(ids_BT))
+                # A cache keeps these shapes from layers that training compiles for one shape.
+                x_BTD = self.model.hidden_states(torch.from_numpy(ids_BT), self.model.new_cache())
                 for x_TD, window in zip(x_BTD, group, strict=True):
                     logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
                     yield window, logits.float().numpy()

@@ -1,9 +1,12 @@
 """Text from a torch checkpoint, one token at a time: for samples while training, not for serving.
 
-Shape suffixes: B texts, V vocabulary.
+Shape suffixes: B texts, T positions, V vocabulary.
 """
 
+from collections.abc import Collection, Sequence
+
 import torch
+import torch.nn.functional as F
 
 from slm.model.transformer import LanguageModel
 
@@ -76,3 +79,41 @@ def generate_many(
             open_B &= ids_B1[:, 0] != stop_id
     texts = torch.stack(chosen, 1).tolist() if chosen else [[] for _ in range(count)]
     return [text[: text.index(stop_id)] if stop_id in text else text for text in texts]
+
+
+@torch.no_grad()
+def continue_many(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], most: Sequence[int], *, stop_ids: Collection[int] = ()
+) -> list[list[int]]:
+    """The likeliest continuation of each prompt, all computed together: new ids until one of ``stop_ids``, as many as
+    ``most`` says for that prompt, or the model's context.
+
+    A stop id is the last of its list. Prompts need at least one id each, and must fit the context. Shorter ones are
+    padded in front: no position sees the padding, and rotary positions count by their differences.
+    """
+    assert all(prompts), "generation needs a token to start from"
+    room = [min(limit, model.config.seq_len - len(ids)) for limit, ids in zip(most, prompts, strict=True)]
+    new: list[list[int]] = [[] for _ in prompts]
+    rows = [number for number, limit in enumerate(room) if limit > 0]
+    longest = max((len(prompts[row]) for row in rows), default=0)
+    ids_BT = torch.tensor([[0] * (longest - len(prompts[row])) + list(prompts[row]) for row in rows])
+    padded_B1 = torch.tensor([[longest - len(prompts[row])] for row in rows], dtype=torch.int32)
+    starts_BT = None  # plain causal attention, without a mask of T times T
+    if padded := bool(padded_B1.any()):
+        # The padding sees itself: a position that sees nothing would be no number.
+        starts_BT = torch.where(torch.arange(longest) < padded_B1, 0, padded_B1).to(torch.int32)
+    cache = model.new_cache()
+    while rows:
+        last_BD = model.hidden_states(ids_BT, cache, starts_BT)[:, -1]
+        chosen = F.linear(last_BD, model.head_weight_VD).argmax(-1).tolist()
+        for row, token in zip(rows, chosen, strict=True):
+            new[row].append(token)
+        on = [at for at, row in enumerate(rows) if chosen[at] not in stop_ids and len(new[row]) < room[row]]
+        if len(on) < len(rows):
+            kept = torch.tensor(on, dtype=torch.int64)
+            for each in cache:
+                each.keep(kept)
+            padded_B1 = padded_B1[kept]
+        rows = [rows[at] for at in on]
+        ids_BT, starts_BT = torch.tensor([[chosen[at]] for at in on]), padded_B1 if padded else None
+    return new

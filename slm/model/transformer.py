@@ -88,7 +88,7 @@ class LanguageModel(nn.Module):
         local_rope_TE, local_starts_BT = rope_TE, starts_BT
         if any(self.config.local_layers):
             local_rope_TE = rope_tables(self.config, start, start + T, local=True)
-            local_starts_BT = None if cache else local_starts(self.config, ids_BT.shape[:2], starts_BT)
+            local_starts_BT = starts_BT if cache else local_starts(self.config, ids_BT.shape[:2], starts_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
         if ids_BT.ndim == 3:
             x_BTD = x_BTD.mean(2)

@@ -10,7 +10,7 @@ from slm.report import duration
 from train.report.formatting import fact_text
 from train.report.run_record import Event, RunRecord
 
-PLANNED = ("start", "end", "quantized", "superposed", "single_tokens", "born_again", "calibrated", "slept")
+PLANNED = ("start", "end", "quantized", "superposed", "single_tokens", "born_again", "calibrated", "slept", "asked")
 
 
 def is_serious(event: Event) -> bool:
@@ -76,6 +76,8 @@ def _guard_text(event: Event) -> str:
             return f"the model so far became the teacher of a new one, after {facts['share']:.0%} of the run"
         if event.kind == "calibrated":
             return f"the head is calibrated: {facts['before']:.4f} -> {facts['after']:.4f} nats per held-out token"
+        if event.kind == "asked":
+            return str(facts["line"])
         if event.kind == "slept":
             return f"the machine slept for {duration(facts['seconds'])}"
     except (KeyError, TypeError, ValueError):

@@ -85,7 +85,8 @@ class RunRecord:
         texts, samples_replaced = self._samples_file.read()
         if samples_replaced:
             self.samples.clear()
-        self.samples.read(texts, {validation.step for validation in self.validations})
+        asked_first = {0} if any(each.kind == "asked" and each.step == 0 for each in self.guard_events) else set()
+        self.samples.read(texts, {validation.step for validation in self.validations} | asked_first)
         config_changed = self._read_config()
         try:
             self.last_change = self._metrics_file.path.stat().st_mtime

@@ -13,6 +13,7 @@ from slm.report import duration, plain
 from train.report.event_text import describe_events
 from train.report.formatting import count_text, number_text
 from train.report.run_record import RunRecord, Validation
+from train.report.samples import expected_and_given
 from train.report.sections import STATUS
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -53,8 +54,10 @@ def view(run: RunRecord, status: str, console: Console, live: bool = False) -> R
         lines.append(Text(warning, style="yellow"))
     if run.samples:
         sample = run.samples[-1]
+        answers = [each.text for each in run.samples if each.step == sample.step and expected_and_given(each.text)]
+        title, text = ("answers", "\n".join(answers)) if answers else ("sample", sample.text)
         room = max(3, console.height - 9 - grid.row_count) if console.is_terminal else 12
-        lines += [Text(), Text(f"sample of step {sample.step:,}", style="dim"), clipped(sample.text, console, room)]
+        lines += [Text(), Text(f"{title} of step {sample.step:,}", style="dim"), clipped(text, console, room)]
     if live:
         lines.append(Text("q or Ctrl-C leaves; the run goes on", style="dim"))
     return Group(*lines)

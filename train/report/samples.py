@@ -9,12 +9,24 @@ MAX_STEPS = 200
 """Samples of at most so many steps are kept. When there are more, every second step is dropped."""
 
 _HEADING = re.compile(r"## step (\d+)")
+_ANSWERED = re.compile(r"(> .*\nexpected: .*\n)(given: .*)")
 _IN_TEXT = re.compile(rf"^{_HEADING.pattern}\n\n", re.MULTILINE)
 
 
 def entry(step: int, text: str) -> str:
     """What the file has for a text that was written at this step."""
     return f"## step {step}\n\n{text}\n\n"
+
+
+def answered(asked: str, expected: str, given: str) -> str:
+    """The text of an answered question: what was asked, the expected and the given answer, each one line."""
+    return f"> {asked}\nexpected: {expected}\ngiven: {given}"
+
+
+def expected_and_given(text: str) -> tuple[str, str] | None:
+    """The question with its expected answer, and the given one, of a text that ``answered`` wrote; None for another."""
+    match = _ANSWERED.fullmatch(text)
+    return (match[1], match[2]) if match else None
 
 
 def before(text: str, steps: Container[int]) -> str:

@@ -16,6 +16,7 @@ from train.report.curves import number
 from train.report.event_text import describe_events, is_serious
 from train.report.formatting import count_text, fact_text, number_text, thin_out, time_text
 from train.report.run_record import RunRecord
+from train.report.samples import expected_and_given
 
 SHOWN_SAMPLES, SAMPLE_CHARACTERS, FOLDED_CHARACTERS = 6, 4000, 700
 """Samples at first sight, the longest text of one, and from where a text is folded."""
@@ -167,6 +168,8 @@ def _split_prompt(text: str, prompts: list[str]) -> dict[str, str]:
 
     A text that is hardly longer than a fold is not folded, and a very long one is cut off.
     """
+    if answer := expected_and_given(text):
+        return {"prompt": answer[0], "rest": answer[1], "folded": ""}
     prompt = max((prompt for prompt in prompts if text.startswith(prompt)), key=len, default="")
     written = text[len(prompt) :]
     written = written[:SAMPLE_CHARACTERS] + ("…" if len(written) > SAMPLE_CHARACTERS else "")

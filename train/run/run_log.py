@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data.storage import atomic_write_text
+from slm.evaluate.exam.own import Outcome
+from slm.report import duration, plain
 from train.config import RunConfig
 from train.predict.forecast import make_forecast
 from train.report.samples import SAMPLES, before
@@ -39,6 +41,7 @@ GUARD_EVENTS = {
         "the head is calibrated (train.calibrate_head): {before:.4f} -> {after:.4f} nats per token on {tokens:,} "
         "held-out tokens"
     ),
+    "asked": "{line}",
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
 """The line for each kind of event that a guard records among the metrics."""
@@ -157,6 +160,18 @@ class RunLog:
         """Something outside a step's ordinary course: a line, and a record among the metrics."""
         self._metrics.write({"event": event, "step": step, "time": time.time(), **facts})
         self.print(f"step {step:,}: {GUARD_EVENTS[event].format(**facts)}")
+
+    def asked(self, step: int, out: Outcome, line: str) -> None:
+        """The score of a run's questions: a line, and a record among the metrics."""
+        nats = out.nats()
+        facts = {"questions": len(out.asked), "judged": out.judged, "right": out.right, "text": out.text()}
+        facts |= {"nats_per_token": nats[0] if nats else None, "seconds": round(out.seconds, 2), "line": line}
+        self.guard_event("asked", step, **facts)
+
+    def asked_first(self) -> dict[str, Any] | None:
+        """The record of the score before the first step; None where there is none."""
+        found = (each for each in read(self._metrics.path) if each.get("event") == "asked" and each["step"] == 0)
+        return next(found, None)
 
     def rewind(self, step: int) -> None:
         """Drop the metrics and samples after ``step``."""

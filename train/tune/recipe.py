@@ -91,7 +91,12 @@ def recipe(
     options = start_from(run, directory, **scales, given=given, optim=optim)
     options |= {"optim.warmup_steps": WARMUP_STEPS, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
     options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
-    options |= {"train.keep_last": 1, "train.eval_blocks": 32, "train.sample_prompts": "['Hello!','Tell me a story.']"}
+    options |= {
+        "train.keep_last": 1,
+        "train.eval_blocks": 32,
+        "train.sample_prompts": "[]",
+        "train.sample_questions": 3,
+    }
     if tune.lora:
         options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}
         alpha = "null" if tune.lora_alpha is None else tune.lora_alpha

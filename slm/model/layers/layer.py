@@ -60,6 +60,13 @@ class LayerCache:
         self._newest_BTD = joined[:, joined.shape[1] - count :]
         return joined
 
+    def keep(self, rows: Tensor) -> None:
+        """Keep these sequences of the batch (int64 [B']) and forget the others, which have ended."""
+        if self.k_BKSE is not None and self.v_BKSE is not None:
+            self.k_BKSE, self.v_BKSE = self.k_BKSE[rows], self.v_BKSE[rows]
+        if self._newest_BTD is not None:
+            self._newest_BTD = self._newest_BTD[rows]
+
     def __len__(self) -> int:
         """Positions already computed."""
         return self._n_seen
@@ -111,7 +118,7 @@ class Attention(nn.Module):
         if cache is not None:
             past = len(cache)
             k_BKSE, v_BKSE = cache.extend(k_BKSE, v_BKSE)
-            mask = cached_mask(past, T, self.window)
+            mask = cached_mask(past, T, self.window, starts_BT)
         elif starts_BT is not None:
             mask = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= starts_BT[:, None, :, None])
         if cache is None and self.blockwise:
@@ -128,13 +135,18 @@ class Attention(nn.Module):
         return self.o_proj(y_BHTE.transpose(1, 2).reshape(B, T, self.n_heads * self.head_dim))
 
 
-def cached_mask(past: int, T: int, window: int | None) -> Tensor | None:
-    """Which of ``past`` + T keys each of T queries sees, bool [T, S]; None where plain causal attention says it."""
+def cached_mask(past: int, T: int, window: int | None, starts_BT: Tensor | None = None) -> Tensor | None:
+    """Which of ``past`` + T keys each of T queries sees, bool [T, S]; None where plain causal attention says it.
+
+    With ``starts_BT``, the first key that each query may see, it is [B, 1, T, S].
+    """
     local = window is not None and past + T > window
-    if not past and not local:
+    if not past and not local and starts_BT is None:
         return None  # is_causal would line the last query up with the first key where there is a past
     mask = torch.ones(T, past + T, dtype=torch.bool).tril(past)
-    return mask.triu(past - window + 1) if local and window is not None else mask
+    if local and window is not None:
+        mask = mask.triu(past - window + 1)
+    return mask if starts_BT is None else mask & (torch.arange(past + T) >= starts_BT[:, None, :, None])
 
 
 class MLP(nn.Module):

@@ -64,7 +64,7 @@ class ShortConv(nn.Module):
         """As attention is called; cosines and sines are not needed here."""
         b_BTD, c_BTD, x_BTD = self.in_proj(x_BTD).chunk(3, dim=-1)
         u_BTD, taps_WD = b_BTD * x_BTD, self.taps_WD.to(x_BTD.dtype)
-        T, before = u_BTD.shape[1], len(taps_WD) - 1
+        T, before, past = u_BTD.shape[1], len(taps_WD) - 1, len(cache) if cache is not None else 0
         if cache is not None:
             joined_BSD = cache.with_newest(u_BTD, before)
         else:
@@ -73,7 +73,7 @@ class ShortConv(nn.Module):
         for back in range(1, before + 1):
             value_BTD = joined_BSD[:, before - back : before - back + T]
             if starts_BT is not None:  # what belongs to another sequence counts as nothing
-                value_BTD = value_BTD * (torch.arange(T) - back >= starts_BT)[:, :, None]
+                value_BTD = value_BTD * (past + torch.arange(T) - back >= starts_BT)[:, :, None]
             y_BTD = y_BTD + value_BTD * taps_WD[before - back]
         return self.out_proj(c_BTD * y_BTD)
 

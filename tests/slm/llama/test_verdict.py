@@ -112,7 +112,7 @@ def test_every_command_refuses_such_a_build_in_one_line(module, words, tiny_path
 
 def test_no_command_loads_llama_cpp_before_it_is_watched():
     """A build may die when it is loaded."""
-    commands = ["export.__main__", "export.bench.__main__", "slm.evaluate.__main__", "slm.evaluate.exam"]
+    commands = ["export.__main__", "export.bench.__main__", "slm.evaluate.__main__", "slm.evaluate.exam.__main__"]
     commands += ["serve.__main__", "serve.bench.__main__", "serve.terminal", "slm.doctor"]
     code = f"import sys, {', '.join(commands)}; sys.exit('llama_cpp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=120).returncode == 0

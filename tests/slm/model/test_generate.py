@@ -1,10 +1,12 @@
 """Samples from a checkpoint: repeatable, within the context, and without effect on training."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from slm.model.config import ModelConfig
-from slm.model.generate import generate, generate_many
+from slm.model.generate import continue_many, generate, generate_many
 from slm.model.transformer import LanguageModel
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=16)
@@ -64,3 +66,35 @@ def test_many_texts_at_once_are_as_likely_as_one_by_one(model):
     assert all(first[0] not in text for text in stopped)
     assert min(map(len, stopped)) < 15
     assert len(generate_many(model, 5, 1, max_tokens=99)[0]) == SHAPE.seq_len - 1
+
+
+SHAPES = {
+    "llama": {},
+    "sliding window": {"arch": "gemma3", "sliding_window": 3, "n_layers": 6},
+    "short convolution": {"arch": "lfm2", "conv_layers": (True, False, True), "n_layers": 3},
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_several_prompts_are_continued_together_as_one_by_one(kind):
+    model = random_model(kind)
+    chance = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(64, (length,), generator=chance).tolist() for length in (1, 2, 7, 12, 4)]
+    alone = [generate(model, each, max_tokens=9, temperature=0) for each in prompts]
+    assert continue_many(model, prompts, [9] * 5) == alone  # the fourth ends with the context, of 16
+    assert [len(each) for each in alone] == [9, 9, 9, 4, 9]
+    stop = alone[2][3]
+    cut = [each[: each.index(stop) + 1] if stop in each else each for each in alone]
+    assert continue_many(model, prompts, [9] * 5, stop_ids={stop}) == cut
+    same = [ids for ids in prompts if len(ids) == 7] * 2  # no padding
+    assert continue_many(model, same, [9, 4]) == [alone[2], alone[2][:4]]
+    assert continue_many(model, prompts, [0, 1, 2, 3, 4]) == [each[:n] for n, each in enumerate(alone)]
+
+
+def random_model(kind: str) -> LanguageModel:
+    torch.manual_seed(3)
+    model = LanguageModel(replace(SHAPE, **SHAPES[kind])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model

@@ -1,0 +1,230 @@
+"""What a run asks its model: held-out questions of its own conversations, with expected and given answers, before the
+first step, at validations and at the end."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from data.chat.formats import to_document
+from data.config import DataConfig
+from data.errors import UserError
+from data.sources.documents import make_plans, open_stream
+from data.sources.plan import Split
+from data.storage import atomic_write_text
+from data.tokenizers.tokenizer import Tokenizer
+from slm.cli import spelled
+from slm.evaluate.exam import own, questions
+from slm.evaluate.exam.answers import CheckpointAnswers
+from slm.evaluate.exam.questions import Question
+from slm.evaluate.exam.table import ASKED_CHARS, SAID_CHARS, shortened
+from slm.exported import shown as typed
+from slm.model.transformer import LanguageModel
+from slm.runs import QUESTIONS
+from train.config import RunConfig
+from train.report.samples import answered
+
+SCORED_SHARE, SHOWN_SHARE = 0.02, 0.02
+"""Shares of a run's time: for the score before the first step (and again at the end), and for all validations' answers
+together."""
+LEAST_SECONDS = 3.0
+"""For the score of a short run."""
+MOST_TOKENS = 256
+"""Of a reply."""
+DRAWN_FROM = 500
+"""Held-out questions from which those of a run are drawn."""
+FEW = 8
+"""Questions of a group whose time is looked at before the next."""
+
+
+class RunQuestions:
+    """The questions of a run; none where it is asked for none, or reads no conversations.
+
+    ``held_out``: whether they come from conversations that are not trained on.
+    """
+
+    def __init__(self, config: RunConfig, asked: list[Question], *, held_out: bool) -> None:
+        self._config, self._asked, self.held_out = config, asked, held_out
+        self._model: CheckpointAnswers | None = None
+        self._spent = 0.0
+        """Seconds of answers at validations."""
+        self._last = 0.0
+        """Seconds of the last ones."""
+        self.closing_seconds = 0.0
+        """What the score at the end takes, as far as is known."""
+        self.shown_at = 0
+        """The step at which answers were shown last."""
+        self.limited = False
+        """Whether answers at a validation were left out because of their time."""
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    @property
+    def what(self) -> str:
+        """What the questions are called."""
+        return "held-out questions" if self.held_out else "questions that are trained on (none is held out)"
+
+    def attach(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        """Use this model. What its chat template refuses is not asked."""
+        if not self._asked:
+            return
+        try:
+            self._model = CheckpointAnswers(model, tokenizer, "the model")
+        except UserError:
+            self._asked = []  # no template that renders: the model cannot be asked
+            return
+        self._asked = [each for each in self._asked if self._model.refuses(each) is None]
+
+    def before(self, seconds_of_run: float, stop: Callable[[], bool] = lambda: False) -> tuple[own.Outcome, list[str]]:
+        """The score of the model that the run begins with, and the texts of the answers that are shown.
+
+        ``seconds_of_run``: that time ends it after; infinite where steps do.
+        """
+        began = perf_counter()
+        first, rest = self._shown(), self._asked[len(self._shown()) : self._config.train.scored_questions]
+        out = self._examine(first, stop)
+        train = self._config.train
+        if seconds_of_run == float("inf"):
+            # Few replies at once are limited by memory: a token of a step takes about a quarter of one of theirs.
+            per_token = out.seconds / max(1, sum(self._tokens(each) for each in first)) / 4
+            seconds_of_run = train.max_steps * train.tokens_per_step * per_token
+        allowed = max(LEAST_SECONDS, SCORED_SHARE * seconds_of_run)
+        for start in range(0, len(rest), FEW):
+            if stop() or perf_counter() - began > allowed:
+                break
+            out = joined(out, self._examine(rest[start : start + FEW], stop))
+        self._asked = self._asked[: max(len(first), len(out.asked))]
+        self.closing_seconds = perf_counter() - began
+        return out, self._texts(first, out)
+
+    def resume(self, before: dict[str, Any] | None) -> None:
+        """The score at the end has the questions of the one ``before``, a record; None: the run began without one."""
+        count = before["questions"] if before else self._config.train.sample_questions + FEW
+        self._asked, self.closing_seconds = self._asked[:count], before["seconds"] if before else 0.0
+
+    def after(self, stop: Callable[[], bool] = lambda: False) -> tuple[own.Outcome, list[str]]:
+        """The score of the same questions at the end, and the texts of the answers that are shown."""
+        out = self._examine(self._asked, stop)
+        return out, self._texts(self._shown(), out)
+
+    def at_validation(self, step: int, elapsed: float, *, last: bool) -> list[str]:
+        """The texts of the answers that are shown at this step; none where all so far would take more than
+        ``SHOWN_SHARE`` of the ``elapsed`` seconds. The first validation and the ``last`` one always have them."""
+        if not self or (self._last and not last and self._spent + self._last > SHOWN_SHARE * elapsed):
+            self.limited = self.limited or bool(self)
+            return []
+        began, self.shown_at = perf_counter(), step
+        texts = self._texts(self._shown(), self._examine(self._shown()))
+        self._last = perf_counter() - began
+        self._spent += self._last
+        return texts
+
+    def _shown(self) -> list[Question]:
+        return self._asked[: self._config.train.sample_questions]
+
+    def _tokens(self, question: Question) -> int:
+        assert self._model is not None
+        return sum(map(len, self._model.expected(question)))
+
+    def _examine(self, asked: list[Question], stop: Callable[[], bool] = lambda: False) -> own.Outcome:
+        assert self._model is not None
+        return own.examine(self._model, asked, stop=stop, most_tokens=MOST_TOKENS)
+
+    def _texts(self, shown: list[Question], out: own.Outcome) -> list[str]:
+        """The texts of these questions with the expected answer and the given one."""
+        assert self._model is not None
+        given = {id(question): reply for question, reply in zip(out.asked, out.replies, strict=True)}
+        missing = [each for each in shown if given.get(id(each)) is None]  # scored by their likelihood
+        most = min(self._config.train.sample_tokens, MOST_TOKENS)
+        replies = self._model.replies([(each.messages, each.tools) for each in missing], most)
+        given |= {id(question): reply for question, reply in zip(missing, replies, strict=True)}
+        return [
+            answered(
+                shortened(each.asked, ASKED_CHARS),
+                shortened(each.expected_text, SAID_CHARS),
+                shortened(reply.text, SAID_CHARS) or "(nothing)",
+            )
+            for each in shown
+            if (reply := given[id(each)]) is not None
+        ]
+
+
+def joined(one: own.Outcome, other: own.Outcome) -> own.Outcome:
+    """Two outcomes as one."""
+    lists = {
+        name: [*getattr(one, name), *getattr(other, name)] for name in ("asked", "replies", "grades", "likelihoods")
+    }
+    return replace(one, **lists, refused=one.refused + other.refused, seconds=one.seconds + other.seconds)
+
+
+def prepare(config: RunConfig, root: Path, *, main: bool) -> RunQuestions:
+    """The questions of a run, in its directory: made once, so that they stay the same when it resumes.
+
+    Only the ``main`` process asks.
+    """
+    if not main or not config.train.sample_questions or not config.data.has_chat:
+        return RunQuestions(config, [], held_out=True)
+    path = root / QUESTIONS
+    if not path.is_file():
+        found, held_out = _draw(config)
+        lines = [json.dumps({**each.conversation, "held_out": held_out}, ensure_ascii=False) for each in found]
+        atomic_write_text(path, "".join(line + "\n" for line in lines))
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    asked = questions.collect(to_document(each) for each in records).questions
+    held_out = all(each.get("held_out", True) for each in records)
+    return RunQuestions(config, questions.choose_scores(asked), held_out=held_out)
+
+
+def remove(root: Path) -> None:
+    """Remove a run's questions: a new start makes them from its own settings."""
+    (root / QUESTIONS).unlink(missing_ok=True)
+
+
+def _draw(config: RunConfig) -> tuple[list[Question], bool]:
+    """Questions of held-out conversations, or where there are none of those that are trained on; whether they are held
+    out."""
+    most = max(config.train.sample_questions, config.train.scored_questions)
+    splits: tuple[Split, ...] = ("validation", "train")
+    for split in splits:
+        if found := _of_split(config.data, split, config.train.seed):
+            return questions.sample(found, most), split == "validation"
+    return [], True
+
+
+def _of_split(data: DataConfig, split: Split, seed: int) -> list[Question]:
+    try:
+        plans = [plan for plan in make_plans(data, split) if plan.source.is_chat]
+    except UserError:
+        return []  # nothing is held out
+    found: list[Question] = []
+    for plan in plans:
+        stream = open_stream(plan, seed=seed, shuffle_buffer=data.shuffle_buffer, wrap=lambda corpus: corpus)
+        documents = (str(each) for each in _items(stream))
+        # Each once, though conversations may be repeated.
+        found += questions.collect(documents, most=-(-DRAWN_FROM // len(plans))).questions
+    return found
+
+
+def _items(stream: Any) -> Any:
+    while True:
+        try:
+            yield next(stream)
+        except StopIteration:
+            return
+
+
+def score_line(out: own.Outcome, what: str, before: dict[str, Any] | None = None, chosen: str = "") -> str:
+    """The line of the score before the first step or, with the name of the ``chosen`` checkpoint, of that at the end.
+    ``before``: the facts of the first one, where there is one."""
+    when = f"after training ({chosen})" if chosen else "before training"
+    text = f"{when}, {len(out.asked):,} {what}: {out.text()}"
+    return text if before is None else f"{text}; before training: {before['text']}"
+
+
+def exam_line(root: Path) -> str:
+    """How to ask the exported files the same."""
+    asks = spelled("exam", run=typed(root), data=typed(root / QUESTIONS))
+    return f"ask its exported files the same questions, or your own: {asks}"
