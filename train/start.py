@@ -242,6 +242,7 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
         rank=ranks.rank,
         world_size=ranks.size,
         pairs=config.preference.on,
+        room=train.pack_tokens,
     )
     if position is not None:
         loader.load_state_dict(position)

@@ -84,7 +84,10 @@ def hold_out(
             "data.val_files=[...]"
         )
     total = sum(found.size for found in documents.values())
-    wanted = min(LEAST_VALIDATION, total // 10)
+    least = total // 10
+    if reading.text_field == CONVERSATIONS:  # each may hold a fact that stands nowhere else
+        least = int(val_fraction * total)
+    wanted = min(LEAST_VALIDATION, least)
     most = int(ABOUT * max(total // 10, val_fraction * total))
     short = {hashed: found for hashed, found in documents.items() if hashed not in long}
     if not long:

@@ -152,6 +152,8 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
         return plan if split == "train" else replace(plan, files=tuple(validation))
+    if source.kind == "chat" and not val_fraction:
+        return plan  # they are few: all are trained on, and scored
     if size <= SMALL_CORPUS:
         return replace(
             plan, **hold_out(stamps(paths), plan.reading, options(source), val_fraction, plan.long_documents)
