@@ -407,6 +407,8 @@ def _make_trainer(
     # Before anything of the run is written; what follows takes little time, and is checked below.
     check_set_up(train, state.setup_seconds + ranks.broadcast_from_main(process_seconds))
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
+    if backend.name == "autograd" and environment.compile:
+        loader.pad()
     backend = with_adapter(backend, trained)
     text = to_yaml(config)
     atomic_write_text(root / CONFIG, text)

@@ -78,6 +78,7 @@ class Loader:
         plans = _plans(config, split, pairs)
         self._micro_batch = micro_batch
         self._padding = tokenizer.eot_id | marks.UNSCORED
+        self._least_length = 0
         self._shards = max(1, workers)
         self._processes = workers
         self._split = split
@@ -139,7 +140,7 @@ class Loader:
             raise self._end()
         if not self._rows:
             raise StopIteration
-        batch = _stacked(self._rows, self._padding)
+        batch = _stacked(self._rows, self._padding, self._least_length)
         self._rows = []
         states, self._turn = self._ahead
         self._states = list(states)
@@ -156,6 +157,10 @@ class Loader:
             "the training text is used up, every source has been read data.max_epochs times: raise it, add text, or "
             "train fewer steps"
         )
+
+    def pad(self) -> None:
+        """From now on all batches are [micro_batch, seq_len + 1], for a step that is compiled for one shape."""
+        self._least_length = self._options["seq_len"] + 1
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._identity, "turn": self._turn, "streams": list(self._states)}
@@ -215,9 +220,9 @@ class Loader:
         self.close()
 
 
-def _stacked(rows: list[np.ndarray], padding: int) -> np.ndarray:
-    """The blocks as one array, ``padding`` after those that are shorter than the longest."""
-    longest = max(map(len, rows))
+def _stacked(rows: list[np.ndarray], padding: int, least: int) -> np.ndarray:
+    """The blocks as one array, ``padding`` after those that are shorter than the longest, or than ``least``."""
+    longest = max(least, *map(len, rows))
     return np.stack([np.pad(row, (0, longest - len(row)), constant_values=padding) for row in rows])
 
 

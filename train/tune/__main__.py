@@ -19,6 +19,7 @@ from train.resolve import ChooseMicroBatch, resolve
 from train.tune import lines, recipe, rule
 from train.tune import look as looked
 from train.tune import processes as several
+from train.tune.own_answers import own_answers
 from train.tune.config import TuneConfig
 
 SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.pack_tokens", "train.max_steps", "train.patience")
@@ -58,7 +59,11 @@ def tuning(
     run, directory = recipe.base_of(own.base)
     pairs = own.preference.on
     options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss, optim=own.optim.name)
-    replay = recipe.replay_share(run, own.tune, pairs=pairs)
+    replay = recipe.replay_share(run, own.tune, pairs=pairs) if run.config_file else 0.0
+    answers = None
+    if share := recipe.answers_share(run, own.tune, pairs=pairs):
+        answers = own_answers(directory, log)
+        replay = share if answers or own.tune.replay else 0.0  # what was asked for and cannot be is an error below
     shape = checkpoint.load_config(directory)
     found = looked.look(
         own.data,
@@ -89,10 +94,13 @@ def tuning(
     )
     options |= _options(choice, seen)
     options |= recipe.together(own.train, choice.eval_every, given=given)
-    options = {name: value for name, value in options.items() if not given(name)}
-    typed = [word for word in argv if not word.startswith(("base=", "tune."))]
+    options = {name: value for name, value in options.items() if not given(name) or name == "data.max_epochs"}
+    own_words = ("base=", "tune.") if given("train.max_steps") else ("base=", "tune.", "data.max_epochs=")
+    typed = [word for word in argv if not word.startswith(own_words)]  # passes have become steps
     config = resolve([*recipe.words(options), *typed], choose)
-    if replay:
+    if answers:
+        config = replace(config, data=recipe.with_answers(config.data, answers, replay))
+    elif replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))
     if found:
         log(found if isinstance(found, str) else found.line)

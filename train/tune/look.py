@@ -41,9 +41,7 @@ class Look:
         return sum(self.lengths) / len(self.lengths)
 
 
-def look(
-    data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: bool = False
-) -> Look | str | None:
+def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: bool = False) -> Look | str | None:
     """What training would read; only a line where there is more than is looked at, and None for conversations that do
     not stand in files.
 

@@ -8,7 +8,7 @@ Tested in tests/train/tune/test_tune.py.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
 REPLAY = 0.15
 """Share of the base's own text. Without it, and with the head's full rate, a model unlearns to say what no
 conversation says (docs/results/chat.md)."""
+OWN_ANSWERS = 0.2
+"""Share of a downloaded model's own answers to general questions."""
 LORA_LR_RATIO = 5.0
 """The learning rate of an adapter over that of all weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
@@ -155,6 +157,14 @@ def lora_lr(shape: ModelConfig) -> float:
     return LORA_LR_RATIO * size_lr(shape)
 
 
+def answers_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
+    """The share of a downloaded model's own answers to general questions (``own_answers.py``), whose text is not at
+    hand; 0 for a run. An adapter forgets, too."""
+    if pairs or run.config_file is not None:
+        return 0.0
+    return OWN_ANSWERS if tune.replay is None else tune.replay
+
+
 def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     """The share of the base's own text: what a person says, else ``REPLAY`` where that text is on this machine.
 
@@ -172,6 +182,15 @@ def _found(patterns: list[str]) -> bool:
         return bool(files.expand(patterns))
     except UserError:
         return False
+
+
+def with_answers(chat: DataConfig, answers: Path, share: float) -> DataConfig:
+    """The conversations mixed with those in ``answers``, which get ``share`` of the tokens and are not validated."""
+    talks = [replace(each, weight=each.weight * (1 - share)) for each in chat.all_sources()]
+    total = sum(each.weight for each in talks) / (1 - share)
+    own = SourceConfig(kind="chat", files=[str(answers)], weight=total * share, validated=False)
+    kept = {f.name: getattr(chat, f.name) for f in fields(DataConfig) if f.name not in vars(own)}
+    return DataConfig(kind="mixture", name=chat.label, **(kept | {"sources": [*talks, own]}))
 
 
 def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
