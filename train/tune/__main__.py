@@ -19,8 +19,8 @@ from train.resolve import ChooseMicroBatch, resolve
 from train.tune import lines, recipe, rule
 from train.tune import look as looked
 from train.tune import processes as several
-from train.tune.own_answers import own_answers
 from train.tune.config import TuneConfig
+from train.tune.own_answers import own_answers
 
 SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.pack_tokens", "train.max_steps", "train.patience")
 

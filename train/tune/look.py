@@ -107,7 +107,7 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
         late = f"{len(lengths) - len(cut):,} of {len(lengths):,} looked at"
         line += f"; {late} have no answer in their {first}: left out"
     if too_long:
-        line += f"; {too_long:,} of {len(lengths):,} looked at are longer than train.seq_len={longest} tokens: their ends go"
+        line += f"; {too_long:,} of {len(lengths):,} looked at lose their ends after train.seq_len={longest} tokens"
     usable = len(cut) / max(1, looked_at)
     return Look(
         line=line,

@@ -58,8 +58,10 @@ LONGEST = 32
 
 
 def own_answers(directory: Path, log: Callable[[str], None]) -> Path | None:
-    """A file of the questions with the answers of the model in ``directory``, greedy; None where it has no chat template
-    or ends hardly any answer. The file is kept in the cache, by the weights' file."""
+    """A file of the questions with the greedy answers of the model in ``directory``, kept in the cache by the weights.
+
+    None where the model has no chat template, or ends hardly any answer.
+    """
     weights = sorted(map(str, directory.glob("*.safetensors")))
     path = cache_home() / "own_answers" / f"{fingerprint((stamps(weights), QUESTIONS, LONGEST))}.jsonl"
     if not path.exists():

@@ -69,7 +69,7 @@ class Findings:
     """Share of the tokens that comes from the base's own text."""
     processes: int = 1
     equal: bool = False
-    """Whether the passes of a step must be of equal length: several processes, or a micro-batch that is set or measured."""
+    """Whether the passes of a step must be of equal length: for several processes, or a micro-batch that is set."""
     seconds: float | None = None
     """The time given."""
     seq_len: int | None = None
