@@ -93,6 +93,8 @@ def tuning(
         )
     )
     options |= _options(choice, seen)
+    if recipe.FROM_ELSEWHERE.items() <= options.items():  # no betas of the base's own
+        options["optim.betas"] = f"[0.9,{choice.beta2:g}]"
     options |= recipe.together(own.train, choice.eval_every, given=given)
     options = {name: value for name, value in options.items() if not given(name) or name == "data.max_epochs"}
     own_words = ("base=", "tune.") if given("train.max_steps") else ("base=", "tune.", "data.max_epochs=")
