@@ -59,7 +59,7 @@ def tuning(
     run, directory = recipe.base_of(own.base)
     pairs = own.preference.on
     options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss, optim=own.optim.name)
-    replay = recipe.replay_share(run, own.tune, pairs=pairs) if run.config_file else 0.0
+    replay = recipe.replay_share(run, own.tune, pairs=pairs)
     answers = None
     if share := recipe.answers_share(run, own.tune, pairs=pairs):
         answers = own_answers(directory, log)
