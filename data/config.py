@@ -206,7 +206,8 @@ class DataConfig(SourceConfig):
     sources: list[SourceConfig] = field(default_factory=list)
     """``mixture``: what is mixed, by ``weight``."""
     val_fraction: float = 0.01
-    """Share of the documents (chosen by a hash of their text) held out where no validation text is named."""
+    """Share of the documents (chosen by a hash of their text) held out where no validation text is named. 0, for
+    conversations only: nothing is held out, and validations score conversations that are trained on."""
     shuffle_buffer: int = 1024
     """Documents shuffled together, in consecutive groups of at most this many (and 16 MB); 0: in file order."""
     dedup: Literal["none", "exact", "near"] = "none"
@@ -223,8 +224,10 @@ class DataConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.val_fraction < 1:
+        if not 0 <= self.val_fraction < 1:
             raise UserError(f"val_fraction={self.val_fraction} must be between 0 and 1, for example 0.01")
+        if self.val_fraction == 0 and not all(each.kind == "chat" for each in self._validated()):
+            raise UserError("val_fraction=0 is for conversations (data=chat), which may be few: give for example 0.01")
         if self.shuffle_buffer < 0:
             raise UserError(f"shuffle_buffer={self.shuffle_buffer} must be 0 (off) or a number of documents")
         if not 0.3 <= self.dedup_threshold <= 1:
@@ -240,6 +243,9 @@ class DataConfig(SourceConfig):
                 raise UserError("data.sources: at least one source must be scored in validations (validated: true)")
         elif self.sources:
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
+
+    def _validated(self) -> list[SourceConfig]:
+        return [each for each in self.sources if each.validated] if self.kind == "mixture" else [self]
 
     @property
     def has_chat(self) -> bool:

@@ -168,6 +168,9 @@ class TrainConfig:
     """Tokens per sequence."""
     micro_batch: int
     """Sequences per forward and backward pass."""
+    pack_tokens: int | None = None
+    """Conversations: short ones share a sequence up to so many tokens, a longer one has a sequence of its own, and a
+    step is only as long as what is in it; None: they share ``seq_len`` tokens, and each step has as many."""
     grad_accum: int = 1
     """Passes per optimizer step."""
     eval_every: int = 250
@@ -283,6 +286,16 @@ class TrainConfig:
         for name in (*not_negative, "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
+        if self.pack_tokens is not None and not 1 <= self.pack_tokens <= self.seq_len:
+            raise UserError(
+                f"train.pack_tokens={self.pack_tokens} must be from 1 to train.seq_len={self.seq_len}, for example "
+                f"{min(256, self.seq_len)}, or null"
+            )
+        if self.pack_tokens is not None and self.grad_accum > 1:
+            raise UserError(
+                f"train.pack_tokens={self.pack_tokens} makes passes of unequal length, which one update cannot sum: "
+                f"leave train.grad_accum={self.grad_accum} at 1, or train.pack_tokens at null"
+            )
         if not 0 < self.qat_share <= 1:
             raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.1, not {self.qat_share}")
         self._check_early_part()

@@ -264,6 +264,7 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
         rank=ranks.rank,
         world_size=ranks.size,
         pairs=config.preference.on,
+        room=train.pack_tokens,
     )
     if position is not None:
         loader.load_state_dict(position)
@@ -435,6 +436,8 @@ def _make_trainer(
     # Before anything of the run is written; what follows takes little time, and is checked below.
     check_set_up(train, state.setup_seconds + ranks.broadcast_from_main(process_seconds))
     backend = make_backend(model, train, environment, tokenizer.eot_id if train.mask_documents else None)
+    if backend.name == "autograd" and environment.compile:
+        loader.pad()
     backend = with_adapter(backend, trained)
     atomic_write_text(root / CONFIG, to_yaml(config))
     log = RunLog(config, root, state.step, main=ranks.main, new=point.checkpoint is None)

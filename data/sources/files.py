@@ -240,7 +240,8 @@ def expand(
     A file named by its path may have any ending (an unknown one is read as plain text if it is text). Globs and folders
     give only files of a kind that has a reader, and none that is hidden (a name with a dot first); one line names the
     others by their endings. With a ``text_field``, a ``.json`` file of a folder must have it in its first record.
-    Without ``plain_text``, only files of records and tables are taken. Raises UserError for a pattern that matches nothing.
+    Without ``plain_text``, only files of records and tables are taken. Raises UserError for a pattern that matches
+    nothing.
     """
     found: dict[str, str] = {}
     wanted = tuple(READERS) if plain_text else (*RECORDS, *TABLES)

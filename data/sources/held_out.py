@@ -11,7 +11,7 @@ from data.config import SourceConfig
 from data.errors import UserError
 from data.sources.chat_files import ChatFileCorpus
 from data.sources.contents import Contents, Document, count
-from data.sources.corpus import FileCorpus
+from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading, few_names
 from data.sources.filters import make_filter
 
@@ -30,8 +30,14 @@ def contents_of(stamped: tuple[Any, ...], reading: Reading, filters: tuple[Any, 
     paths = tuple(path for path, _, _ in stamped)
     chats = reading.text_field == CONVERSATIONS
     source = SourceConfig(kind="chat" if chats else "files", files=list(paths), **dict(filters))
+
+    def open_corpus(select: Select) -> Corpus[str]:
+        if chats:
+            return ChatFileCorpus(paths, stop=False, columns=reading.columns)
+        return FileCorpus(paths, reading, select)
+
     return count(
-        lambda select: ChatFileCorpus(paths, stop=False, columns=reading.columns) if chats else FileCorpus(paths, reading, select),
+        open_corpus,
         [size for _, size, _ in stamped],
         reason=make_filter(source),
     )
@@ -62,7 +68,10 @@ def hold_out(
             "data.val_files=[...]"
         )
     total = sum(found.size for found in documents.values())
-    wanted = min(LEAST_VALIDATION, total // 10)
+    least = total // 10
+    if reading.text_field == CONVERSATIONS:  # each may hold a fact that stands nowhere else
+        least = int(val_fraction * total)
+    wanted = min(LEAST_VALIDATION, least)
     most = int(ABOUT * max(total // 10, val_fraction * total))
     short = {hashed: found for hashed, found in documents.items() if hashed not in long}
     if not long:

@@ -200,6 +200,8 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float, held: d
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
         return plan if split == "train" else replace(plan, files=tuple(validation))
+    if source.kind == "chat" and not val_fraction:
+        return plan  # they are few: all are trained on, and scored
     if not held and size <= SMALL_CORPUS:
         held = hold_out(stamps(paths), plan.reading, settings(source), val_fraction, plan.long_documents)
     elif not held:

@@ -20,6 +20,8 @@ from data.stream import marks
 
 GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""
+LENGTH_MULTIPLE = 32
+"""Blocks that are as long as what is in them have a multiple of so many positions: few shapes, and whole tiles."""
 MOST_WITHOUT_PAIRS = 10_000
 """So many records in a row without a pair, or without an answer that fits, end the run."""
 
@@ -37,7 +39,10 @@ def in_block(parts: Sequence[Part], size: int) -> list[Part] | None:
 
 
 def n_blocks(lengths: Sequence[int], size: int) -> int:
-    """The blocks that conversations of these lengths fill, in tokens, packed as ``ConversationPacker`` does."""
+    """The blocks that conversations of these lengths fill, packed as ``ConversationPacker`` does.
+
+    ``size``: the tokens that several share at most. A longer conversation has a block of its own.
+    """
     blocks, group = 0, list[int]()
     for length in [*lengths, 0]:
         group.append(length)
@@ -157,14 +162,21 @@ class Pieces:
 class ConversationPacker:
     """An iterator of blocks, ``np.int32[seq_len + 1]`` with marks.
 
+    ``room``: conversations share a block up to so many tokens (None: ``seq_len``), a longer one has a block of its own,
+    and each block is only as long as what is in it, in steps of ``LENGTH_MULTIPLE``.
+
     Its position is that of a group's first conversation and the number of the block in the group, so the state is a few
     numbers. On resuming, the group is read again. A finite stream ends with its last conversation.
     """
 
-    def __init__(self, conversations: TokenStream, *, seq_len: int, padding: int, seed: str) -> None:
+    def __init__(
+        self, conversations: TokenStream, *, seq_len: int, padding: int, seed: str, room: int | None = None
+    ) -> None:
         assert seq_len >= 1
         self._conversations = conversations
         self._size = seq_len + 1
+        self._cut = room is not None
+        self._room = min(self._size, seq_len + 1 if room is None else room + 1)
         self._padding = padding
         self._seed = seed
         self._number = 0  # of the group
@@ -192,19 +204,21 @@ class ConversationPacker:
         """The blocks of one group, in a random order: the long conversations must not all come first."""
         group: list[np.ndarray] = []
         tokens = 0
-        while tokens < GROUP_BLOCKS * self._size:
+        while tokens < GROUP_BLOCKS * self._room:
             try:
                 conversation = next(self._conversations)
             except StopIteration:
                 break
             group.append(conversation)
             tokens += len(conversation)
-        blocks = [self._block(each) for each in place(group, self._size)]
+        blocks = [self._block(each) for each in place(group, self._room)]
         random.Random(f"{self._seed}/{self._number}").shuffle(blocks)
         return blocks
 
     def _block(self, conversations: list[np.ndarray]) -> np.ndarray:
-        left = self._size - sum(map(len, conversations))
+        used = sum(map(len, conversations))
+        size = min(self._size, 1 - (1 - used) // LENGTH_MULTIPLE * LENGTH_MULTIPLE) if self._cut else self._size
+        left = size - used
         padding = marks.mark(np.full(left, self._padding), np.zeros(left, dtype=bool))
         return np.concatenate([*conversations, padding]).astype(np.int32)
 
@@ -228,7 +242,7 @@ class ConversationPacker:
 
 
 def place(items: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
-    """The items in as few bins of ``size`` tokens as best-fit decreasing finds."""
+    """The items in as few bins of ``size`` tokens as best-fit decreasing finds. A longer item has a bin of its own."""
     bins: list[list[np.ndarray]] = []
     room: list[int] = []
     for item in sorted(items, key=len, reverse=True):

@@ -19,7 +19,8 @@ from data.errors import UserError
 from data.sources import chat_files
 from data.sources.documents import file_order, make_plans
 from data.sources.plan import Plan, Split
-from data.stream import read_so_far
+from data.stream import marks, read_so_far
+from data.stream.conversations import LENGTH_MULTIPLE
 from data.stream.pipeline import Pipeline, open_pipeline
 from data.stream.read_so_far import ReadSoFar, furthest
 from data.stream.worker import main as worker_main
@@ -50,6 +51,9 @@ class Loader:
 
     ``pairs``: the blocks hold both answers of preference pairs, instead of the chosen ones only.
 
+    ``room``: conversations share a block up to so many tokens, and a batch [micro_batch, T + 1] is only as long as the
+    longest of its blocks (``ConversationPacker``).
+
     ``state_dict()`` is the position after the last batch that was returned, JSON-serialisable. A loader with the same
     arguments (``micro_batch`` may differ) that loads it continues bit for bit.
 
@@ -70,6 +74,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         pairs: bool = False,
+        room: int | None = None,
     ) -> None:
         assert 0 <= rank < world_size
         assert seq_len >= 1
@@ -82,6 +87,8 @@ class Loader:
         """What is read of each source."""
         chats = any(each.source.is_chat for each in plans)
         self._micro_batch = micro_batch
+        self._padding = tokenizer.eot_id | marks.UNSCORED
+        self._least_length = 0
         self._shards = max(1, workers)
         self._processes = workers
         self._split = split
@@ -96,6 +103,7 @@ class Loader:
             "cache_option": config.cache,
             "cache_folder": config.cache_folder,
             "pairs": pairs,
+            "room": room,
         }
         self._first_shard = rank * self._shards
         self._identity = {
@@ -113,6 +121,7 @@ class Loader:
             "text": [each.fingerprint for each in plans],
             **({"pairs": True} if pairs else {}),
             **({"special_tokens": 2} if chats and has_odd_tokens(tokenizer.spec) else {}),
+            **({} if room is None else {"room": room}),
         }
         self._read_so_far = self._files_of(plans)
         self._states: list[dict[str, Any] | None] = [None] * self._shards
@@ -144,7 +153,7 @@ class Loader:
             raise self._end()
         if not self._rows:
             raise StopIteration
-        batch = np.stack(self._rows)
+        batch = _stacked(self._rows, self._padding, self._least_length)
         self._rows = []
         states, self._turn = self._ahead
         self._states = list(states)
@@ -158,6 +167,10 @@ class Loader:
                 "weaker data filters, fewer processes or workers, or a smaller micro-batch"
             )
         return EndOfTextError("the training text is used up, every source has been read data.max_epochs times")
+
+    def pad(self) -> None:
+        """From now on all batches are [micro_batch, seq_len + 1], for a step that is compiled for one shape."""
+        self._least_length = self._options["seq_len"] + 1
 
     def state_dict(self) -> dict[str, Any]:
         """The position, with hashes of all local text that was read up to it."""
@@ -245,6 +258,18 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _stacked(rows: list[np.ndarray], padding: int, least: int) -> np.ndarray:
+    """The blocks as one array, ``padding`` after those that are shorter than the longest, or than ``least``."""
+    longest = max(least, *map(len, rows))
+    return np.stack([np.pad(row, (0, longest - len(row)), constant_values=padding) for row in rows])
+
+
+def _used(blocks: np.ndarray) -> int:
+    """The length of blocks of conversations without the padding that all of them end with."""
+    last = int(np.flatnonzero(marks.is_scored(blocks).any(axis=0))[-1])
+    return min(blocks.shape[1], 1 + -(-last // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
 
 
 class _Inline:
@@ -430,4 +455,5 @@ def validation_blocks(
             "give more text or data.val_files=[...], raise data.val_fraction, or lower the sequence length"
         )
     n = min(max_blocks, len(blocks))
-    return np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
+    chosen = np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
+    return chosen[:, : _used(chosen)] if any(plan.source.is_chat for plan in plans) else chosen

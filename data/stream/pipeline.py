@@ -67,6 +67,7 @@ def open_pipeline(
     cache_option: str | bool = False,
     cache_folder: str | os.PathLike[str] = "",
     pairs: bool = False,
+    room: int | None = None,
 ) -> Pipeline:
     """This shard's blocks. Each source is read once, or with ``endless`` as often as its ``max_epochs`` allows.
 
@@ -75,7 +76,8 @@ def open_pipeline(
     them, and the shards share out the blocks.
 
     Blocks of conversations carry marks (``data.stream.marks``). Text that is mixed with them comes in pieces, and where
-    its documents are long, in shuffled blocks. With ``pairs`` both answers of preference pairs are in them.
+    its documents are long, in shuffled blocks. With ``pairs`` both answers of preference pairs are in them. ``room`` is
+    that of ``ConversationPacker``: their blocks then have several lengths.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
@@ -110,9 +112,10 @@ def open_pipeline(
         text = Tokenized(documents, encode, eot_id=tokenizer.eot_id, begins=tokenizer.begins)
         if not chats:
             return text
+        piece = min(seq_len, room or seq_len)
         if not plan.long_documents or not shuffle_buffer:
-            return Pieces(text, seq_len=seq_len)
-        return Pieces(in_groups(Packer(text, seq_len=seq_len), number, shard_index), seq_len=seq_len)
+            return Pieces(text, seq_len=piece)
+        return Pieces(in_groups(Packer(text, seq_len=piece), number, shard_index), seq_len=piece)
 
     def in_groups(packer: Packer, number: int, shard_index: int) -> ResumableStream[np.ndarray]:
         return ShuffledBlocks(packer, seed=f"{seed}/{number}/{shard_index}/blocks")
@@ -127,7 +130,8 @@ def open_pipeline(
                 streams.append(tokens(number, plan, shard_index, num_shards))
         mixed = mix(streams, plans, measure=len, seed=mixing_seed)
         if chats:
-            whole = ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=mixing_seed)
+            padding = tokenizer.eot_id
+            whole = ConversationPacker(mixed, seq_len=seq_len, padding=padding, seed=mixing_seed, room=room)
             return Pipeline(whole, [whole], recorders)
         packed = Packer(mixed, seq_len=seq_len)
         shuffled = endless and shuffle_buffer > 0

@@ -114,7 +114,15 @@ def remove_rolled_back(root: Path) -> None:
 
 
 FIXED_SECTIONS = ("model", "tokenizer", "data", "lora", "preference", "distill")
-FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
+FIXED_KEYS = (
+    "init_from",
+    "train.seq_len",
+    "train.pack_tokens",
+    "train.seed",
+    "train.workers",
+    "train.mask_documents",
+    "optim.name",
+)
 EARLIER_DOCUMENT_CHARS = 65536
 """The default of ``data.document_chars`` before there was ``data.separator``."""
 FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision", "data.files", "data.val_files", "data.on_bad")

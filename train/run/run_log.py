@@ -9,7 +9,6 @@ from typing import Any
 
 from data.storage import atomic_write_text
 from slm.evaluate.exam.own import Outcome
-from slm.report import duration, plain
 from train.config import RunConfig
 from train.predict.forecast import make_forecast
 from train.report.samples import SAMPLES, before

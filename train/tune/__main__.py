@@ -6,24 +6,29 @@ call for. The options that were chosen are printed; every one can be set instead
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from data.account.listing import show_files
 from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
+from slm.durations import seconds_of
+from slm.model import checkpoint
 from train import autobatch
-from train.config import RunConfig
+from train.config import RunConfig, TrainConfig
 from train.resolve import ChooseMicroBatch, resolve
+from train.tune import lines, recipe, rule
+from train.tune import look as looked
 from train.tune import processes as several
-from train.tune import recipe
 from train.tune.config import TuneConfig
+from train.tune.own_answers import own_answers
 
-SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.max_steps", "train.eval_every", "train.patience")
+SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.pack_tokens", "train.max_steps", "train.patience")
 
 
 def main(argv: list[str]) -> int:
     """Choose the options, then train. Returns the exit code."""
-    return several.run(argv, "train.tune", tuning)
+    return several.run(argv, "train.tune", tuning, lines.end)
 
 
 def tuning(
@@ -53,39 +58,99 @@ def tuning(
             f"no model to tune is named: `{cli.spelled('tune', base='runs/NAME')}`, or a Hugging Face model directory"
         )
     run, directory = recipe.base_of(own.base)
+    pairs = own.preference.on
     options = recipe.recipe(run, directory, own.tune, given=given, preference=own.preference.loss, optim=own.optim.name)
-    replay = recipe.replay_share(run, own.tune, pairs=own.preference.on)
-    options |= several.shared_step(options, own.train, processes, given=given)
-    options = {name: value for name, value in options.items() if not given(name)}
-    typed = [word for word in argv if not word.startswith(("base=", "tune."))]
-    config = resolve([*recipe.words(options), *typed], choose)
-    show_files(config.data, log)
-    steps, found = recipe.length(
-        config.data,
+    replay = recipe.replay_share(run, own.tune, pairs=pairs)
+    answers = None
+    if share := recipe.answers_share(run, own.tune, pairs=pairs):
+        answers = own_answers(directory, log)
+        replay = share if answers or own.tune.replay else 0.0  # what was asked for and cannot be is an error below
+    shape = checkpoint.load_config(directory)
+    show_files(own.data, log)
+    found = looked.look(
+        own.data,
         directory,
-        tokens_per_step=config.train.tokens_per_step,
-        seq_len=config.train.seq_len,
-        seed=config.train.seed,
-        pairs=config.preference.on,
+        longest=own.train.seq_len if given("train.seq_len") else rule.longest(shape.seq_len),
+        seed=own.train.seed,
+        pairs=pairs,
     )
-    if not given("train.max_steps"):
-        options["train.max_steps"] = max(1, round(steps / (1 - replay)))
-    steps = options.get("train.max_steps", config.train.max_steps)
-    if not given("optim.warmup_steps"):
-        options["optim.warmup_steps"] = min(recipe.WARMUP_STEPS, steps // 5)
-    options |= recipe.together(config.train, max(10, steps // 10), given=given)
+    seen = found if isinstance(found, looked.Look) else None
+    choice = rule.choose(
+        rule.Findings(
+            conversations=seen.distinct if seen else None,
+            lengths=seen.lengths if seen else (),
+            n_params=shape.n_params,
+            context=shape.seq_len,
+            optimizer="muon" if options.get("optim", own.optim.name) == "muon" else "adamw",
+            replay=replay,
+            processes=processes,
+            equal=processes > 1 or "train.micro_batch" in words or given("train.grad_accum"),
+            seconds=_seconds(own),
+            seq_len=own.train.seq_len if given("train.seq_len") else None,
+            rows=_rows(own.train, given),
+            pack_tokens=own.train.pack_tokens if given("train.pack_tokens") else None,
+            passes=own.data.max_epochs if given("data.max_epochs") else None,
+            steps=own.train.max_steps if given("train.max_steps") else None,
+            held_out=True if given("data.val_files") or given("data.val_fraction") else None,
+        )
+    )
+    options |= _options(choice, seen)
+    if recipe.FROM_ELSEWHERE.items() <= options.items():  # no betas of the base's own
+        options["optim.betas"] = f"[0.9,{choice.beta2:g}]"
+    options |= recipe.together(own.train, choice.eval_every, given=given)
+    options = {name: value for name, value in options.items() if not given(name) or name == "data.max_epochs"}
+    own_words = ("base=", "tune.") if given("train.max_steps") else ("base=", "tune.", "data.max_epochs=")
+    typed = [word for word in argv if not word.startswith(own_words)]  # passes have become steps
     config = resolve([*recipe.words(options), *typed], choose)
-    if replay:
+    if answers:
+        config = replace(config, data=recipe.with_answers(config.data, answers, replay))
+    elif replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))
     if found:
-        log(found)
+        log(found if isinstance(found, str) else found.line)
+    log(lines.plan(choice, seen, max_minutes=config.train.max_minutes))
     names = ("lora.rank", *SHOWN) if config.lora.rank else SHOWN
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     options_shown = " ".join(f"{name}={value}" for name, value in shown.items())
+    if seen:
+        facts = {"conversations": seen.distinct, "records": seen.records, "passes": choice.passes}
+        config = replace(config, facts={**config.facts, "tune": facts})
     if line := run.choice_line():
         log(line)
     log(f"tuning {directory}: {options_shown} tune.replay={replay:g}")
     return config
+
+
+def _seconds(own: RunConfig) -> float | None:
+    """The time given."""
+    if own.budget:
+        return seconds_of(own.budget)
+    return None if own.train.max_minutes is None else 60 * own.train.max_minutes
+
+
+def _rows(train: TrainConfig, given: Callable[[str], bool]) -> tuple[int, int] | None:
+    """``micro_batch`` and ``grad_accum`` where a person has set one of them."""
+    if not (given("train.micro_batch") or given("train.grad_accum")):
+        return None
+    return train.micro_batch if given("train.micro_batch") else 1, train.grad_accum
+
+
+def _options(choice: rule.Choice, seen: looked.Look | None) -> dict[str, Any]:
+    """The options of what the rule says."""
+    options: dict[str, Any] = {
+        "train.seq_len": choice.seq_len,
+        "train.pack_tokens": choice.pack_tokens,
+        "train.micro_batch": choice.micro_batch,
+        "train.grad_accum": choice.grad_accum,
+        "train.max_steps": choice.max_steps,
+        "train.eval_blocks": choice.eval_blocks,
+        "train.patience": choice.patience,
+        "optim.warmup_steps": choice.warmup_steps,
+    }
+    if seen:
+        options["data.val_fraction"] = choice.val_fraction
+        options["data.max_epochs"] = None  # the number of steps says how often the conversations are read
+    return options
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Tested in tests/train/tune/test_tune.py.
 from dataclasses import dataclass, field
 
 from data.errors import UserError
-from slm.model.architectures import LINEAR_LAYERS
 from train.config import RunConfig
 
 
@@ -26,10 +25,6 @@ class TuneOptions:
 
     lora: int = 0
     """Rank of a low-rank adapter that is trained in place of the weights; 0: all weights are trained."""
-    lora_alpha: float | None = None
-    """The adapter counts alpha / rank times; None: twice the rank."""
-    lora_targets: tuple[str, ...] = LINEAR_LAYERS
-    """The linear layers that get an adapter."""
 
     def __post_init__(self) -> None:
         if self.lora < 0:

@@ -26,8 +26,10 @@ class Configure(Protocol):
         ...
 
 
-def run(argv: list[str], module: str, configure: Configure) -> int:
-    """Train what ``configure`` makes of ``argv``. Returns the exit code.
+def run(
+    argv: list[str], module: str, configure: Configure, end: Callable[[RunConfig], str | None] = lambda config: None
+) -> int:
+    """Train what ``configure`` makes of ``argv``, and print the line that ``end`` has on it. Returns the exit code.
 
     Several processes (``nproc=2``) are started as ``python -m MODULE``, and come here, too.
     """
@@ -50,7 +52,10 @@ def run(argv: list[str], module: str, configure: Configure) -> int:
     ranks = join(pin=config.train.pin)
     from train.start import start
 
-    return run_rank(ranks, config.root, partial(start, config, ranks))
+    code = run_rank(ranks, config.root, partial(start, config, ranks))
+    if code == 0 and rank == 0 and (line := end(config)):
+        print(line)
+    return code
 
 
 def shared_step(

@@ -1,25 +1,20 @@
-"""From the base to the options of its tuning: shape, optimizer, learning rate, batches and length.
+"""From the base to the options of its tuning: shape, optimizer and learning rates.
 
-Everything is an ordinary option of training, so a person can set each one, and what is set stays.
+Everything is an ordinary option of training, so a person can set each one, and what is set stays. What follows from the
+conversations is in ``rule.py``.
 
 Tested in tests/train/tune/test_tune.py.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder
 from data.config import DataConfig, SourceConfig
-from data.errors import UserError, one_line
-from data.sources import chat_files, files
-from data.sources.documents import make_plans, open_stream
-from data.stream.chat_setup import chat_setup
-from data.stream.conversations import in_block, n_blocks
-from data.tokenizers.make import load_tokenizer
+from data.errors import UserError
+from data.sources import files
 from slm.configuration import assigned, build
 from slm.hub import models
 from slm.model import checkpoint
@@ -35,19 +30,15 @@ OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
 REPLAY = 0.15
 """Share of the base's own text. Without it, and with the head's full rate, a model unlearns to say what no
 conversation says (docs/results/chat.md)."""
-SEQ_LEN, TOKENS_PER_STEP = 1024, 4096
-"""Several conversations share a sequence, so it may be longer than the base's context."""
-ENDLESS_STEPS = 1000
-"""Optimizer steps on conversations whose number is not known: the embedded ones, and those of the Hub."""
-WARMUP_STEPS = 20
-"""At most; a fifth of a shorter run."""
+OWN_ANSWERS = 0.2
+"""Share of a downloaded model's own answers to general questions."""
 LORA_LR_RATIO = 5.0
 """The learning rate of an adapter over that of all weights."""
+FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
+"""Of AdamW's, for a model whose own training is not known, and for an adapter."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
 """Learning rates for pairs over those for conversations. DPO's loss has no term that keeps the model's language:
 published recipes take 1/40 to 1/1000 of their learning rate of before. ORPO has one, and takes about 1/5."""
-MEASURED = 1000
-"""Conversations that are tokenized to estimate how many tokens there are."""
 
 
 def base_of(path: str) -> tuple[Run, Path]:
@@ -89,19 +80,12 @@ def recipe(
     """
     scales = {"lr_scale": tune.lr_scale, "other_lr_scale": tune.other_lr_scale}
     options = start_from(run, directory, **scales, given=given, optim=optim)
-    options |= {"optim.warmup_steps": WARMUP_STEPS, "optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat"}
-    options |= {"train.seq_len": SEQ_LEN, "train.micro_batch": TOKENS_PER_STEP // SEQ_LEN, "train.patience": 3}
-    options |= {
-        "train.keep_last": 1,
-        "train.eval_blocks": 32,
-        "train.sample_prompts": "[]",
-        "train.sample_questions": 3,
-    }
+    options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat", "train.keep_last": 1}
+    options |= {"train.minutes_of": "process"}
+    options |= {"train.sample_prompts": "[]", "train.sample_questions": 3}
     if tune.lora:
         options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}
-        alpha = "null" if tune.lora_alpha is None else tune.lora_alpha
-        options |= {"lora.rank": tune.lora, "lora.alpha": alpha, "lora.targets": f"[{','.join(tune.lora_targets)}]"}
-        options |= {"optim.warmup_steps": WARMUP_STEPS, "optim.min_lr_ratio": 0.0, "optim.weight_decay": 0.0}
+        options |= {"lora.rank": tune.lora, **FROM_ELSEWHERE, "optim.min_lr_ratio": 0.0}
         options |= {} if given("optim") else {"optim": "adamw"}
         options["optim.lr"] = float(f"{lora_lr(checkpoint.load_config(directory)):.3g}")
     if preference:
@@ -138,7 +122,7 @@ def start_from(
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:
         lr = size_lr(shape)
-        options |= {} if given("optim") else {"optim": "adamw"}
+        options |= FROM_ELSEWHERE if given("optim") else {"optim": "adamw", **FROM_ELSEWHERE}
     options["optim.lr"] = float(f"{lr:.3g}")
     return options
 
@@ -173,6 +157,14 @@ def lora_lr(shape: ModelConfig) -> float:
     return LORA_LR_RATIO * size_lr(shape)
 
 
+def answers_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
+    """The share of a downloaded model's own answers to general questions (``own_answers.py``), whose text is not at
+    hand; 0 for a run. An adapter forgets, too."""
+    if pairs or run.config_file is not None:
+        return 0.0
+    return OWN_ANSWERS if tune.replay is None else tune.replay
+
+
 def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     """The share of the base's own text: what a person says, else ``REPLAY`` where that text is on this machine.
 
@@ -190,6 +182,15 @@ def _found(patterns: list[str]) -> bool:
         return bool(files.expand(patterns))
     except UserError:
         return False
+
+
+def with_answers(chat: DataConfig, answers: Path, share: float) -> DataConfig:
+    """The conversations mixed with those in ``answers``, which get ``share`` of the tokens and are not validated."""
+    talks = [replace(each, weight=each.weight * (1 - share)) for each in chat.all_sources()]
+    total = sum(each.weight for each in talks) / (1 - share)
+    own = SourceConfig(kind="chat", files=[str(answers)], weight=total * share, validated=False)
+    kept = {f.name: getattr(chat, f.name) for f in fields(DataConfig) if f.name not in vars(own)}
+    return DataConfig(kind="mixture", name=chat.label, **(kept | {"sources": [*talks, own]}))
 
 
 def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
@@ -211,72 +212,6 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
     owner = base if chat.dedup == "none" else chat
     kept |= {name: getattr(owner, name) for name in ("dedup", "dedup_threshold", "dedup_max_docs")}
     return DataConfig(kind="mixture", name=f"{chat.label} and {base.label}", sources=sources, **kept)
-
-
-def length(
-    data: DataConfig, directory: Path, *, tokens_per_step: int, seq_len: int, seed: int, pairs: bool = False
-) -> tuple[int, str]:
-    """Optimizer steps for ``data.max_epochs`` passes over the conversations, and one line on what was found.
-
-    ``pairs``: both answers of preference pairs are read, and nothing else. UserError where the chat template refuses
-    all conversations, and where none has an answer in its first ``seq_len`` tokens.
-    """
-    sources = data.all_sources()
-    own_files = len(sources) == 1 and sources[0].kind == "chat" and not sources[0].path
-    if not own_files or data.max_epochs is None:
-        return ENDLESS_STEPS, ""
-    paths = tuple(files.expand(sources[0].files, plain_text=False))
-    findings = chat_files.inspect(paths, stop=not sources[0].skips_bad, columns=sources[0].column_pairs)
-    if not findings.complete:
-        return ENDLESS_STEPS, findings.line(pairs=pairs)
-    encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0])
-    (plan,) = make_plans(data, "train")
-    stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
-    lengths: list[int] = []
-    used: list[int] = []
-    """Tokens of each that training reads."""
-    count = looked_at = refused = 0
-    why = ""
-    while True:
-        try:
-            document = next(stream)
-        except StopIteration:
-            break
-        count += 1
-        if looked_at < MEASURED:
-            looked_at += 1
-            try:
-                parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
-            except TemplateRefusesError as error:
-                refused, why = refused + 1, why or one_line(error)
-                continue
-            if parts is None:
-                continue
-            lengths.append(sum(len(ids) for ids, _ in parts))
-            if fitting := in_block(parts, seq_len + 1):
-                used.append(sum(len(ids) for ids, _ in fitting))
-    if refused and not lengths:
-        raise UserError(
-            f"the chat template of {directory} refuses all conversations, the first so: {why}; give them in the form "
-            "that it takes, or tune a base model, which gets ChatML"
-        )
-    first = f"first {'half of ' if pairs else ''}train.seq_len={seq_len} tokens"
-    if lengths and not used:
-        raise UserError(
-            f"no conversation has an answer in its {first} (they have "
-            f"{min(lengths):,} to {max(lengths):,}): raise train.seq_len, or shorten what comes before the answers"
-        )
-    blocks = n_blocks(used, seq_len + 1) * count / max(1, looked_at)
-    steps = max(1, math.ceil(data.max_epochs * blocks * seq_len / tokens_per_step))
-    found = findings.line(pairs=pairs)
-    if encoder.without_reasoning:
-        found += f"; the chat template does not write the reasoning of {encoder.without_reasoning:,} answers"
-    if refused:
-        found += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
-    if len(used) < len(lengths):
-        late = f"{len(lengths) - len(used):,} of {len(lengths):,} looked at"
-        found += f"; {late} have no answer in their {first}: left out"
-    return steps, found
 
 
 def together(train: TrainConfig, every: int, *, given: Callable[[str], bool]) -> dict[str, int]:

@@ -91,9 +91,62 @@ def test_a_conversation_longer_than_a_block_keeps_its_beginning():
     assert all(marks.is_scored(each)[1:].any() for each in block)
 
 
+def test_short_conversations_share_few_tokens_and_a_long_one_has_its_own_block():
+    """With ``room`` a block is as long as what is in it."""
+    lengths = set()
+    with loader(micro_batch=1, room=160) as batches:
+        for (block,) in itertools.islice(batches, 60):
+            inside = sum(len(each) for each in parts(block))
+            assert len(parts(block)) == 1 or inside <= 161
+            assert inside <= len(block) < inside + 32
+            assert (len(block) - 1) % 32 == 0
+            lengths.add(len(block))
+    assert len(lengths) > 1
+    with loader(room=160) as batches:  # several rows are as long as the longest of them
+        batch = next(batches)
+    assert len(batch) == 4
+    assert not marks.is_scored(batch)[:, -32:].all()
+
+
+def test_a_stream_of_blocks_of_several_lengths_resumes_to_the_bit():
+    with loader(room=160) as whole, loader(room=160) as second:
+        for _ in range(5):
+            next(whole)
+        second.load_state_dict(whole.state_dict())
+        for _ in range(5):
+            assert np.array_equal(next(whole), next(second))
+        with loader(room=128) as other, pytest.raises(UserError, match="data position is for room=160, not 128"):
+            other.load_state_dict(whole.state_dict())
+
+
+def test_nothing_is_held_out_of_few_conversations(tmp_path):
+    """All are trained on, and scored."""
+    path = tmp_path / "few.jsonl"
+    path.write_text("\n".join(json.dumps(conversation(1, index)) for index in range(12)))
+    few = DataConfig(kind="chat", files=[str(path)], val_fraction=0.0, max_epochs=1)
+    options = {"seq_len": 1024, "micro_batch": 1, "seed": 1, "workers": 0}
+    read: list[np.ndarray] = []
+    with Loader(few, TOKENIZER, **options) as batches, contextlib.suppress(UserError):
+        for (block,) in batches:
+            read += parts(block)
+    scored = [each for block in validation_blocks(few, TOKENIZER, 1024, 64, seed=1) for each in parts(block)]
+    assert len(read) == len(scored) == 12
+    with pytest.raises(UserError, match="val_fraction=0 is for conversations"):
+        DataConfig(kind="tales", val_fraction=0.0)
+
+
+def test_the_share_held_out_of_conversations_is_the_one_asked_for(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n".join(json.dumps(conversation(1, index)) for index in range(300)))
+    config = DataConfig(kind="chat", files=[str(path)], val_fraction=0.05)
+    held_out = [each for block in validation_blocks(config, TOKENIZER, 1024, 999, seed=1) for each in parts(block)]
+    assert 8 <= len(held_out) <= 24
+
+
 def test_validation_has_other_stories():
     blocks = validation_blocks(CONFIG, TOKENIZER, 1024, 8, seed=1)
-    assert blocks.shape == (8, 1025)
+    assert len(blocks) == 8
+    assert blocks.shape[1] <= 1025
     held_out = {tuple(marks.ids_of(each).tolist()) for block in blocks for each in parts(block)}
     trained = {tuple(marks.ids_of(each).tolist()) for block in next(loader(micro_batch=32)) for each in parts(block)}
     assert held_out

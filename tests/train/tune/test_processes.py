@@ -45,7 +45,8 @@ def words(tmp_path_factory) -> list[str]:
 def test_two_processes_lose_as_one_does(words, tmp_path):
     """The same step of four sequences: its loss and gradient are means over the scored tokens of both processes."""
     roots = []
-    for name, more in (("one", ("train.workers=2",)), ("two", ("nproc=2", "train.workers=1"))):
+    step = ("train.micro_batch=2", "train.grad_accum=2")
+    for name, more in (("one", ("train.workers=2", *step)), ("two", ("nproc=2", "train.workers=1", *step))):
         program = Program("train.tune.__main__", [*words, f"name={name}", *more], tmp_path, prepare=fork_ranks)
         out, err = program.communicate(timeout=240)
         assert program.returncode == 0, out + err

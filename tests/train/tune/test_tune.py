@@ -22,7 +22,7 @@ from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.programs import Program
 from tests.helpers.small_run import QUICK, SmallRun, write_corpus
-from train.tune import recipe
+from train.tune import recipe, rule
 from train.tune.__main__ import tuning
 from train.tune.config import TuneOptions
 
@@ -148,10 +148,11 @@ def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
     assert config.name == "base-chat"
     tokens = config.train.max_steps * config.train.tokens_per_step
     assert 4 * 200 * 20 < tokens < 4 * 200 * 60  # about 40 tokens of the untrained marks and words each
-    assert config.train.eval_every == max(10, config.train.max_steps // 10)
+    assert config.data.max_epochs is None  # the steps say it
+    assert config.train.eval_every == -(-config.train.max_steps // rule.VALIDATIONS)
     one = tuning([*words, "train.max_steps=7", "optim.lr=0.5", "train.patience=0"])
     assert (one.train.max_steps, one.optim.lr, one.train.patience) == (7, 0.5, 0)
-    assert (config.optim.warmup_steps, one.optim.warmup_steps) == (min(20, config.train.max_steps // 5), 1)
+    assert (config.optim.warmup_steps, one.optim.warmup_steps) == (20, 0)
 
 
 def test_steps_are_of_what_training_reads_of_long_conversations(base, tmp_path):
@@ -245,7 +246,7 @@ def test_the_bases_text_can_be_mixed_in(base, chats, tmp_path):
     plain, mixed = tuning([*words, "tune.replay=0"]), tuning([*words, "tune.replay=0.25"])
     assert mixed.train.max_steps == pytest.approx(plain.train.max_steps / 0.75, rel=0.05)
     talks, text = mixed.data.all_sources()
-    assert (talks.kind, talks.weight, talks.max_epochs) == ("chat", 0.75, 3)
+    assert (talks.kind, talks.weight, talks.max_epochs) == ("chat", 0.75, None)
     assert (text.kind, text.weight, text.max_epochs) == ("files", 0.25, None)
     assert mixed.data.has_chat
     assert [plan.source.kind for plan in plan_sources(mixed.data, "validation")] == ["chat"]
@@ -262,7 +263,8 @@ def test_without_conversations_the_embedded_ones_are_taken(base, tmp_path):
     config = tuning([f"base={base}", f"runs_dir={tmp_path}/runs"])
     talks, text = config.data.all_sources()
     assert (talks.kind, text.kind, text.weight) == ("story_chat", "files", recipe.REPLAY)
-    assert config.train.max_steps == round(recipe.ENDLESS_STEPS / (1 - recipe.REPLAY))
+    tokens = config.train.max_steps * config.train.tokens_per_step
+    assert tokens == pytest.approx(rule.UNKNOWN_TOKENS / (1 - recipe.REPLAY), rel=0.01)
 
 
 def test_the_bases_text_is_mixed_in_where_it_is_at_hand(base, tmp_path):

@@ -1,0 +1,32 @@
+"""The line at the end of a tuned run says what became of the plan."""
+
+import json
+from types import SimpleNamespace
+
+from train.tune.lines import end
+
+
+def run(tmp_path, *records, val_fraction=0.0):
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return SimpleNamespace(
+        root=tmp_path,
+        train=SimpleNamespace(max_steps=100),
+        data=SimpleNamespace(val_fraction=val_fraction, val_files=[]),
+        preference=SimpleNamespace(loss_unit="nats per token"),
+        facts={"tune": {"passes": 8.0}},
+    )
+
+
+def test_it_names_updates_passes_and_the_best_loss(tmp_path):
+    records = [{"step": 1, "loss": 1.5}, {"step": 40, "val_loss": 0.2}, {"step": 50, "val_loss": 0.3}]
+    said = end(run(tmp_path, *records))
+    assert said == (
+        "tuned: 50 of 100 updates, each conversation read 4.0 times; loss 1.500 at first, 0.200 nats per token on the "
+        "conversations at step 40"
+    )
+    assert "0.200 nats per token on held-out conversations" in end(run(tmp_path, *records, val_fraction=0.05))
+
+
+def test_nothing_trained_is_nothing_said(tmp_path):
+    assert end(run(tmp_path)) is None
+    assert end(run(tmp_path, {"step": 1, "loss": 1.0})) is None

@@ -1,0 +1,54 @@
+"""What a tuned run says of itself: one line at its start, one at its end.
+
+Tested in tests/train/tune/test_lines.py.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slm.report import duration
+from train.config import RunConfig
+from train.tune.look import Look
+from train.tune.rule import HELD_OUT_FROM, Choice
+
+
+def plan(choice: Choice, seen: Look | None, *, max_minutes: float | None) -> str:
+    """What the rule has chosen, for a person."""
+    text = f"plan: {choice.max_steps:,} updates of up to {choice.step_tokens:,} tokens"
+    if max_minutes is not None:
+        text += f", or as many as {duration(60 * max_minutes)} allow"
+    if seen is None or choice.passes is None:
+        return text
+    text += (
+        f"; {seen.distinct:,} conversations of {seen.mean_length:,.0f} tokens ({seen.scored:.0%} scored), each read "
+        f"{choice.passes:,.1f} times"
+    )
+    if choice.patience:
+        held_out = f"{choice.val_fraction:.1%} of them are held out, and " if choice.val_fraction else ""
+        return f"{text}; {held_out}{choice.patience} validations in a row without improvement end the run"
+    return f"{text}; fewer than {HELD_OUT_FROM} are all learned, and validations score what is learned"
+
+
+def end(config: RunConfig) -> str | None:
+    """What became of a run that has ended; None where nothing was trained."""
+    records = _records(config.root / "metrics.jsonl")
+    first = next((each["loss"] for each in records if "loss" in each), None)
+    validated = [each for each in records if "val_loss" in each]
+    if first is None or not validated:
+        return None
+    best, steps = min(validated, key=lambda each: each["val_loss"]), validated[-1]["step"]
+    planned = config.train.max_steps
+    text = f"tuned: {steps:,} of {planned:,} updates"
+    if passes := (config.facts.get("tune") or {}).get("passes"):
+        text += f", each conversation read {passes * steps / planned:,.1f} times"
+    what = "held-out conversations" if config.data.val_fraction or config.data.val_files else "the conversations"
+    unit = config.preference.loss_unit
+    return f"{text}; loss {first:.3f} at first, {best['val_loss']:.3f} {unit} on {what} at step {best['step']:,}"
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,121 @@
+"""What is in the conversations of a tuned run: how many different ones, how long, and what cannot be learned.
+
+Tested in tests/train/tune/test_look.py.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data.chat.template import TemplateRefusesError
+from data.chat.tokens import ChatEncoder
+from data.config import DataConfig
+from data.errors import UserError, one_line
+from data.sources import chat_files, files
+from data.sources.documents import make_plans, open_stream
+from data.sources.held_out import unit_hash
+from data.stream.chat_setup import chat_setup
+from data.stream.conversations import in_block
+from data.tokenizers.make import load_tokenizer
+
+MEASURED = 1000
+"""Conversations that are tokenized; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was found in files of conversations."""
+
+    line: str
+    """One line for a person."""
+    records: int
+    """Conversations that can be read, and if they stand there several times, each time."""
+    distinct: int
+    """Different ones."""
+    lengths: tuple[int, ...]
+    """Tokens of those that were looked at."""
+    scored: float
+    """Tokens that are scored, as a share of all."""
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a conversation."""
+        return sum(self.lengths) / len(self.lengths)
+
+
+def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: bool = False) -> Look | str | None:
+    """What training would read; only a line where there is more than is looked at, and None for conversations that do
+    not stand in files.
+
+    ``longest``: tokens of the longest sequence. ``pairs``: both answers of preference pairs are
+    read, and nothing else. UserError where the chat template refuses all conversations, and where none has an answer in
+    its first ``longest`` tokens.
+    """
+    sources = data.all_sources()
+    if not (len(sources) == 1 and sources[0].kind == "chat" and not sources[0].path):
+        return None
+    paths = tuple(files.expand(sources[0].files, plain_text=False))
+    findings = chat_files.inspect(paths, stop=not sources[0].skips_bad, columns=sources[0].column_pairs)
+    if not findings.complete:
+        return findings.line(pairs=pairs)
+    encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0])
+    (plan,) = make_plans(data if data.val_files else replace(data, val_fraction=0.0), "train")
+    stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
+    lengths: list[int] = []
+    cut: list[int] = []
+    seen: set[float] = set()
+    tokens = scored = records = looked_at = refused = too_long = 0
+    why = ""
+    while True:
+        try:
+            document = next(stream)
+        except StopIteration:
+            break
+        records += 1
+        seen.add(unit_hash(document))
+        if looked_at == MEASURED:
+            continue
+        looked_at += 1
+        try:
+            parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
+        except TemplateRefusesError as error:
+            refused, why = refused + 1, why or one_line(error)
+            continue
+        if parts is None:
+            continue
+        lengths.append(sum(len(ids) for ids, _ in parts))
+        if fitting := in_block(parts, longest + 1):
+            cut.append(sum(len(ids) for ids, _ in fitting))
+            tokens += cut[-1]
+            scored += sum(int(each.sum()) for _, each in fitting)
+            too_long += lengths[-1] > cut[-1]
+    if refused and not lengths:
+        raise UserError(
+            f"the chat template of {directory} refuses all conversations, the first so: {why}; give them in the form "
+            "that it takes, or tune a base model, which gets ChatML"
+        )
+    first = f"first {'half of ' if pairs else ''}train.seq_len={longest} tokens"
+    if lengths and not cut:
+        raise UserError(
+            f"no conversation has an answer in its {first} (they have "
+            f"{min(lengths):,} to {max(lengths):,}): raise train.seq_len, or shorten what comes before the answers"
+        )
+    line = findings.line(pairs=pairs)
+    if len(seen) < records:
+        line += f"; {len(seen):,} different ones of {records:,}"
+    if encoder.without_reasoning:
+        line += f"; the chat template does not write the reasoning of {encoder.without_reasoning:,} answers"
+    if refused:
+        line += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
+    if len(cut) < len(lengths):
+        late = f"{len(lengths) - len(cut):,} of {len(lengths):,} looked at"
+        line += f"; {late} have no answer in their {first}: left out"
+    if too_long:
+        line += f"; {too_long:,} of {len(lengths):,} looked at lose their ends after train.seq_len={longest} tokens"
+    usable = len(cut) / max(1, looked_at)
+    return Look(
+        line=line,
+        records=round(records * usable),
+        distinct=max(1, round(len(seen) * usable)),
+        lengths=tuple(cut),
+        scored=scored / max(1, tokens),
+    )

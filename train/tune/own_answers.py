@@ -1,0 +1,111 @@
+"""A model's own answers to general questions, so that tuning can mix them in and the model goes on giving them.
+
+A downloaded model's training text is not at hand. Without any of it, forty facts about products make a small model
+answer "The capital of France costs 514 euros" (docs/results/chat.md).
+
+Shape suffixes: B questions of the same length.
+
+Tested in tests/train/tune/test_own_answers.py.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from data.chat.template import TemplateRefusesError
+from data.chat.tokens import ChatEncoder, own_template
+from data.errors import UserError
+from data.storage import atomic_write_text, cache_home, fingerprint, stamps
+from data.tokenizers.make import load_tokenizer
+
+QUESTIONS = (
+    "What is the capital of Italy?",
+    "What is the capital of Japan?",
+    "Which country is Berlin in?",
+    "Who wrote Romeo and Juliet?",
+    "Who was Albert Einstein?",
+    "What is the largest ocean?",
+    "How many months are in a year?",
+    "How many legs does a spider have?",
+    "How many hours does a day have?",
+    "What is 3 plus 4?",
+    "What is ten minus six?",
+    "What color is grass?",
+    "What color is a banana?",
+    "What is the opposite of big?",
+    "What is the opposite of early?",
+    "What do cows eat?",
+    "What do we use an umbrella for?",
+    "Where do fish live?",
+    "Where does the sun rise?",
+    "What is snow?",
+    "What is bread made of?",
+    "What is a library?",
+    "What is the freezing point of water?",
+    "Which animal says meow?",
+    "Which season comes after winter?",
+    "What language do people speak in Brazil?",
+    "Name a fruit that is red.",
+    "Name a musical instrument.",
+    "Why do people sleep?",
+    "Hello! How are you?",
+    "Who are you?",
+    "Thank you very much!",
+)
+LONGEST = 32
+"""Tokens of an answer that is kept; a longer one would be cut."""
+
+
+def own_answers(directory: Path, log: Callable[[str], None]) -> Path | None:
+    """A file of the questions with the greedy answers of the model in ``directory``, kept in the cache by the weights.
+
+    None where the model has no chat template, or ends hardly any answer.
+    """
+    weights = sorted(map(str, directory.glob("*.safetensors")))
+    path = cache_home() / "own_answers" / f"{fingerprint((stamps(weights), QUESTIONS, LONGEST))}.jsonl"
+    if not path.exists():
+        found = _ask(directory, log)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in found))
+    return path if path.stat().st_size else None
+
+
+def _ask(directory: Path, log: Callable[[str], None]) -> list[dict[str, object]]:
+    """The questions that the model answers in few tokens, as conversations; none where these are less than half."""
+    tokenizer = load_tokenizer(directory)
+    if own_template(tokenizer) is None:
+        return []
+    import torch  # takes seconds, and is not needed where the file is there
+
+    from slm.model import checkpoint
+
+    encoder = ChatEncoder(tokenizer)
+    stops = [each for each in (encoder.end_of_turn, tokenizer.eot_id) if each is not None]
+    groups = defaultdict(list)
+    try:
+        for question in QUESTIONS:
+            ids = encoder.prompt([{"role": "user", "content": question}])
+            groups[len(ids)].append((question, ids))
+    except (UserError, TemplateRefusesError):
+        return []
+    model = checkpoint.load_model(directory)
+    found: list[dict[str, object]] = []
+    with torch.no_grad():
+        for group in groups.values():
+            cache, ids_BT = model.new_cache(), torch.tensor([ids for _, ids in group])
+            new: list[torch.Tensor] = []
+            open_B = torch.ones(len(group), dtype=torch.bool)
+            while open_B.any() and len(new) < LONGEST:
+                ids_BT = model(ids_BT, cache)[:, -1:].argmax(-1)
+                new.append(ids_BT[:, 0])
+                open_B &= ~torch.isin(ids_BT[:, 0], torch.tensor(stops))
+            for (question, _), ids in zip(group, torch.stack(new, 1).tolist(), strict=True):
+                ends = [at for at, each in enumerate(ids) if each in stops]
+                if ends and (answer := tokenizer.decode(ids[: ends[0]]).strip()):
+                    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+                    found.append({"messages": turns})
+    if 2 * len(found) < len(QUESTIONS):
+        return []
+    log(f"{directory} answered {len(found)} general questions, which are mixed in so that it goes on answering them")
+    return found

@@ -1,0 +1,213 @@
+"""The rule of ``make tune``: from what was found in the conversations to the step, the length, the rates and the stop.
+
+Everything here is arithmetic on a few numbers, so that it is tested without a model. What was measured for it is in
+docs/results/chat.md.
+
+Tested in tests/train/tune/test_rule.py.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from data.stream.conversations import LENGTH_MULTIPLE, n_blocks
+
+LEAST_STEP, MOST_STEP = 128, 1024
+"""Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
+MUON_STEPS = 256, 4096
+"""The same for Muon, whose update costs more and gains less from small steps."""
+UPDATES_IN_A_PASS = 150
+"""A step is so small that one pass over the conversations has so many updates, down to the least step."""
+LEAST_UPDATES = 160
+"""Few conversations are read until they have made so many updates."""
+FEWEST_PASSES, MOST_PASSES = 3, 60
+"""Over the conversations, each counted once."""
+WITH_TIME = 2.0
+"""A budget may read them so many times as often, since somebody waits for the better model."""
+HELD_OUT_FROM = 200
+"""Of fewer different conversations none is held out: each may hold a fact that stands nowhere else."""
+HELD_OUT, LEAST_HELD_OUT = 0.02, 20
+"""Share of the conversations that is held out, and the least number."""
+LONGEST = 2048
+"""Tokens of the longest sequence, unless the model's context is shorter; a longer conversation loses its end."""
+SEVERAL_IN_CONTEXT = 1024
+"""Conversations that do not see each other may share so many tokens, whatever the model's context."""
+UNKNOWN_TOKENS = 4_096_000
+"""Tokens that are read of conversations whose number is not known: the embedded ones, and those of the Hub."""
+WARM_UP = 20
+"""Updates at most; a tenth of a shorter run."""
+VALIDATIONS, FEW_VALIDATIONS = 10, 4
+"""In a run, where conversations are held out; and where none are, so that they stop nothing."""
+PATIENCE = 3
+"""Validations in a row without improvement after which a run with held-out conversations ends."""
+VALIDATION_SHARE = 0.1
+"""Of a run's time at most, for all its validations together."""
+SCORING = 1 / 3
+"""What a token costs in a validation, in units of a training token."""
+STEP_BETA2, STEP_TOKENS = 0.95, 4096
+"""AdamW's second moment: its decay per step in a step of so many tokens; the half-life in tokens is kept."""
+MOST_BETA2 = 0.999
+FLOPS, BYTES = 1e11, 1e10
+"""What a machine of two cores does in a second, roughly: to guess how many updates fit a budget."""
+UPDATE_BYTES = 28
+"""Memory traffic of an update, bytes a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the rule goes by."""
+
+    conversations: int | None
+    """Different ones that training can read; None: their number is not known."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of those that were looked at; a pair of answers counts as one."""
+    n_params: int
+    context: int
+    """Tokens of the base's context."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    replay: float = 0.0
+    """Share of the tokens that comes from the base's own text."""
+    processes: int = 1
+    equal: bool = False
+    """Whether the passes of a step must be of equal length: for several processes, or a micro-batch that is set."""
+    seconds: float | None = None
+    """The time given."""
+    seq_len: int | None = None
+    """What a person has set, here and below; None: the rule chooses."""
+    rows: tuple[int, int] | None = None
+    """``micro_batch`` and ``grad_accum``."""
+    pack_tokens: int | None = None
+    passes: float | None = None
+    """``data.max_epochs``."""
+    steps: int | None = None
+    held_out: bool | None = None
+    """Whether conversations are held out: files of their own, or a share that a person has set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the rule says."""
+
+    seq_len: int
+    pack_tokens: int | None
+    micro_batch: int
+    grad_accum: int
+    max_steps: int
+    passes: float | None
+    """How often each conversation is read by then; None: not known."""
+    warmup_steps: int
+    beta2: float
+    val_fraction: float
+    """0: nothing is held out, and validations score conversations that are trained on."""
+    eval_every: int
+    eval_blocks: int
+    patience: int
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step, at most, unless one conversation has more."""
+        return self.micro_batch * self.grad_accum * (self.pack_tokens or self.seq_len)
+
+
+def choose(found: Findings) -> Choice:
+    """The rule."""
+    step = _step_tokens(found)
+    seq_len, room, micro_batch, grad_accum = _shape(found, step)
+    rows, held_out = micro_batch * grad_accum, _held_out(found)
+    own = 1 - found.replay
+    """The share of the tokens that comes from conversations."""
+    if found.conversations is None:
+        steps, passes = math.ceil(UNKNOWN_TOKENS / own / (rows * (room or seq_len))), None
+    else:
+        in_a_pass = _blocks(found, seq_len, room) * (1 - held_out) / rows
+        passes = found.passes or _passes(in_a_pass, timed=found.seconds is not None)
+        steps = max(1, math.ceil(passes * in_a_pass / own))
+    steps = found.steps or steps
+    if found.conversations is not None:
+        passes = steps * own / max(1e-9, in_a_pass)
+    timed = min(steps, _steps_within(found, rows * (room or seq_len)))
+    stops = held_out > 0 if found.held_out is None else found.held_out
+    every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
+    scored = VALIDATION_SHARE * every * rows * (room or seq_len) / SCORING
+    return Choice(
+        seq_len=seq_len,
+        pack_tokens=room,
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
+        max_steps=steps,
+        passes=passes,
+        warmup_steps=min(WARM_UP, timed // 10),
+        beta2=_beta2(rows * (room or seq_len)),
+        val_fraction=held_out,
+        eval_every=every,
+        eval_blocks=max(1, min(64, round(scored / seq_len))),
+        patience=PATIENCE if stops else 0,
+    )
+
+
+def longest(context: int) -> int:
+    """Tokens of the longest sequence that tuning reads with a model of this context."""
+    return max(SEVERAL_IN_CONTEXT, min(LONGEST, context))
+
+
+def _step_tokens(found: Findings) -> int:
+    least, most = MUON_STEPS if found.optimizer == "muon" else (LEAST_STEP, MOST_STEP)
+    if found.conversations is None:
+        return most
+    tokens = found.conversations * sum(found.lengths) / max(1, len(found.lengths))
+    return min(most, max(least, _rounded(tokens / UPDATES_IN_A_PASS)))
+
+
+def _shape(found: Findings, step: int) -> tuple[int, int | None, int, int]:
+    """``seq_len``, ``pack_tokens``, ``micro_batch`` and ``grad_accum`` for steps of so many tokens."""
+    limit, processes = longest(found.context), found.processes
+    whole = min(limit, _rounded(max(found.lengths, default=SEVERAL_IN_CONTEXT) - 1))
+    if found.rows is not None:
+        micro_batch, grad_accum = found.rows
+        seq_len = found.seq_len or min(limit, max(whole, _rounded(step / (micro_batch * grad_accum))))
+        return seq_len, found.pack_tokens, micro_batch, grad_accum
+    if not found.equal and found.conversations is not None and step <= limit:
+        seq_len = found.seq_len or max(whole, step)
+        return seq_len, found.pack_tokens or min(step, seq_len), 1, 1
+    seq_len = found.seq_len or max(whole, min(SEVERAL_IN_CONTEXT, _rounded(step / processes)))
+    in_a_process = max(1, -(-step // (seq_len * processes)))
+    return seq_len, found.pack_tokens, in_a_process, processes
+
+
+def _blocks(found: Findings, seq_len: int, room: int | None) -> float:
+    """Sequences of one pass over the conversations."""
+    assert found.conversations is not None
+    lengths = [min(each, seq_len + 1) for each in found.lengths]
+    return n_blocks(lengths, (room or seq_len) + 1) * found.conversations / max(1, len(lengths))
+
+
+def _passes(steps: float, *, timed: bool) -> float:
+    """How often the conversations are read, where one pass makes so many updates."""
+    passes = min(MOST_PASSES, max(FEWEST_PASSES, LEAST_UPDATES / max(1e-9, steps)))
+    return passes * (WITH_TIME if timed else 1)
+
+
+def _held_out(found: Findings) -> float:
+    """The share of the conversations that is held out."""
+    if found.conversations is None:
+        return HELD_OUT
+    if found.conversations < HELD_OUT_FROM:
+        return 0.0
+    return max(HELD_OUT, LEAST_HELD_OUT / found.conversations)
+
+
+def _steps_within(found: Findings, tokens: int) -> int:
+    """How many updates fit the time given, roughly."""
+    if found.seconds is None:
+        return found.steps or 1 << 40
+    each = found.n_params * (6 * tokens / FLOPS + UPDATE_BYTES / BYTES)
+    return max(FEW_VALIDATIONS, int(found.seconds / each))
+
+
+def _beta2(tokens: int) -> float:
+    """The decay of the second moment with the half-life in tokens of ``STEP_BETA2`` (arXiv 2507.07101)."""
+    return min(MOST_BETA2, round(STEP_BETA2 ** (tokens / STEP_TOKENS), 4))
+
+
+def _rounded(tokens: float) -> int:
+    return max(1, math.ceil(tokens / LENGTH_MULTIPLE)) * LENGTH_MULTIPLE
