@@ -35,24 +35,23 @@ class Mail:
             buffer = stream.read(CHUNK)
             if not buffer:
                 return
-        buffer = buffer[start - position :]
-        position, search = start, 1
+        at = start - position  # where the message begins, in the buffer
+        search = at + 1
         while True:
             found = START.search(buffer, search)
             if found:
-                yield buffer[: found.end()], position + found.end()
-                position += found.end()
-                buffer, search = buffer[found.end() :], 1
+                yield buffer[at : found.end()], position + found.end()
+                at, search = found.end(), found.end() + 1
                 continue
             chunk = stream.read(CHUNK)
             if not chunk:
                 break
-            search = max(1, len(buffer) - OVERLAP)
-            buffer += chunk
+            search = max(1, len(buffer) - at - OVERLAP)
+            buffer, position, at = buffer[at:] + chunk, position + at, 0
             if len(buffer) > LARGEST_DOCUMENT:
                 raise BadRecordError(f"a mail of more than {LARGEST_DOCUMENT >> 20} MiB", offset=position)
-        if buffer.strip():
-            yield buffer, position + len(buffer)
+        if buffer[at:].strip():
+            yield buffer[at:], position + len(buffer)
 
     def parse(self, raw: bytes, end: int, reading: Reading) -> str:
         """The subject and the text of a message. The plain text is taken where there is one, else the HTML part."""

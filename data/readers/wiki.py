@@ -14,6 +14,8 @@ from data.readers.html import tidy
 from data.readers.reader import CHUNK, Reading
 
 BEGIN, END = b"<page>", b"</page>"
+TAIL = 4096
+"""Bytes at the end of a dump that hold its end mark."""
 LONGEST_PAGE = 64 << 20
 """Bytes of a page; with its history a page may be longer, and such dumps are not meant for reading."""
 ROOT = re.compile(rb"\A\s*(?:<\?xml.*?\?>\s*)?(?:<!--.*?-->\s*)*<mediawiki\b", re.DOTALL)
@@ -53,28 +55,23 @@ class Wiki:
             buffer = stream.read(CHUNK)
             if not buffer:
                 return
-        buffer = buffer[start - position :]
-        position = max(start, position)
+        at = max(0, start - position)  # what stands before it in the buffer is done
         while True:
-            begin = buffer.find(BEGIN)
+            begin = buffer.find(BEGIN, at)
             end = buffer.find(END, begin) if begin >= 0 else -1
             if end >= 0:
-                end += len(END)
-                yield buffer[begin:end], position + end
-                position += end
-                buffer = buffer[end:]
+                at = end + len(END)
+                yield buffer[begin:at], position + at
                 continue
             chunk = stream.read(CHUNK)
             if not chunk:
                 break
-            if begin < 0:
-                position += max(0, len(buffer) - len(BEGIN))
-                buffer = buffer[-len(BEGIN) :]
-            buffer += chunk
+            kept = begin if begin >= 0 else max(at, len(buffer) - len(BEGIN))
+            buffer, position, at = buffer[kept:] + chunk, position + kept, 0
             if len(buffer) > LONGEST_PAGE:
                 raise BadRecordError(f"a page of a dump with more than {LONGEST_PAGE >> 20} MiB", offset=position)
-        if buffer.find(BEGIN) >= 0 or b"</mediawiki>" not in buffer:
-            raise BadRecordError("a dump that ends too early", offset=position)
+        if buffer.find(BEGIN, at) >= 0 or b"</mediawiki>" not in buffer[-TAIL:]:
+            raise BadRecordError("a dump that ends too early", offset=position + at)
 
     def parse(self, raw: bytes, end: int, reading: Reading) -> str:
         """The title and text of an article; ``""`` for redirects, talk, categories and other pages about pages."""
