@@ -18,7 +18,7 @@ FILTERS = (
     *("rules", "filter", "decontaminate", "mask_personal"),
 )
 """Options that decide which documents are left out, and what is changed in the others."""
-INHERITED = ("max_epochs", *FILTERS)
+INHERITED = ("max_epochs", "on_bad", *FILTERS)
 """Options that a mixture sets for all its sources."""
 
 
@@ -65,8 +65,9 @@ class SourceConfig:
     text_field: str = "text"
     """``files`` and ``hub``: the column or JSON key that holds the text."""
 
-    on_bad: Literal["skip", "stop"] = "skip"
-    """``chat``: leave out records that are no conversations, or stop at the first."""
+    on_bad: Literal["auto", "stop", "skip"] = "auto"
+    """Whether a record that cannot be read (a torn line, text that is not UTF-8, no conversation) ends the run or is
+    left out and counted; ``auto``: ``skip`` for ``chat``, ``stop`` for text."""
 
     min_chars: int = 0
     """Shorter documents are left out."""
@@ -143,6 +144,11 @@ class SourceConfig:
     def from_hub(self) -> bool:
         """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
         return self.kind == "hub" or (self.kind == "chat" and bool(self.path))
+
+    @property
+    def skips_bad(self) -> bool:
+        """Whether records that cannot be read are left out and counted."""
+        return self.on_bad == "skip" or (self.on_bad == "auto" and self.is_chat)
 
     @property
     def is_chat(self) -> bool:

@@ -46,9 +46,29 @@ class _ZstdReader(io.RawIOBase):
         self._frame: zstandard.ZstdDecompressionObj | None = None  # None: between two frames
         self._input = b""
         self._output = memoryview(b"")
+        self._position = 0  # in the decompressed content
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset from the beginning or from here, by reading what is between."""
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("the end is not known")
+        if offset < self._position:
+            self._file.seek(0)
+            self._frame, self._input, self._output, self._position = None, b"", memoryview(b""), 0
+        while self._position < offset and self.read(min(_READ, offset - self._position)):
+            pass
+        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed's Buffer is newer than 3.11
         while not self._output:
@@ -67,6 +87,7 @@ class _ZstdReader(io.RawIOBase):
         n_bytes = min(len(buffer), len(self._output))
         buffer[:n_bytes] = self._output[:n_bytes]
         self._output = self._output[n_bytes:]
+        self._position += n_bytes
         return n_bytes
 
     def close(self) -> None:

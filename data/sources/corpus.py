@@ -90,6 +90,11 @@ class CorpusStream(Generic[Doc]):
             self._index, self._record, self._position, self._reader = self._index + 1, 0, None, None
         raise StopIteration
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far it has read: the index of the file in its order, and the number of the file's next record."""
+        return self._index, self._record
+
     def _own_order(self) -> list[int]:
         """The files that this shard reads, all of them where the shards share each file's records."""
         order = self._make_order(self._corpus.n_files())
@@ -147,7 +152,8 @@ class _FileReader:
         self._path = path
         self._reading = reading
         self._position = position
-        self._records = files.read(path, position, reading)
+        self._file = files.TextFile(path, reading)
+        self._records = self._file.read(position)
         self._select = select
         self._undivided: bool | None = None  # not known before there is a document
 
@@ -156,7 +162,7 @@ class _FileReader:
         return raw
 
     def document(self, record: files.Raw) -> str | None:
-        text = files.parse(record, self._path, self._position, self._reading)
+        text = self._file.text(record, self._position)
         if not text or text.isspace():
             return None
         if self._select is None:

@@ -1,47 +1,226 @@
-"""Local text as documents: txt, md, jsonl and parquet, also gzip- and zstd-compressed.
+"""Local text as documents: files of every kind that has a reader, also gzip- and zstd-compressed.
 
 Every reader returns raw documents, each with the position after it (a byte offset into the decompressed text, or a
-row number), so that reading can resume after any of them.
+number of documents), so that reading can resume after any of them.
 """
 
 import functools
 import glob
 import gzip
-import json
+import io
 import os
-import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from data.config import LONGEST_DOCUMENT, WHOLE_FILE
+from data.bad_records import REPLACED, TALLY, BadRecordError
 from data.errors import UserError, excerpt, nearest
+from data.readers import plain_text, reader
+from data.readers.reader import Raw, Reading, pieces
+from data.sources import kinds
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
+from data.sources.kinds import PLAIN, READERS, RECORDS, file_format
 
-CHUNK = 1 << 20
-TEXT_SUFFIXES = (".txt", ".md", ".text", ".markdown", ".raw")
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+__all__ = ["COMPRESSED_SUFFIXES", "Raw", "Reading", "TextFile", "expand", "extent", "few_names", "file_format"]
 
-Raw = Any  # bytes for text and JSON lines, str or None for parquet
+INSPECTED = 16 << 20
+"""Bytes of a ``.json`` file in a folder by which it is told whether it holds records."""
+SKIP = "data.on_bad=skip leaves out what cannot be read"
 
 
-def file_format(path: str) -> str | None:
-    """``text``, ``jsonl`` or ``parquet`` by the file's name (without .gz or .zst), None for any other name."""
-    name = path.lower()
-    for suffix in COMPRESSED_SUFFIXES:
-        name = name.removesuffix(suffix)
-    if name.endswith(TEXT_SUFFIXES):
-        return "text"
-    if name.endswith(JSON_SUFFIXES):
-        return "jsonl"
-    if name.endswith(".parquet"):
-        return "parquet"
-    return None
+class TextFile:
+    """A file as documents. What is bad in it ends the run with a UserError, or is counted and left out."""
+
+    def __init__(self, path: str, reading: Reading) -> None:
+        self.path = path
+        self._reading = reading
+        kind, self._wrong = kinds.tell(path)
+        self._kind = kind or "text"
+        self._reader = READERS.get(self._kind)
+        self._parse = (self._reader or READERS["text"]).parse
+        self._may_be_malformed = self._kind not in (*PLAIN, "parquet")
+
+    def read(self, start: int = 0) -> Iterator[tuple[Raw, int]]:
+        """Raw documents from position ``start``, each with the position after it.
+
+        Raises UserError, naming the file, for damaged and incomplete files and for missing columns.
+        """
+        position = start
+        try:
+            if self._reader is None:
+                raise BadRecordError(f"a {kinds.title(self._kind)}, which is not read", advice=_convert(self._kind))
+            if self._wrong and self._kind in kinds.IN_UTF8:
+                raise _not_utf8(self._wrong)
+            with open_binary(self.path) as stream:
+                try:
+                    if self._kind in PLAIN:
+                        found = plain_text.documents(
+                            stream, start, self._reading, separated=_is_separated(self.path, self._reading)
+                        )
+                    else:
+                        found = self._reader.read(stream, self.path, start, self._reading)
+                    for raw, position in found:
+                        yield raw, position
+                except Exception as error:
+                    if not _is_damage(error):
+                        raise
+                    # The line that the damage is in, where positions are offsets.
+                    offset = position if self._kind == "jsonl" else None
+                    raise _incomplete(error, offset) from error
+        except BadRecordError as error:
+            self.leave_out(error, position)
+        except Exception as error:
+            if _is_damage(error):
+                self.leave_out(_incomplete(error, None), position)
+            elif isinstance(error, OSError):
+                raise UserError(f"{self.path} cannot be read ({excerpt(error)}): is the file complete?") from error
+            else:
+                raise
+
+    def text(self, raw: Raw, end: int) -> str:
+        """The text of a raw document that ``read`` gave with the position ``end``; ``""`` where it has none.
+
+        NUL characters and lone surrogates, which programs in C and UTF-8 cannot carry, become U+FFFD.
+        """
+        try:
+            text = self._parse(raw, end, self._reading)
+        except BadRecordError as error:
+            self.leave_out(error, end)
+            return ""
+        if "\0" in text:
+            self._replaced("a NUL character", text.count("\0"), raw, end)
+            text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        # Only an escape of JSON can make a lone surrogate of bytes that are UTF-8.
+        if self._may_be_malformed and not text.isascii() and not (isinstance(raw, bytes) and b"\\u" not in raw):
+            text, n_lone = _well_formed(text)
+            if n_lone:
+                self._replaced("a lone surrogate (half of a character)", n_lone, raw, end)
+        return text
+
+    def leave_out(self, error: BadRecordError, position: int) -> None:
+        """Count a bad record and go on; UserError with ``on_bad="stop"``."""
+        if self._reading.on_bad == "stop":
+            advice = error.advice or "correct it"
+            detail = f" ({error.detail})" if error.detail else ""
+            raise UserError(f"{self._where(error)}: {error.reason}{detail}: {advice}; {SKIP}") from error
+        TALLY.add(
+            error.reason,
+            path=self.path,
+            position=position,
+            first=lambda: self._where(error) + (f" ({error.detail})" if error.detail else ""),
+        )
+
+    def _where(self, error: BadRecordError) -> str:
+        where = self.path
+        if error.place:
+            where = f"{where}, {error.place}"
+        elif error.line is not None:
+            where = f"{where}:{error.line}"
+        elif error.offset is not None:
+            where = f"{where}:{_line_number(self.path, error.offset)}"
+        return where
+
+    def _replaced(self, what: str, count: int, raw: Raw, end: int) -> None:
+        def first() -> str:
+            if isinstance(raw, plain_text.Piece):
+                return f"{self.path}:{_line_number(self.path, raw.start + raw.content.index(0))}"
+            if self._kind == "jsonl":
+                return f"{self.path}:{_line_number(self.path, end - len(raw))}"
+            return f"{self.path}, record {end}"
+
+        TALLY.add(what, path=self.path, position=end, first=first, count=count, kind=REPLACED)
+
+
+def _well_formed(text: str) -> tuple[str, int]:
+    """The text without lone surrogates, and how many it had."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # joins halves that are a pair
+        return whole, whole.count("\N{REPLACEMENT CHARACTER}") - text.count("\N{REPLACEMENT CHARACTER}")
+    return text, 0
+
+
+def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
+    """Raw documents of ``path`` from position ``start``, each with the position after it."""
+    return TextFile(path, reading).read(start)
+
+
+def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
+    """The text of a raw document that ``read`` returned with the position ``end``; ``""`` where it has none."""
+    return TextFile(path, reading).text(raw, end)
+
+
+def is_plain(path: str) -> bool:
+    """Whether the file's bytes are its text, so that it may be one long document."""
+    return (file_format(path) or "text") in PLAIN
+
+
+def is_undivided(path: str, reading: Reading) -> bool:
+    """Whether a file is plain text without a separator: then its documents are all of it."""
+    return is_plain(path) and not _is_separated(path, reading)
+
+
+def extent(path: str) -> int | None:
+    """The position at the end of a file, None where that is not known without reading it."""
+    kind = file_format(path) or "text"
+    if kind == "parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_metadata(path).num_rows
+    if path.lower().endswith(COMPRESSED_SUFFIXES) or kind not in (*PLAIN, "jsonl"):
+        return None
+    return os.path.getsize(path)
+
+
+def _is_separated(path: str, reading: Reading) -> bool:
+    found = os.stat(path)
+    return _search(path, found.st_size, found.st_mtime_ns, reading)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _search(path: str, size: int, changed: int, reading: Reading) -> bool:
+    try:
+        with open_binary(path) as stream:
+            return plain_text.is_separated(stream, reading)
+    except Exception as error:
+        if _is_damage(error):
+            return False  # reading it says what is wrong
+        raise
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether a compressed file's content is damaged or incomplete."""
+    return isinstance(error, gzip.BadGzipFile | EOFError | zlib.error) or type(error).__name__ == "ZstdError"
+
+
+def _incomplete(error: Exception, offset: int | None) -> BadRecordError:
+    return BadRecordError("cannot be decompressed", detail=error, advice="is the file complete?", offset=offset)
+
+
+def _not_utf8(wrong: str) -> BadRecordError:
+    if not wrong.startswith("UTF"):
+        return BadRecordError(wrong, advice="name files of text", line=1)
+    return BadRecordError(
+        f"{wrong}, not UTF-8", advice=f"convert the file, for example with iconv -f {wrong} -t UTF-8", line=1
+    )
+
+
+def _convert(kind: str) -> str:
+    return "decompress it" if kind in ("gzip", "zstd", "bzip2", "xz") else "convert it to plain text"
+
+
+def _line_number(path: str, offset: int) -> int:
+    """The number of the line that holds a byte, for an error: the lines before it are counted only now."""
+    number = 1
+    with open_binary(path) as stream:
+        parts = pieces(stream)
+        while offset > 0 and (piece := next(parts, b"")):
+            number += piece.count(b"\n", 0, offset)
+            offset -= len(piece)
+    return number
 
 
 def expand(
@@ -49,33 +228,30 @@ def expand(
 ) -> list[str]:
     """The files that paths, globs and folders name, each once, in order.
 
-    A file named by its path may have any suffix (an unknown one is read as plain text); globs and folders give only
-    files with a known suffix, and none that is hidden (a name with a dot first). With a ``text_field``, a folder's
-    ``.json`` files without such records are left out, and one line names them. Without ``plain_text``, globs and
-    folders give no txt or md. Raises UserError for a pattern that matches nothing.
+    A file named by its path may have any ending (an unknown one is read as plain text if it is text). Globs and folders
+    give only files of a kind that has a reader, and none that is hidden (a name with a dot first); one line names the
+    others by their endings. With a ``text_field``, a ``.json`` file of a folder must have it in its first record.
+    Without ``plain_text``, only files of records are taken. Raises UserError for a pattern that matches nothing.
     """
     found: dict[str, str] = {}
-    known = ("text", "jsonl", "parquet") if plain_text else ("jsonl", "parquet")
-    kinds = "txt, md, jsonl or parquet" if plain_text else "jsonl, json or parquet"
+    wanted = tuple(READERS) if plain_text else RECORDS
     for pattern in patterns:
         path = os.path.expanduser(pattern)
         if os.path.isdir(path):
             inside = sorted(
                 str(each) for each in Path(path).rglob("*") if each.is_file() and not _is_hidden(each, path)
             )
-            matches = [each for each in inside if file_format(each) in known]
-            others = [each for each in matches if text_field and not _may_hold_records(each, text_field)]
-            matches = [each for each in matches if each not in others]
-            line = _left_out(tuple(os.path.relpath(each, path) for each in others), pattern, option, text_field or "")
-            if not matches:
-                raise UserError(line or f"{option}: the folder {pattern} holds no {kinds} file")
+            matches = _take(inside, path, pattern, option, wanted, text_field)
         elif os.path.isfile(path):
             matches = [path]
+            kind = file_format(path)
+            if plain_text and kind is not None and kind not in wanted:
+                raise UserError(
+                    f"{option}: {pattern} is a {kinds.title(kind)}, which is not read: {_convert(kind)}"
+                )
         elif glob.has_magic(path):
             inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
-            matches = [each for each in inside if file_format(each) in known]
-            if not matches:
-                raise UserError(f"{option}: {pattern} matches no {kinds} file")
+            matches = _take(inside, os.path.dirname(path) or ".", pattern, option, wanted, None)
         else:
             folder = os.path.dirname(path) or "."
             near = nearest(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
@@ -90,289 +266,71 @@ def few_names(paths: Sequence[str]) -> str:
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
+def _take(
+    paths: Iterable[str], folder: str, pattern: str, option: str, wanted: tuple[str, ...], text_field: str | None
+) -> list[str]:
+    """Those of a folder's or a glob's files that are read. One line names the others; UserError where there is none."""
+    taken: list[str] = []
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        kind, wrong = kinds.tell(path)
+        ending = kinds.suffix(path) or "without an ending"
+        if kind not in wanted or (wrong and not wrong.startswith("UTF")):
+            left_out[ending].append(os.path.relpath(path, folder))
+        elif text_field and ending == ".json" and not _may_hold_records(path, text_field):
+            left_out[f".json without {text_field!r} in the first record"].append(os.path.relpath(path, folder))
+        else:
+            taken.append(path)
+    groups = sorted(left_out.items(), key=lambda each: -len(each[1]))
+    others = ", ".join(f"{len(names):,} {ending} ({few_names(names)})" for ending, names in groups)
+    n_others = sum(map(len, left_out.values()))
+    if not taken:
+        what = "of text" if "text" in wanted else "of JSON lines, JSON or parquet"
+        holds = f"holds no file {what}" if os.path.isdir(os.path.expanduser(pattern)) else f"matches no file {what}"
+        raise UserError(f"{option}: {pattern} {holds}" + (f", but {others}" if others else ""))
+    if others:
+        _say(f"{option}: {pattern}: {len(taken):,} files are read, {n_others:,} left out: {others}")
+    return taken
+
+
+@functools.lru_cache(maxsize=64)
+def _say(line: str) -> None:
+    """Prints a line once in a process."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def _is_hidden(file: Path, folder: str) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _may_hold_records(path: str, text_field: str) -> bool:
-    """False for a ``.json`` file whose first line is no JSON object with this key: settings, say, or a data format of
-    their own. Programs leave such files anywhere, so one of them is no reason to refuse a folder."""
-    name = path.lower()
-    for suffix in COMPRESSED_SUFFIXES:
-        name = name.removesuffix(suffix)
-    if not name.endswith(".json"):
-        return True
+    """False for a ``.json`` file whose first record has no such key: settings, say, or a data format of their own.
+    Programs leave such files anywhere, so one of them is no reason to refuse a folder."""
+    found = os.stat(path)
+    return _has_field(path, found.st_size, found.st_mtime_ns, text_field)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _has_field(path: str, size: int, changed: int, text_field: str) -> bool:
+    reading, its_reader = Reading(text_field=text_field), READERS[file_format(path) or "jsonl"]
     try:
         with open_binary(path) as stream:
-            first = next((line for line in stream if line.strip()), b"")
-        row = json.loads(first.removeprefix(BYTE_ORDER_MARK))
-    except (ValueError, RecursionError):
+            beginning = io.BytesIO(b"".join(_first(pieces(stream), INSPECTED)))
+        for raw, end in its_reader.read(beginning, path, 0, reading):
+            if raw:
+                its_reader.parse(raw, end, reading)
+                return True
+    except BadRecordError:
         return False
     except Exception:
         return True  # reading it says what is wrong with the file
-    return isinstance(row, dict) and text_field in row
+    return False
 
 
-@functools.lru_cache(maxsize=64)
-def _left_out(names: tuple[str, ...], folder: str, option: str, text_field: str) -> str:
-    """Prints, once in a process, which of a folder's files are left out; returns the line, empty if there are none."""
-    if not names:
-        return ""
-    few = few_names(names)
-    files = "1 .json file" if len(names) == 1 else f"{len(names)} .json files"
-    line = f"{option}: {files} of {folder} left out, because the first line has no {text_field!r} key: {few}"
-    print(line, file=sys.stderr, flush=True)
-    return line
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How files are read."""
-
-    text_field: str = "text"
-    document_bytes: int = WHOLE_FILE
-    """A plain text is cut at a blank line after about this many bytes."""
-    separator: str = "<|endoftext|>"
-    """Ends a document within a plain text; empty: nothing does."""
-
-    @property
-    def mark(self) -> bytes:
-        """The separator as it stands in a file."""
-        return self.separator.encode("utf-8", "replace")
-
-
-def is_undivided(path: str, reading: Reading) -> bool:
-    """Whether a file is plain text without a separator in its first chunk: then its documents are all of it."""
-    if (file_format(path) or "text") != "text":
-        return False
-    if not reading.separator:
-        return True
-    with open_binary(path) as stream:
-        return reading.mark not in (stream.read(CHUNK) or b"")
-
-
-def read(path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
-    """Raw documents of ``path`` from position ``start``, each with the position after it.
-
-    Raises UserError, naming the file, for damaged and incomplete files and for missing columns.
-    """
-    kind = file_format(path) or "text"
-    if kind == "parquet":
-        yield from _read_parquet(path, start, reading.text_field)
-        return
-    try:
-        with open_binary(path) as stream:
-            yield from (_read_lines if kind == "jsonl" else _read_text)(stream, path, start, reading)
-    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{path} cannot be read ({excerpt(error)}): is the file complete?") from error
-    except Exception as error:
-        if type(error).__name__ == "ZstdError":
-            raise UserError(f"{path} cannot be read ({excerpt(error)}): is the file complete?") from error
-        raise
-
-
-def extent(path: str) -> int | None:
-    """The position at the end of a file, None where that is not known without reading it (compressed files)."""
-    if path.lower().endswith(COMPRESSED_SUFFIXES):
-        return None
-    if file_format(path) != "parquet":
-        return os.path.getsize(path)
-    import pyarrow.parquet as pq
-
-    return pq.read_metadata(path).num_rows
-
-
-def parse(raw: Raw, path: str, end: int, reading: Reading) -> str:
-    """The text of a raw document that ``read`` returned with the position ``end``; ``""`` where it has none."""
-    kind = file_format(path) or "text"
-    if kind == "parquet":
-        return raw or ""
-    if kind == "jsonl":
-        return _parse_line(raw, path, end, reading)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, end, raw, error) from error
-
-
-def _skip(stream: BinaryIO, count: int, path: str) -> None:
-    """Move to ``count`` bytes from the start: by seeking, or in a compressed file by reading."""
-    if path.lower().endswith(COMPRESSED_SUFFIXES):
-        while count:
-            chunk = stream.read(min(CHUNK, count))
-            if not chunk:
-                return
-            count -= len(chunk)
-    else:
-        stream.seek(count)
-
-
-def _read_lines(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
-    _skip(stream, start, path)
-    position, rest = start, b""
-    while True:
-        chunk = stream.read(CHUNK)
-        if not chunk:
-            break
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            position += len(line) + 1
-            yield line, position
-    if rest:
-        yield rest, position + len(rest)
-
-
-def _parse_line(line: bytes, path: str, end: int, reading: Reading) -> str:
-    if not line.strip():
-        return ""
-    try:
-        row = json.loads(line.removeprefix(BYTE_ORDER_MARK))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{_where(path, end, line)} is not UTF-8: convert the file to UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{_where(path, end, line)} is not a line of JSON ({excerpt(error)}): JSON lines hold one object each"
-        ) from error
-    if not isinstance(row, dict):
-        raise UserError(f"{_where(path, end, line)} must be a JSON object with a {reading.text_field!r} key")
-    if reading.text_field not in row:
-        raise UserError(
-            f"{_where(path, end, line)} has no key {reading.text_field!r}; its keys are {', '.join(map(repr, row))}: "
-            "set data.text_field"
-        )
-    text = row[reading.text_field]
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise UserError(f"{_where(path, end, line)}: {reading.text_field!r} is not text but {excerpt(text)}")
-    return text
-
-
-def _where(path: str, end: int, line: bytes) -> str:
-    """``path:line`` of the line that ends at ``end``, for an error: the lines before it are counted only now."""
-    start, number = max(0, end - len(line) - 1), 1
-    with open_binary(path) as stream:
-        while start > 0:
-            chunk = stream.read(min(CHUNK, start))
-            if not chunk:
-                break
-            start -= len(chunk)
-            number += chunk.count(b"\n")
-    return f"{path}:{number}"
-
-
-def _read_text(stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes, int]]:
-    """Documents between separators; if the file's first chunk has no separator, the whole text, cut where it is long.
-
-    A document's end depends only on the bytes from its start on, so reading may begin at any document.
-    """
-    buffer = stream.read(CHUNK)
-    if buffer[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{path} looks like UTF-16, not UTF-8: convert it (iconv -f UTF-16 -t UTF-8)")
-    mark = reading.mark
-    separated = bool(mark) and mark in buffer
-    size = LONGEST_DOCUMENT if separated else reading.document_bytes
-    if start == 0 and buffer.startswith(BYTE_ORDER_MARK):
-        start = len(BYTE_ORDER_MARK)
-    if start <= len(buffer):
-        buffer = buffer[start:]
-    else:
-        if path.lower().endswith(COMPRESSED_SUFFIXES):
-            _skip(stream, start - len(buffer), path)
-        else:
-            stream.seek(start)
-        buffer = b""
-    position, used, ended = start, 0, False
-    while True:
-        end, after = _document_end(buffer, used, size, ended, mark)
-        if end is None:
-            chunk = stream.read(CHUNK)
-            ended = not chunk
-            position += used
-            buffer = buffer[used:] + chunk
-            used = 0
-            if ended and not buffer:
-                return
-            continue
-        document = buffer[used:end]
-        yield document.strip() if separated else document, position + after
-        used = after
-
-
-def _document_end(buffer: bytes, start: int, size: int, ended: bool, mark: bytes) -> tuple[int | None, int]:
-    """The end of the document from ``start``, and the start of the next; None while more bytes are needed to tell."""
-    separator = buffer.find(mark, start, start + size + len(mark)) if mark else -1
-    if separator >= 0:
-        return separator, separator + len(mark)
-    left = len(buffer) - start
-    if not ended and left < 2 * size + max(1, len(mark)):
-        return None, start
-    if left == 0:
-        return None, start
-    if left <= size:
-        return len(buffer), len(buffer)
-    low, high = start + size, min(start + 2 * size, len(buffer))
-    blank = BLANK_LINE.search(buffer, low, high)
-    if blank:
-        cut = blank.end()
-    else:
-        cut = max(buffer.find(b"\n", low, high), buffer.find(b" ", low, high)) + 1
-        if cut == 0:  # nothing to cut at: keep a character whole
-            cut = high
-            while cut < len(buffer) and cut > low and buffer[cut] & 0xC0 == 0x80:
-                cut -= 1
-    separator = buffer.find(mark, low, cut) if mark else -1
-    if separator >= 0:
-        return separator, separator + len(mark)
-    return cut, cut
-
-
-def _not_utf8(path: str, end: int, raw: bytes, error: UnicodeDecodeError) -> UserError:
-    """The error for a text file, with the first bad byte's offset and line.
-
-    ``raw`` may be stripped, so the file is read up to the document's end to find the byte.
-    """
-    with open_binary(path) as stream:
-        text = stream.read(end) or b""
-    bad = text.rfind(raw) + error.start
-    line = text.count(b"\n", 0, bad) + 1
-    return UserError(
-        f"{path}:{line} is not UTF-8 (byte 0x{raw[error.start]:02x} at offset {bad}): convert the file to UTF-8, for "
-        "example with iconv -f LATIN1 -t UTF-8"
-    )
-
-
-def _read_parquet(path: str, start: int, text_field: str) -> Iterator[tuple[str | None, int]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=CHUNK) as file:
-            schema = file.schema_arrow
-            if text_field not in schema.names:
-                raise UserError(
-                    f"{path} has no column {text_field!r}; its columns are {', '.join(map(repr, schema.names))}: set "
-                    "data.text_field"
-                )
-            kind = schema.field(text_field).type
-            if pa.types.is_dictionary(kind):
-                kind = kind.value_type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise UserError(f"{path}: the column {text_field!r} holds {kind}, not text: set data.text_field")
-            row, group = 0, 0
-            while group < file.num_row_groups and row + file.metadata.row_group(group).num_rows <= start:
-                row += file.metadata.row_group(group).num_rows
-                group += 1
-            if group == file.num_row_groups:
-                return
-            batches = file.iter_batches(
-                batch_size=64, row_groups=range(group, file.num_row_groups), columns=[text_field], use_threads=False
-            )
-            for batch in batches:
-                skip = min(max(0, start - row), len(batch))
-                row += skip
-                for text in batch.column(0)[skip:].to_pylist():
-                    row += 1
-                    yield text, row
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as parquet ({excerpt(error)}): is the file complete?") from error
+def _first(parts: Iterator[bytes], most: int) -> Iterator[bytes]:
+    size = 0
+    for part in parts:
+        size += len(part)
+        yield part
+        if size >= most:
+            return

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main(arguments: bytes, blocks: Connection) -> None:
-    """Send ``("block", ids, state)`` until the stream ends, then ``("end",)``.
+    """Send ``("block", ids, state)`` until the stream ends, then ``("end",)``; ``("bad", news)`` of a tally between.
 
     ``("user_error", text)`` or ``("error", text)`` is sent where it fails. It waits while the pipe is full and exits
     silently when nobody reads.
@@ -36,6 +36,7 @@ def main(arguments: bytes, blocks: Connection) -> None:
 
 
 def _messages(arguments: bytes) -> Any:
+    from data.bad_records import TALLY
     from data.errors import UserError
 
     try:
@@ -46,7 +47,11 @@ def _messages(arguments: bytes) -> Any:
         if state is not None:
             pipeline.load_state_dict(state)
         for block in pipeline:
+            if news := TALLY.news():
+                yield "bad", news
             yield "block", block, pipeline.state_dict()
+        if news := TALLY.news():
+            yield "bad", news
         yield ("end",)
     except UserError as error:
         yield "user_error", str(error)

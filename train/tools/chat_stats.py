@@ -81,7 +81,7 @@ def count(
 def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:
     stats = ChatStatistics()
     if plan.files:
-        stats.found = chat_files.inspect(plan.files, stop=plan.source.on_bad == "stop").line()
+        stats.found = chat_files.inspect(plan.files, stop=not plan.source.skips_bad).line()
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
     while len(stats.lengths) + stats.refused < max_docs:
         try:

@@ -220,7 +220,7 @@ def length(
     if not own_files or data.max_epochs is None:
         return ENDLESS_STEPS, ""
     paths = tuple(files.expand(sources[0].files, plain_text=False))
-    findings = chat_files.inspect(paths, stop=sources[0].on_bad == "stop")
+    findings = chat_files.inspect(paths, stop=not sources[0].skips_bad)
     if not findings.complete:
         return ENDLESS_STEPS, findings.line(pairs=pairs)
     encoder = ChatEncoder(chat_tokenizer(load_tokenizer(directory)))

@@ -1,0 +1,189 @@
+"""JSON lines, and JSON arrays or values one after another: each record is an object with a text field, or a text.
+
+Tested in tests/data/sources/test_files.py.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from data.bad_records import BadRecordError
+from data.errors import excerpt
+from data.readers import reader
+from data.readers.encodings import advice
+from data.readers.reader import BYTE_ORDER_MARK, Reading, pieces
+
+_BETWEEN = re.compile(r"[\s,]*")
+_SHORT = 16
+"""Characters: an error so close to the end of what was read may be a token that is cut off, "\\ud83" or "tru"."""
+TORN = "the file ends within this record: is it complete?"
+
+
+class Unreadable(NamedTuple):
+    """A record that reading has found to be bad; parsing it says so."""
+
+    reason: str
+    size: int = 0
+    """Its bytes."""
+
+
+class JsonLines:
+    """The reader of JSON lines. Positions are byte offsets."""
+
+    def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Any, int]]:
+        stream.seek(start)
+        position = start
+        held: list[bytes] = []  # the parts of a line that has no end yet
+        size = 0  # of all its parts, also of those that are not held any more
+        for piece in pieces(stream):
+            first, *lines = piece.split(b"\n")
+            held.append(first)
+            size += len(first)
+            if size > reader.LONGEST_RECORD:
+                held = []
+            if not lines:
+                continue
+            position += size + 1
+            yield _line(held, size), position
+            rest = lines.pop()
+            for line in lines:
+                position += len(line) + 1
+                yield line, position
+            held, size = [rest], len(rest)
+        if size:
+            yield _line(held, size), position + size
+
+    def parse(self, raw: Any, end: int, reading: Reading) -> str:
+        if isinstance(raw, Unreadable):
+            raise BadRecordError(raw.reason, offset=end - raw.size)
+        if not raw.strip():
+            return ""
+        # The offset of the line's first byte, or of its second if a line end follows it: the same line.
+        at = end - len(raw)
+        try:
+            row = json.loads(raw.removeprefix(BYTE_ORDER_MARK))
+        except UnicodeDecodeError as error:
+            raise BadRecordError(
+                "not UTF-8",
+                advice=advice(raw),
+                offset=at,
+            ) from error
+        except (ValueError, RecursionError) as error:
+            torn = getattr(error, "pos", 0) >= len(raw) - _SHORT or "Unterminated string" in str(error)
+            raise BadRecordError(
+                "not a line of JSON",
+                detail=error,
+                advice=TORN if torn else "JSON lines hold one object each",
+                offset=at,
+            ) from error
+        return text_of(row, reading, offset=at)
+
+
+def _line(held: list[bytes], size: int) -> bytes | Unreadable:
+    if held:
+        return b"".join(held)
+    return Unreadable(f"longer than {reader.LONGEST_RECORD >> 20} MB", size)
+
+
+class JsonValues:
+    """The reader of a JSON array, over one line or several, and of values one after another. Positions are numbers of
+    values. An array is never held as a whole."""
+
+    def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Any, int]]:
+        for number, value in enumerate(_values(stream), 1):
+            if number > start:
+                yield value, number
+
+    def parse(self, raw: Any, end: int, reading: Reading) -> str:
+        if isinstance(raw, Unreadable):
+            raise BadRecordError(raw.reason, place=f"record {end}")
+        return text_of(raw, reading, place=f"record {end}")
+
+
+def _values(stream: BinaryIO) -> Iterator[Any]:
+    """The elements of the arrays, and the other values, at the top level of the stream."""
+    decode = json.JSONDecoder().raw_decode
+    # Bytes that are not UTF-8 become lone surrogates, so that the record that has them can be named.
+    utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+    text, at, lines = "", 0, 1  # lines: the number of the line at the beginning of ``text``
+    inside = ended = False
+    while True:
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        problem: Exception | None = None
+        if at < len(text):
+            if text[at] == ("]" if inside else "["):
+                inside, at = not inside, at + 1
+                continue
+            try:
+                value, end = decode(text, at)
+            except (ValueError, RecursionError) as error:
+                problem = error
+            else:
+                if end < len(text) or ended:
+                    plain = text.isascii() or _is_well_formed(text[at:end])
+                    yield value if plain else Unreadable("not UTF-8")
+                    at = end
+                    continue
+        if problem is not None and (ended or not _may_be_cut_off(problem, text)):
+            place = min(getattr(problem, "pos", at), len(text))
+            raise BadRecordError(
+                "not valid JSON",
+                detail=getattr(problem, "msg", problem),
+                advice=TORN if ended and _may_be_cut_off(problem, text) else "correct it, or give JSON lines",
+                line=lines + text.count("\n", 0, place),
+            ) from problem
+        if ended:
+            if inside:
+                raise BadRecordError("a JSON array without its end", advice=TORN, line=lines + text.count("\n"))
+            return
+        if len(text) - at > reader.LONGEST_RECORD:
+            raise BadRecordError(
+                f"longer than {reader.LONGEST_RECORD >> 20} MB", line=lines + text.count("\n", 0, at)
+            )
+        lines += text.count("\n", 0, at)
+        # At least as much as there is, so that a long value is decoded only a few times.
+        chunk = stream.read(max(reader.CHUNK, len(text) - at))
+        ended = not chunk
+        text, at = text[at:] + utf8.decode(chunk, final=ended), 0
+
+
+def _may_be_cut_off(error: Exception, text: str) -> bool:
+    """Whether the error may come from the end of what was read so far."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.pos >= len(text) - _SHORT or error.msg.startswith("Unterminated string")
+
+
+def _is_well_formed(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def text_of(row: Any, reading: Reading, *, offset: int | None = None, place: str = "") -> str:
+    """The text of a record; BadRecordError at the place where it has none."""
+    if isinstance(row, str):
+        return row
+    field = reading.text_field
+    if not isinstance(row, dict):
+        raise BadRecordError(
+            f"not a JSON object with a {field!r} key", detail=excerpt(row), offset=offset, place=place
+        )
+    if field not in row:
+        raise BadRecordError(
+            f"no key {field!r}",
+            detail=f"its keys are {', '.join(map(repr, row))}",
+            advice="set data.text_field",
+            offset=offset,
+            place=place,
+        )
+    text = row[field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise BadRecordError(f"{field!r} is not text", detail=f"but {excerpt(text)}", offset=offset, place=place)
+    return text

@@ -1,0 +1,89 @@
+"""A column of text of a parquet file: strings, or bytes that are UTF-8, of any of Arrow's types for them.
+
+Tested in tests/data/sources/test_files.py.
+"""
+
+import io
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from data.bad_records import BadRecordError
+from data.readers import reader
+from data.readers.reader import Reading
+
+_BATCH = 64
+"""Rows read at a time."""
+
+
+class Parquet:
+    """The reader. Positions are numbers of rows. Raw texts are bytes, since pyarrow does not check that they are UTF-8."""
+
+    def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes | None, int]]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        # By its name where it has one: pyarrow then reads it without this interpreter.
+        is_file = isinstance(getattr(stream, "raw", None), io.FileIO)
+        try:
+            with pq.ParquetFile(path if is_file else stream, pre_buffer=False, buffer_size=reader.CHUNK) as file:
+                to_bytes = _to_bytes(file.schema_arrow, reading.text_field)
+                row, group = 0, 0
+                while group < file.num_row_groups and row + file.metadata.row_group(group).num_rows <= start:
+                    row += file.metadata.row_group(group).num_rows
+                    group += 1
+                if group == file.num_row_groups:
+                    return
+                groups = range(group, file.num_row_groups)
+                for batch in file.iter_batches(
+                    batch_size=_BATCH, row_groups=groups, columns=[reading.text_field], use_threads=False
+                ):
+                    skip = min(max(0, start - row), len(batch))
+                    row += skip
+                    for text in to_bytes(batch.column(0)[skip:]).to_pylist():
+                        row += 1
+                        yield text, row
+        except (pa.ArrowException, OSError) as error:
+            raise BadRecordError("cannot be read as parquet", detail=error, advice="is the file complete?") from error
+
+    def parse(self, raw: bytes | None, end: int, reading: Reading) -> str:
+        try:
+            return raw.decode("utf-8") if raw else ""
+        except UnicodeDecodeError as error:
+            raise BadRecordError(
+                "not UTF-8",
+                detail=f"byte 0x{error.object[error.start]:02x} at its offset {error.start}",
+                place=f"column {reading.text_field!r}, row {end}",
+            ) from error
+
+
+def _to_bytes(schema: Any, field: str) -> Any:
+    """A function from the column's arrays to arrays of bytes; BadRecordError where it is no column of text."""
+    import pyarrow as pa
+
+    if field not in schema.names:
+        raise BadRecordError(
+            f"no column {field!r}",
+            detail=f"its columns are {', '.join(map(repr, schema.names))}",
+            advice="set data.text_field",
+        )
+    kind = schema.field(field).type
+    dictionary = pa.types.is_dictionary(kind)
+    value = kind.value_type if dictionary else kind
+    if pa.types.is_string(value) or pa.types.is_binary(value):
+        plain = pa.binary()
+    elif pa.types.is_large_string(value) or pa.types.is_large_binary(value):
+        plain = pa.large_binary()
+    elif pa.types.is_string_view(value) or pa.types.is_binary_view(value):
+        plain = pa.binary_view()
+    elif pa.types.is_null(value):
+        return lambda array: array
+    else:
+        raise BadRecordError(
+            f"the column {field!r} is not text", detail=f"it holds {kind}", advice="set data.text_field"
+        )
+
+    def to_bytes(array: Any) -> Any:
+        values = array.dictionary_decode() if dictionary else array
+        return values if values.type == plain else values.view(plain)
+
+    return to_bytes

@@ -1,0 +1,80 @@
+"""What a reader of one kind of file is: documents out of bytes, from any position on.
+
+Tested in tests/data/sources/test_files.py.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, Protocol
+
+from data.config import WHOLE_FILE
+
+CHUNK = 1 << 20
+"""Bytes read at a time."""
+LONGEST_RECORD = 512 << 20
+"""Bytes of a line of JSON lines or a value of a JSON array; a longer one is a bad record. It bounds the memory."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Raw = Any
+"""A document that is not parsed yet, as its reader gives it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read."""
+
+    text_field: str = "text"
+    document_bytes: int = WHOLE_FILE
+    """A plain text is cut at a blank line after about this many bytes."""
+    separator: str = "<|endoftext|>"
+    """Ends a document within a plain text; empty: nothing does."""
+    on_bad: Literal["stop", "skip"] = "stop"
+    """Whether a bad record ends the run, or is left out and counted (``data.bad_records.TALLY``)."""
+
+    @property
+    def mark(self) -> bytes:
+        """The separator as it stands in a file."""
+        return self.separator.encode("utf-8", "replace")
+
+
+class Reader(Protocol):
+    """One kind of file. A reader has no state: everything that it needs is in its arguments.
+
+    Reading and parsing are apart because every worker reads all records and parses only its own.
+    """
+
+    def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Raw, int]]:
+        """The raw documents from position ``start`` on, each with the position after it.
+
+        ``stream`` is the file's decompressed content, at its beginning; it can ``seek``. ``path`` is for messages only.
+        Positions are numbers that grow: byte offsets (text, JSON lines) or numbers of documents (the others). 0 is the
+        beginning. A file that is one document yields ``(stream.read(), 1)``, and nothing from ``start`` 1 on.
+
+        Raises BadRecordError where nothing further of the file can be read.
+        """
+        ...
+
+    def parse(self, raw: Raw, end: int, reading: Reading) -> str:
+        """The text of a raw document that ``read`` gave with the position ``end``; ``""`` where it has none.
+
+        Raises BadRecordError where it has no text that can be read; the documents after it are read all the same.
+        """
+        ...
+
+
+def pieces(stream: BinaryIO) -> Iterator[bytes]:
+    """The rest of the stream. What stands before damaged data comes before the error that they raise."""
+    position = stream.tell()
+    while True:
+        try:
+            piece = stream.read(CHUNK)
+        except Exception:
+            # Such a read loses what it has decompressed before the damage, and smaller ones do not.
+            stream.seek(position)
+            yield from iter(functools.partial(stream.read1, CHUNK), b"")  # type: ignore[attr-defined]
+            raise
+        if not piece:
+            return
+        position += len(piece)
+        yield piece
