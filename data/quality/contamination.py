@@ -5,6 +5,7 @@ An evaluation text with fewer words counts as a whole, down to ``FEWEST`` words;
 """
 
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -12,8 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
-"""A word; in Chinese and Japanese a character, also where it follows a letter."""
+_WORD, _CHARACTER, _WORD_OR_CHARACTER = map(re.compile, (r"\w+", f"[{_CJK}]", rf"[{_CJK}]|[^\W{_CJK}]+"))
 GRAM, FEWEST = 13, 8
 """Words in a row."""
 LONG = 32768
@@ -62,7 +62,7 @@ class Contamination:
         if not self.is_in(text):
             return text
         text = unicodedata.normalize("NFC", text)
-        spans = [match.span() for match in WORD.finditer(text)]
+        spans = [match.span() for match in _form(text).finditer(text)]
         found = self._found([text[begin:end].casefold() for begin, end in spans])
         cut = sorted((spans[start][0], spans[start + n - 1][1]) for n, starts in found for start in starts.tolist())
         kept, at = [], 0
@@ -76,7 +76,7 @@ class Contamination:
         """Of each length of passage: its words, and the numbers of the words at which one begins."""
         if len(words) < FEWEST:
             return []
-        ids = np.fromiter((self._ids.get(word, 0) for word in words), dtype=np.uint64, count=len(words))
+        ids = np.array(list(map(self._ids.get, words, itertools.repeat(0))), dtype=np.uint64)
         unknown = np.concatenate([[0], np.cumsum(ids == 0)])
         found = []
         for n, grams in self._grams.items():
@@ -91,7 +91,13 @@ class Contamination:
 
 
 def _words(text: str) -> list[str]:
-    return WORD.findall(unicodedata.normalize("NFC", text).casefold())
+    text = unicodedata.normalize("NFC", text).casefold()
+    return _form(text).findall(text)
+
+
+def _form(text: str) -> re.Pattern[str]:
+    """What a word is in the text: in Chinese and Japanese a character, also where it follows a letter."""
+    return _WORD_OR_CHARACTER if _CHARACTER.search(text) else _WORD
 
 
 def _hashes(ids: np.ndarray, n: int) -> np.ndarray:

@@ -4,6 +4,7 @@ Found by their form, so some are missed, and now and then something else looks l
 not looked for.
 """
 
+import functools
 import ipaddress
 import re
 from collections.abc import Callable
@@ -53,6 +54,8 @@ _NATIONAL = re.compile(
     r"|0[1-9]\d{1,3} \d{3,4} \d{3,4}"  # Great Britain
     r")(?![\w-]|[.,]\d)"
 )
+_NUMBER = re.compile(r"\d[\d ().\-/]{5,}\d")
+"""What every card, telephone number and IPv4 address has in it."""
 _CALLED = re.compile(
     r"(?i)(\b(?:(?:tele)?phone|telefon|tel|t[ée]l[ée]phone|tel[ée]fono|fax|whatsapp)(?: (?:number|no|nr))?[.:]{0,2} ?"
     r"|\b(?:mobile|cell|handy|call)(?:(?: (?:number|no|nr|me at|us at))[.:]?|[.:]{1,2}) ?)"
@@ -62,35 +65,44 @@ _CALLED = re.compile(
 
 def mask(text: str, note: Callable[[str, str], None] | None = None) -> str:
     """The text with a mark for each address, number and key. ``note`` is told the mark and what stood there."""
+    if "eyJ" in text or any(start in text for start in _KEY_STARTS):
+        text = _KEY.sub(functools.partial(_put, KEY, note), text)
+    if "@" not in text and ":" not in text and _NUMBER.search(text) is None:
+        return text
+    return "\n".join(
+        [_mask_line(line, note) for line in text.split("\n")]
+    )  # no form but a key's goes over a line's end
 
-    def put(kind: str) -> Callable[[re.Match[str]], str]:
-        def replace(match: re.Match[str]) -> str:
-            if not _IS[kind](match[0]):
-                return match[0]
-            if note is not None:
-                note(kind, match[0])
-            return kind
 
-        return replace
+def _mask_line(line: str, note: Callable[[str, str], None] | None) -> str:
+    """The expressions see only lines that may hold something: they are slow."""
+    if "@" in line:
+        line = _EMAIL.sub(functools.partial(_put, EMAIL, note), line)
+    if ":" in line and ("::" in line or line.count(":") >= 7):
+        line = _IPV6.sub(functools.partial(_put, ADDRESS, note), line)
+    if _NUMBER.search(line) is None:
+        return line
+    line = _CARD.sub(functools.partial(_put, CARD, note), line)
+    line = _IPV4.sub(functools.partial(_put, ADDRESS, note), line)
+    line = _INTERNATIONAL.sub(functools.partial(_put, TELEPHONE, note), line)
+    line = _NATIONAL.sub(functools.partial(_put, TELEPHONE, note), line)
+    return _CALLED.sub(functools.partial(_put_number, note), line)
 
-    def called(match: re.Match[str]) -> str:
-        if not 7 <= _count_digits(match[2]) <= 15:
-            return match[0]
-        if note is not None:
-            note(TELEPHONE, match[2])
-        return match[1] + TELEPHONE
 
-    if any(start in text for start in _KEY_STARTS) or "eyJ" in text:
-        text = _KEY.sub(put(KEY), text)
-    if "@" in text:
-        text = _EMAIL.sub(put(EMAIL), text)
-    text = _CARD.sub(put(CARD), text)
-    text = _IPV4.sub(put(ADDRESS), text)
-    if "::" in text or text.count(":") >= 7:
-        text = _IPV6.sub(put(ADDRESS), text)
-    text = _INTERNATIONAL.sub(put(TELEPHONE), text)
-    text = _NATIONAL.sub(put(TELEPHONE), text)
-    return _CALLED.sub(called, text)
+def _put(kind: str, note: Callable[[str, str], None] | None, match: re.Match[str]) -> str:
+    if not _IS[kind](match[0]):
+        return match[0]
+    if note is not None:
+        note(kind, match[0])
+    return kind
+
+
+def _put_number(note: Callable[[str, str], None] | None, match: re.Match[str]) -> str:
+    if not 7 <= _count_digits(match[2]) <= 15:
+        return match[0]
+    if note is not None:
+        note(TELEPHONE, match[2])
+    return match[1] + TELEPHONE
 
 
 def luhn(digits: str) -> bool:
@@ -132,5 +144,5 @@ _IS: dict[str, Callable[[str], bool]] = {
     KEY: _always,
     CARD: _is_card,
     ADDRESS: _is_address,
-    TELEPHONE: lambda text: text[0] not in "+0" or not text.startswith(("+", "00")) or _is_international(text),
+    TELEPHONE: lambda text: not text.startswith(("+", "00")) or _is_international(text),
 }

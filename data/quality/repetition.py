@@ -4,9 +4,10 @@ The rules on stop words and mean word length are for English; ``data.rules=repet
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
+
+import numpy as np
 
 VERSION = 1
 """Of the rules below; a change of theirs changes the text that a run reads."""
@@ -23,6 +24,7 @@ _MOST_OF_DUPLICATES = {
     "characters in paragraphs that occur twice": 0.20,
 }
 _MOST_OF_TOP_GRAM = {2: 0.20, 3: 0.18, 4: 0.16}
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 _MOST_OF_REPEATED_GRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 
@@ -66,11 +68,12 @@ def _repetition(text: str, words: list[str]) -> str | None:
     for name, most in _MOST_OF_DUPLICATES.items():
         if shares[name] > most:
             return f"{most:.0%} {name}"
+    grams = _Grams(words)
     for n, most in _MOST_OF_TOP_GRAM.items():
-        if _top_share(words, n, len(text)) > most:
+        if grams.top(n) > most * len(text):
             return f"{most:.0%} of characters in one sequence of {n} words"
     for n, most in _MOST_OF_REPEATED_GRAMS.items():
-        if _repeated_share(words, n, len(text)) > most:
+        if grams.repeated(n) > most * len(text):
             return f"{most:.0%} of characters in repeated sequences of {n} words"
     return None
 
@@ -87,31 +90,40 @@ def _repeated(parts: Iterable[str]) -> tuple[int, int]:
     return count, characters
 
 
-def _grams(words: list[str], n: int) -> list[tuple[str, ...]]:
-    return list(zip(*(words[at:] for at in range(n)), strict=False))
+class _Grams:
+    """The sequences of words in a text, and the characters that some of them have."""
 
+    def __init__(self, words: list[str]) -> None:
+        known: dict[str, int] = {}
+        self._ids = np.array([known.setdefault(word, len(known) + 1) for word in words], dtype=np.uint64)
+        self._ends = np.concatenate([[0], np.cumsum([len(word) for word in words])])
 
-def _top_share(words: list[str], n: int, chars: int) -> float:
-    """The share of characters that the most frequent ``n`` words in a row make."""
-    counts = Counter(_grams(words, n))
-    if not counts:
-        return 0.0
-    most = max(counts.values())
-    if most == 1:
-        return 0.0
-    return max(sum(map(len, gram)) + n - 1 for gram, count in counts.items() if count == most) * most / chars
+    def top(self, n: int) -> int:
+        """Characters in all places of the most frequent ``n`` words in a row; 0 where none comes twice."""
+        _, first, counts = np.unique(self._hashes(n), return_index=True, return_counts=True)
+        if not len(counts) or (most := int(counts.max())) < 2:
+            return 0
+        return most * (int(self._chars(first[counts == most], n).max()) + n - 1)
 
+    def repeated(self, n: int) -> int:
+        """Characters in ``n`` words in a row that came before, each character counted once."""
+        _, first, inverse = np.unique(self._hashes(n), return_index=True, return_inverse=True)
+        again = np.flatnonzero(first[inverse] != np.arange(len(inverse)))
+        chars, at = 0, 0
+        for start, length in zip(again.tolist(), self._chars(again, n).tolist(), strict=True):
+            if start >= at:
+                chars += length
+                at = start + n
+        return chars
 
-def _repeated_share(words: list[str], n: int, chars: int) -> float:
-    """The share of characters in ``n`` words in a row that came before, each counted once."""
-    seen: set[tuple[str, ...]] = set()
-    repeated = at = 0
-    grams = _grams(words, n)
-    while at < len(grams):
-        if grams[at] in seen:
-            repeated += sum(map(len, grams[at]))
-            at += n
-        else:
-            seen.add(grams[at])
-            at += 1
-    return repeated / chars
+    def _chars(self, starts: np.ndarray, n: int) -> np.ndarray:
+        """Characters of the ``n`` words from each start on, without the spaces between them."""
+        return self._ends[starts + n] - self._ends[starts]
+
+    def _hashes(self, n: int) -> np.ndarray:
+        """A hash of each ``n`` words in a row."""
+        count = max(0, len(self._ids) - n + 1)
+        hashes = np.zeros(count, dtype=np.uint64)
+        for offset in range(n):
+            hashes = (hashes ^ (hashes >> np.uint64(29))) * _BASE + self._ids[offset : offset + count]
+        return hashes

@@ -245,7 +245,7 @@ def text_rows(run: RunRecord) -> list[tuple[str, ...]]:
         if not isinstance(each, dict):
             continue
         about = "" if each.get("exact") else "about "
-        files = each.get("files") if isinstance(each.get("files"), dict) else {}
+        files = each.get("files")
         tokens = number(each.get("tokens"))
         rows.append(
             (
@@ -253,7 +253,7 @@ def text_rows(run: RunRecord) -> list[tuple[str, ...]]:
                 *(about + _count(each.get(name)) for name in ("read", "taken")),
                 "" if tokens is None else f"about {tokens:,.0f}",
                 _reasons(each.get("left_out"), about),
-                _reasons(files.get("left_out"), ""),
+                _reasons(files.get("left_out") if isinstance(files, dict) else None, ""),
             )
         )
     return rows

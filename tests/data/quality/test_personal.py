@@ -86,9 +86,9 @@ def test_twice_is_once_and_every_one_is_noted():
 @pytest.mark.parametrize("piece", ["0", "00", "+1", "a@", "1.", "1 ", "0-", ":", "f:", "(1)", "tel ", "x.", "sk-", "A"])
 def test_no_text_takes_long(piece):
     """A pattern that tries every way to divide a text would take minutes on one of these."""
-    start = time.perf_counter()
+    start = time.process_time()
     mask(piece * (200_000 // len(piece)) + "!")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_a_run_reads_marks_in_both_splits(tmp_path):
