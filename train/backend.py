@@ -229,7 +229,8 @@ def make_backend(
     if (kernels := usable(model, environment.kernels)) is not None:
         # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time.
         keep = config.recompute == "none"
-        fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep)
+        one_pass = config.grad_accum == 1
+        fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)
         return KernelBackend(fused, eot_id)
     model.gradient_checkpointing = config.recompute != "none"
     return AutogradBackend(model, environment, eot_id)

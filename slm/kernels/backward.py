@@ -122,7 +122,7 @@ class Backward:
 
     def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
         weights = packed.layout("backward")
-        self._work.kernels.slm_linear(dy, len(dy), packed.rows, weights, packed.width, None, out)
+        self._work.kernels.slm_linear(dy, dy.shape[0], packed.rows, weights, packed.width, None, out)
 
     def _embed(self, ids_N: Tensor, dx_ND: Tensor) -> None:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config

@@ -121,7 +121,7 @@ class Forward:
         if self.observe:
             self.observe(packed.weights, x)
         weights = packed.layout("forward")
-        self._work.kernels.slm_linear(x, len(x), packed.width, weights, packed.rows, residual, out)
+        self._work.kernels.slm_linear(x, x.shape[0], packed.width, weights, packed.rows, residual, out)
 
 
 def attention_arguments(work: Workspace, index: int) -> tuple[Any, ...]:

@@ -59,16 +59,25 @@ class Fused:
     ``recompute``: ``none`` keeps all activations, ``mlp`` makes gate and up again in the backward pass (half the
     activations' memory for an eighth of the layers' work), ``layer`` keeps each layer's input only (a third more work).
     ``keep_packed``: hold the packed weights of both directions (4 bytes a parameter in bf16, 8 in f32) instead of
-    packing them at each use.
+    packing them at each use. ``one_pass``: an update follows each call of ``loss_and_gradients``; it then packs at each
+    use, into memory that stays in the processor's caches, which is faster than to write all of them to memory and to
+    read them once.
     """
 
     def __init__(
-        self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute = "none", keep_packed: bool = True
+        self,
+        model: LanguageModel,
+        kernels: Kernels,
+        *,
+        recompute: Recompute = "none",
+        keep_packed: bool = True,
+        one_pass: bool = False,
     ) -> None:
         reason = unsupported(model, kernels)
         if reason is not None:
             raise ValueError(f"the training kernels cannot run this model: {reason}")
         self._work = Workspace(model, kernels, recompute=recompute, keep_packed=keep_packed)
+        self._keep_packed, self._one_pass = keep_packed, one_pass
         self._forward, self._head = Forward(self._work), Head(self._work)
         self._backward = Backward(self._work, self._forward)
 
@@ -148,13 +157,13 @@ class Fused:
 
     def _gradients(self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None) -> float:
         """Add every gradient of a loss of the logits. Returns the summed cross-entropy of the loss's last pass."""
-        self._prepare(ids_BT, targets_BT, starts_BT)
+        self._prepare(ids_BT, targets_BT, starts_BT, learns=True)
         ids_N, targets_N = _flat(ids_BT), _flat(targets_BT)
         nats, dx_ND = self._head.gradients(self._forward.keeping(ids_N), targets_N, head)
         self._backward.run(ids_N, dx_ND)
         return nats
 
-    def _prepare(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> None:
+    def _prepare(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None, *, learns: bool = False) -> None:
         """ValueError for what the kernels would read or write outside of their tensors."""
         for name, tensor, ndims in (("ids", ids_BT, (2, 3)), ("targets", targets_BT, (2,))):
             wrong = tensor.dtype != torch.int64 or tensor.ndim not in ndims or tensor.shape[:2] != ids_BT.shape[:2]
@@ -166,6 +175,7 @@ class Fused:
             raise ValueError(f"ids holds {int(ids_BT.min())}, which is no token")
         if starts_BT is not None:
             _check_starts(starts_BT, ids_BT.shape[:2])
+        self._work.keep_packed(self._keep_packed and not (learns and self._one_pass))
         self._work.prepare(ids_BT, starts_BT)
 
 

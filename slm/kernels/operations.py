@@ -76,7 +76,7 @@ def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weig
 
 
 def _add_product(work: Workspace, name: str, dy: Tensor, x: Tensor, grad: Tensor, add: int, kernels: Kernels) -> None:
-    (n, k), N = grad.shape, len(x)
+    (n, k), N = grad.shape, x.shape[0]
     size = kernels.slm_weight_gradient_scratch(N, n, k)
     scratch = work.room(f"packed_{name}", size, dtype=torch.int32)
     kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
@@ -86,7 +86,7 @@ def weight_gradient(kernels: Kernels, dy: Tensor, x: Tensor) -> Tensor:
     """dy^T x [outputs, inputs], f32; dy may be some columns of a wider tensor. Inputs are a multiple of the kernels'
     width."""
     grad = torch.empty(dy.shape[1], x.shape[1])
-    (n, k), N = grad.shape, len(x)
+    (n, k), N = grad.shape, x.shape[0]
     scratch = torch.empty(kernels.slm_weight_gradient_scratch(N, n, k), dtype=torch.int32)
     kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, 0, scratch)
     return grad

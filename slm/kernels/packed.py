@@ -16,8 +16,8 @@ Direction = Literal["forward", "backward"]
 class PackedWeights:
     """Linear layers stacked along their outputs: for x W^T (forward) and dy W (backward), in the kernels' precision.
 
-    With ``keep`` a layout is made once and stays until ``forget``; otherwise every use makes it again, in memory
-    that all such stacks share.
+    While ``keep`` is set a layout is made once and stays until ``forget``; otherwise every use makes it again, in
+    memory that all such stacks share.
     """
 
     shared = torch.empty(0, dtype=torch.int32)
@@ -25,7 +25,7 @@ class PackedWeights:
     def __init__(self, kernels: Kernels, weights: list[Tensor], *, keep: bool, side_by_side: bool = False) -> None:
         self.weights = weights
         self.rows, self.width = sum(len(w) for w in weights), weights[0].shape[1]
-        self.kernels, self._keep, self._side_by_side = kernels, keep, side_by_side
+        self.kernels, self.keep, self._side_by_side = kernels, keep, side_by_side
         self._memory: dict[Direction, Tensor] = {}
         self._ready: set[Direction] = set()
         self._made_of: list[tuple[int, int]] = []
@@ -53,7 +53,7 @@ class PackedWeights:
             return self._memory[direction]
         per_unit = self.kernels.values_per_unit
         size = self.rows * self.width // per_unit
-        if not self._keep:
+        if not self.keep:
             if len(PackedWeights.shared) < size:
                 PackedWeights.shared = torch.empty(size, dtype=torch.int32)
             out = PackedWeights.shared

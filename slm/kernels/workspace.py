@@ -72,6 +72,11 @@ class Workspace:
         self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
         self.head = PackedWeights(kernels.head, [model.head_weight_VD], keep=keep_packed)
 
+    def keep_packed(self, keep: bool) -> None:
+        """From now on packed weights are kept, or made at each use."""
+        for packed in self._all_packed():
+            packed.keep = keep
+
     def use(self, kernels: Kernels) -> None:
         """Call these kernels from now on."""
         self.kernels = kernels

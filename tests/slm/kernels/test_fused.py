@@ -147,6 +147,19 @@ def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed,
         assert torch.equal(gradient, expected[name]), name
 
 
+def test_packing_for_one_pass_changes_nothing(kernels):
+    model = new_model(n_layers=1)
+    ids, targets = batch(2, 33)
+    kept, once = Fused(model, kernels), Fused(model, kernels, one_pass=True)
+    for _ in range(2):
+        losses = [fused.losses(ids, targets) for fused in (kept, once)]
+        assert torch.equal(*losses)
+        assert kept.loss_and_gradients(ids, targets) == once.loss_and_gradients(ids, targets)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+
+
 def test_the_head_works_in_chunks_and_skips_what_is_not_scored(kernels):
     model = new_model(n_layers=1, n_heads=1, n_kv_heads=1, d_model=64, ffn_dim=96)
     check(model, Fused(model, kernels), *batch(2, HEAD_ROWS // 2 + 50, ignored=True))
