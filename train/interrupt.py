@@ -82,10 +82,11 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._before)
-        os.close(self._write)  # the thread reads to its end
-        self._write = -1
+        os.write(self._write, b"\0")  # no signal; that the pipe is closed is not seen while a child has it, too
         self._thread.join()
+        os.close(self._write)
         os.close(self._read)
+        self._write = -1
 
     def _leave_to_parent(self) -> None:
         """A signal to a child is not one to this process, though both have the pipe."""
@@ -100,7 +101,7 @@ class Watcher:
                 self._tick()
                 continue
             numbers = os.read(self._read, 64)
-            if not numbers:
+            if 0 in numbers:
                 return
             if not heard and (stops := [each for each in numbers if each in STOP_SIGNALS]):
                 heard = True

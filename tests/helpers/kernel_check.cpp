@@ -26,6 +26,8 @@ void slm_rmsnorm_backward(const float*, const float*, const float*, const float*
 long slm_rmsnorm_backward_scratch(long);
 void slm_head_backward(const float*, long, long, const float*, long, float*, float*);
 void slm_cross_entropy(const float*, long, long, const float*, long, const float*, const int64_t*, float, int, float*, float*);
+void slm_adamw(const void*, long, const void*);
+double slm_sum_of_squares(const void*, long);
 long slm_attention_scratch(long, long, long, long);
 long slm_attention_backward_scratch(long, long, long, long);
 int slm_attention_forward(const float*, long, long, long, long, long, const float*, const float*, const float*, const float*,
@@ -362,6 +364,29 @@ static void attention() {
     }, dqkv);
 }
 
+static void update() {
+    const long n = 3 * 8192 + 5;
+    // As the numbers of slm_adamw: two factors, what is kept, 1 - beta1, beta2, 1 - beta2, correction, epsilon, step.
+    const Floats c = {0.5f, 3.0f, 0.99f, 0.1f, 0.95f, 0.05f, 0.3f, 1e-6f, -0.02f}, gradient = numbers(n), first = numbers(n);
+    Floats weight = first, mean = numbers(n), square = numbers(n);
+    for (float& each : square) each = each * each;
+    const Floats old_mean = mean, old_square = square;
+    const int64_t tensors[5] = {(int64_t)weight.data(), (int64_t)gradient.data(), (int64_t)mean.data(), (int64_t)square.data(), n};
+    slm_adamw(tensors, 1, c.data());
+    Doubles expected(n);
+    for (long i = 0; i < n; i++) {
+        const double g = gradient[i] * 1.5, m = 0.9 * old_mean[i] + 0.1 * g, v = 0.95 * old_square[i] + 0.05 * g * g;
+        expected[i] = 0.99 * first[i] - 0.02 * m / (std::sqrt(v) / 0.3 + 1e-6);
+    }
+    compare("update", weight, [&] { return expected; });
+    const int64_t summed[2] = {(int64_t)gradient.data(), n};
+    compare("sum of squares", {(float)slm_sum_of_squares(summed, 1)}, [&] {
+        double sum = 0;
+        for (float g : gradient) sum += (double)g * g;
+        return Doubles{sum};
+    });
+}
+
 int main() {
     printf("%ld lanes, tiles of %ld x %ld\n", W, MR, NR);
     for (int threads : {2, 1, 3}) {
@@ -376,6 +401,7 @@ int main() {
         norm();
         head();
         attention();
+        update();
         turn++;
     }
     return failed;

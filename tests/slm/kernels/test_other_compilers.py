@@ -19,6 +19,7 @@ CHECKED = (
     *("gate and up with SiLU", "their gradients with SiLU", "gate and up with GELU", "their gradients with GELU"),
     *("weight gradient", "bias gradient", "norm", "norm backward", "cross-entropy", "cross-entropy without gradients"),
     *("gradient in the logits", "head backward", "attention", "attention backward"),
+    *("update", "sum of squares"),
 )
 
 
