@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from data.chat.formats import from_document
 from data.config import DataConfig
@@ -210,6 +210,7 @@ def _short(text: str) -> str:
 
 def in_order(questions: list[Question]) -> Iterator[tuple[Score, int]]:
     """Each score that is used, with the number of its questions."""
-    for score in ("exact", "contains", "json", "tools", "likelihood"):
+    scores: tuple[Score, ...] = get_args(Score)
+    for score in scores:
         if count := sum(each.score == score for each in questions):
             yield score, count
