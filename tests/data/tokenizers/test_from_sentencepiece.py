@@ -12,6 +12,7 @@ from data.errors import UserError
 from data.tales.story import story
 from data.tokenizers import from_sentencepiece as ours
 from data.tokenizers.make import load_tokenizer
+from tests.helpers.tokenizers import auto
 
 PIECES = [
     *(
@@ -167,3 +168,22 @@ def test_gemmas_kind_of_tokenizer(tmp_path):
         assert ids == ids_of(hf, text) == pieces.encode(text)
         assert tokenizer.decode(ids) == text
         assert b"".join(tokenizer.token_bytes(id) for id in ids) == text.encode()
+
+
+@pytest.mark.parametrize(("said", "begins"), [({}, (1,)), ({"add_bos_token": False}, ())], ids=["", "told not to"])
+def test_a_models_directory_with_tokenizer_model_alone_keeps_its_beginning_and_its_template(tmp_path, said, begins):
+    """As transformers and llama.cpp have it: <s> before each text, unless tokenizer_config.json says otherwise."""
+    source, saved = tmp_path / "model", tmp_path / "saved"
+    source.mkdir()
+    (source / "corpus.txt").write_text("the cat sat on the mat\n" * 200)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(source / "corpus.txt"), model_prefix=str(source / "tokenizer"), vocab_size=290, model_type="bpe",
+        byte_fallback=True, hard_vocab_limit=False, remove_extra_whitespaces=False, minloglevel=3,
+    )  # fmt: skip
+    (source / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ bos_token }}", **said}))
+    tokenizer = load_tokenizer(source)
+    assert tokenizer.begins == begins
+    assert tokenizer.settings["chat_template"] == "{{ bos_token }}"
+    tokenizer.save(saved)
+    assert auto(saved)("the cat")["input_ids"] == tokenizer.encode_document("the cat")
+    assert load_tokenizer(source / "tokenizer.model").begins == ()  # the vocabulary of a new model
