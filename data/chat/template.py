@@ -167,7 +167,8 @@ class ChatTemplate:
         return self._probed(self._takes_text)
 
     def _probed(self, as_text: bool) -> frozenset[Capability]:
-        function: dict[str, Any] = {"name": "probe_offered", "description": "probe", "parameters": {"type": "object", "properties": {}}}
+        parameters = {"type": "object", "properties": {}}
+        function: dict[str, Any] = {"name": "probe_offered", "description": "probe", "parameters": parameters}
         call: dict[str, Any] = {"name": "probe_called", "arguments": {"probe_key": "probe value"}}
         calling: dict[str, Any] = {"id": "probe0000", "type": "function", "function": call}
         said: list[dict[str, Any]] = [
