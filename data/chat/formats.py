@@ -83,6 +83,8 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
 
     ``columns`` names the record's own columns by what they hold (``data.columns``); then no others count.
     """
+    if isinstance(record, list) and record and all(isinstance(each, dict) for each in record):
+        record = {"messages": record}
     if not isinstance(record, dict):
         raise BadRecordError(f"it is {kind(record)}, not an object with fields")
     fields, reading = Fields(_renamed(record, columns) if columns else record), Reading()
