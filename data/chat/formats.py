@@ -5,7 +5,6 @@ travels through the streams of documents: as one line of JSON.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -62,7 +61,6 @@ _TURNS = ("conversations", "conversation", "dialogue", "dialog", "dialogs", "tur
 _CHOSEN = ("chosen", "chosenresponse", "responsechosen", "responsej", "chosenmessages", "accepted")
 _REJECTED = ("rejected", "rejectedresponse", "responserejected", "responsek", "rejectedmessages", "rejectedanswer")
 _CALLS = ("answers", "toolcalls", "functioncalls", "calls")
-_BROKEN = re.compile(r"\\u0000|[\ud800-\udfff]")
 
 TOOLS_TWICE = "tools left to the system message, which lists them"
 REPLACED = "characters that text cannot hold replaced by U+FFFD"
@@ -85,6 +83,8 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
 
     ``columns`` names the record's own columns by what they hold (``data.columns``); then no others count.
     """
+    if isinstance(record, list) and record and all(isinstance(each, dict) for each in record):
+        record = {"messages": record}
     if not isinstance(record, dict):
         raise BadRecordError(f"it is {kind(record)}, not an object with fields")
     fields, reading = Fields(_renamed(record, columns) if columns else record), Reading()
@@ -112,7 +112,7 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
     if columns:
         reading.unused.update(n for n, v in record.items() if n not in columns.values() and not is_empty(v))
     conversation = {"messages": messages} | ({"tools": tools} if tools else {}) | _rest(conversation)
-    if _BROKEN.search(to_document(conversation)):
+    if _is_broken(to_document(conversation)):
         conversation = _well_formed(conversation)
         reading.changed[REPLACED] += 1
     return Read(found, conversation, reading)
@@ -404,6 +404,15 @@ def _tree(fields: Fields, reading: Reading) -> dict[str, Any]:
         order = sorted(range(len(replies)), key=lambda at: (is_absent(ranks[at]), ranks[at] or 0, at))
         node = replies[order[0]] if replies else None
     return _said(read_messages(turns, reading, "tree"))
+
+
+def _is_broken(document: str) -> bool:
+    """Whether a text in a document holds NUL or a lone surrogate."""
+    try:
+        document.encode()
+    except UnicodeEncodeError:
+        return True
+    return "\\u0000" in document
 
 
 def _well_formed(value: Any) -> Any:

@@ -35,6 +35,8 @@ ROLES = {
     **dict.fromkeys(("toolresult", "tooloutput", "functionresult"), "tool"),
 }
 """Roles by their names in data sets (``fields.key``)."""
+_PLAIN = {"role", "content"}
+_PLAIN_ROLES = {role: role for role in ("system", "user", "assistant")}
 _CALLS = ("functioncall", "toolcall", "toolcalls")
 """Roles whose content is a call."""
 _MARKS = {"false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
@@ -105,6 +107,8 @@ def pair(asked: Any, answered: Any) -> list[Message]:
 
 def _turn(turn: dict[str, Any], number: int, reading: Reading, name: str) -> tuple[list[Message], bool]:
     """The messages of a turn, and whether it is a call that stands alone."""
+    if turn.keys() == _PLAIN and isinstance(turn["content"], str) and (role := _PLAIN_ROLES.get(str(turn["role"]))):
+        return [{"role": role, "content": turn["content"]}], False  # what most turns are, read at once
     fields = Fields(turn)
     role_field = fields.find("role", "from", "speaker", "author", "sender")
     if role_field is None and fields.has(*SYSTEM, *USER, *ASSISTANT, "input"):
@@ -177,7 +181,7 @@ def is_learned(fields: Fields, reading: Reading) -> bool:
     A value that is neither true nor false is no mark: its field stays unused.
     """
     learned = True
-    for name in LEARNED:
+    for name in LEARNED if fields.names(*LEARNED) else ():
         value = fields.value(name)
         number = _number(value)
         if number is None:

@@ -171,10 +171,11 @@ class ChatTemplate:
         return self._probed(self._takes_text)
 
     def _probed(self, as_text: bool) -> frozenset[Capability]:
-        function = {"name": "probe_offered", "description": "probe", "parameters": {"type": "object", "properties": {}}}
-        call = {"name": "probe_called", "arguments": {"probe_key": "probe value"}}
-        calling = {"id": "probe0000", "type": "function", "function": call}
-        said = [
+        parameters = {"type": "object", "properties": {}}
+        function: dict[str, Any] = {"name": "probe_offered", "description": "probe", "parameters": parameters}
+        call: dict[str, Any] = {"name": "probe_called", "arguments": {"probe_key": "probe value"}}
+        calling: dict[str, Any] = {"id": "probe0000", "type": "function", "function": call}
+        said: list[dict[str, Any]] = [
             {"role": "user", "content": "probe question"},
             {"role": "assistant", "content": "", "tool_calls": [_with_text(calling) if as_text else calling]},
             {"role": "tool", "name": "probe_called", "tool_call_id": "probe0000", "content": "probe result"},

@@ -68,7 +68,7 @@ def _records(path: str, start: int) -> Iterator[Record]:
     return (each for each in itertools.islice(every, start, None) if each is not None)
 
 
-Lines = Callable[["_Place", BinaryIO], Iterator[Record | None]]
+Lines = Callable[["_Place", io.BufferedReader], Iterator[Record | None]]
 """All records of a stream. Those that the caller does not want may be None."""
 
 
@@ -90,10 +90,11 @@ def _to_the_end(path: str, lines: Lines) -> Iterator[Record | None]:
                 return
             if before and (last is None or not last.error):
                 yield last
-                place.line += 1
+                before = False
+            place.line += not before  # the damaged record's own line
             why = f"it cannot be read ({one_line(steps.damage)}): is the file complete?"
             yield Record(None, place.where, why, last=True)
-    except OSError as error:
+    except (OSError, EOFError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): is the file complete?") from error
 
 
@@ -140,7 +141,7 @@ class _Steps(io.RawIOBase):
         return len(data)
 
 
-def _utf8(path: str, steps: _Steps) -> BinaryIO:
+def _utf8(path: str, steps: _Steps) -> io.BufferedReader:
     """The file's bytes as UTF-8, without a byte order mark. UTF-16 with its mark is converted.
 
     UserError for UTF-16 without one.
@@ -178,12 +179,12 @@ class _Recoded(io.RawIOBase):
         return n
 
 
-def _read_json(place: _Place, stream: BinaryIO, skipped: int) -> Iterator[Record | None]:
+def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterator[Record | None]:
     """The records of JSON lines, of a JSON array, and of objects over several lines; None for the ``skipped`` first."""
     begun, first = b"", stream.read(1)
     while first and first.isspace():
         begun, first = begun + first, stream.read(1)
-    if first == b"[":
+    if first == b"[" and not _is_line(first + stream.peek(_CHUNK)):
         yield from _read_values(place, begun + first, stream)
         return
     number = 0  # records: blank lines are none
@@ -205,6 +206,18 @@ def _read_json(place: _Place, stream: BinaryIO, skipped: int) -> Iterator[Record
             yield Record(None, place.where, "it is not UTF-8")
         except (ValueError, RecursionError) as error:
             yield Record(None, place.where, f"it is not a line of JSON ({one_line(error)})")
+
+
+def _is_line(head: bytes) -> bool:
+    """Whether a file that begins so has an array in each line, and is none over all lines."""
+    line, _, rest = head.partition(b"\n")
+    if not rest.strip():
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _goes_on(line: bytes) -> bool:
@@ -237,6 +250,10 @@ def _read_values(place: _Place, begun: bytes, stream: BinaryIO) -> Iterator[Reco
             at += in_array
             continue
         if in_array and buffer[at : at + 1] == "]":
+            behind = buffer[at + 1 :].strip() or stream.read().strip()
+            if behind:
+                place.line = line
+                yield Record(None, place.where, "more stands behind the array's end", last=True)
             return
         if ended and at == len(buffer):
             break
@@ -292,7 +309,7 @@ def _only_list(value: Any) -> list[Any] | None:
     return [each["row"] if isinstance(each, dict) and isinstance(each.get("row"), dict) else each for each in lists[0]]
 
 
-def _read_table(place: _Place, stream: BinaryIO) -> Iterator[Record | None]:
+def _read_table(place: _Place, stream: io.BufferedReader) -> Iterator[Record | None]:
     """The rows of a table, whose first line has the names of its columns."""
     csv.field_size_limit(1 << 28)
     lines = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape", newline="")

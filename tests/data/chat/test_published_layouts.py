@@ -5,6 +5,7 @@ of the same messages, and the parts that are scored are compared with what the l
 """
 
 import json
+import random
 
 import pytest
 from transformers import AutoTokenizer
@@ -233,6 +234,32 @@ def test_a_layouts_answers_are_learned_and_its_text_is_transformers(both, name):
     said = [message for message in messages if message["role"] == "assistant" and message.get("weight") != 0]
     assert len(rendered.scored) == len(said) == len(answers)
     assert scored.sum() > 0
+
+
+NAMES = ("role", "from", "content", "value", "name", "weight", "train", "output", "response", "system", "tool_calls")
+
+
+def padded(value, rng):
+    """The value with keys that are null in its objects, as Arrow and joined tables have them, at random places."""
+    if isinstance(value, list):
+        return [padded(each, rng) for each in value]
+    if not isinstance(value, dict):
+        return value
+    items = [(key, padded(each, rng)) for key, each in value.items()]
+    more = [*NAMES, "messages", "conversations", "prompt", "chosen", "rejected", "history", "tools", "function_call"]
+    items += [(key, None) for key in more if key not in value and rng.random() < 0.5]
+    rng.shuffle(items)
+    return dict(items)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_null_keys_anywhere_change_nothing(name):
+    record = LAYOUTS[name][0]
+    wanted = read_record(record)
+    for seed in range(10):
+        found = read_record(padded(record, random.Random(seed)))
+        assert (found.kind, found.conversation) == (wanted.kind, wanted.conversation)
+        assert set(found.reading.unused) == set(wanted.reading.unused)
 
 
 @pytest.mark.parametrize("name", PAIRS)

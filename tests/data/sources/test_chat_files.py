@@ -210,6 +210,26 @@ def test_json_over_several_lines(tmp_path, text, monkeypatch):
     assert [each.value for each in chat_records.read(str(file), 2)] == records(3)[2:]
 
 
+@pytest.mark.parametrize("separator", ["\n", "\n\n"])
+def test_a_list_of_messages_in_each_line(tmp_path, separator):
+    turns = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}."}] for n in range(3)]
+    file = tmp_path / "a.jsonl"
+    file.write_text(separator.join(map(json.dumps, turns)))
+    assert said(file) == [(f"{n}?", f"{n}.") for n in range(3)]
+    file.write_text(json.dumps(turns))
+    assert said(file) == [(f"{n}?", f"{n}.") for n in range(3)]
+    file.write_text("[\n" + json.dumps(records(1)[0]) + "\n]\n{}\n")
+    assert [each.error for each in chat_records.read(str(file))] == ["", "more stands behind the array's end"]
+
+
+@pytest.mark.parametrize("content", [b"", b"plain", gzip.compress(b"")[:-3]])
+def test_a_file_that_is_no_gzip_is_one_line(tmp_path, content):
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{file}(:1:)?:? (it )?cannot be read"):
+        chat_files.inspect((str(file),))
+
+
 def test_a_place_in_an_array_is_its_line(tmp_path):
     file = tmp_path / "a.json"
     file.write_bytes(b'[\n {"prompt": "a",\n  "completion": "b"},\n {"prompt": "\xff"},\n {"prompt"; 1},\n {}]')
