@@ -229,7 +229,13 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
     data = at_saved_commits(config.data, point.state.get("loader"), began_with=saved.get("revision") or "")
     blocks_NT1 = ranks.broadcast_from_main(
         lambda: validation_blocks(
-            data, tokenizer, train.seq_len, train.eval_blocks, train.seed, pairs=config.preference.on
+            data,
+            tokenizer,
+            train.seq_len,
+            train.eval_blocks,
+            train.seed,
+            pairs=config.preference.on,
+            position=point.state.get("loader"),
         )
     )
     if len(blocks_NT1) == 0:

@@ -19,6 +19,10 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]+")
 _ODD = 0.03
 """Runs of control characters per byte, by which bytes are no text of one byte a character, such as UTF-8. A run counts
 once: a text with a hole of NULs is one that a crash has damaged."""
+_MANY = 5
+"""More different control characters than this are in no text."""
+_WIDE_NULS = 0.2
+"""Least share of NULs in a wide encoding of text that is UTF-8 too if its other bytes are no control characters."""
 _COMMON = " \r\n.,\u3000\u3001\u3002\uff0c"
 _WRONG = 0.01
 """Most share of characters that no text has, by which bytes may still be text in an encoding."""
@@ -33,7 +37,11 @@ def not_text(beginning: bytes) -> str:
     for mark, name in _MARKS:
         if beginning.startswith(mark):
             return name
-    if len(_CONTROLS.findall(beginning)) <= _ODD * len(beginning):
+    runs = _CONTROLS.findall(beginning)
+    kinds = set(b"".join(runs))
+    if len(runs) <= _ODD * len(beginning) and len(kinds) <= _MANY:
+        return ""
+    if kinds == {0} and beginning.count(0) < _WIDE_NULS * len(beginning) and _is_utf8(beginning):
         return ""
     found = {name: _n_common(beginning, name) for name in _WIDE}
     best = max(_WIDE, key=lambda name: found[name])
@@ -50,6 +58,14 @@ def _n_common(content: bytes, name: str) -> int:
         return 0
     n_wrong = sum(unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") and c not in _WHITE for c in text)
     return sum(c in _COMMON for c in text) if n_wrong <= _WRONG * len(text) else 0
+
+
+def _is_utf8(beginning: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def advice(content: bytes) -> str:

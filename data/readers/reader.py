@@ -3,6 +3,7 @@
 Tested in tests/data/sources/test_files.py.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, Protocol
@@ -65,6 +66,16 @@ class Reader(Protocol):
 
 def pieces(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of the stream. What stands before damaged data comes before the error that they raise."""
-    read_some = getattr(stream, "read1", stream.read)
-    while piece := read_some(CHUNK):
+    position = stream.tell()
+    while True:
+        try:
+            piece = stream.read(CHUNK)
+        except Exception:
+            # Such a read loses what it has decompressed before the damage, and smaller ones do not.
+            stream.seek(position)
+            yield from iter(functools.partial(stream.read1, CHUNK), b"")  # type: ignore[attr-defined]
+            raise
+        if not piece:
+            return
+        position += len(piece)
         yield piece

@@ -90,6 +90,11 @@ class CorpusStream(Generic[Doc]):
             self._index, self._record, self._position, self._reader = self._index + 1, 0, None, None
         raise StopIteration
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far it has read: the index of the file in its order, and the number of the file's next record."""
+        return self._index, self._record
+
     def _own_order(self) -> list[int]:
         """The files that this shard reads, all of them where the shards share each file's records."""
         order = self._make_order(self._corpus.n_files())

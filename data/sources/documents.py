@@ -2,7 +2,8 @@
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from data.chat.formats import plain_text, to_document
 from data.chat.story_chat import conversation
@@ -56,17 +57,18 @@ class TalesStream:
         self._index = state["index"]
 
 
-def make_plans(config: DataConfig, split: Split) -> list[Plan]:
+def make_plans(config: DataConfig, split: Split, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
     """A plan for each source, with the list of duplicates that ``data.dedup`` asks for.
 
+    ``held``: what each source holds out (``Plan.held``), where a saved run has decided it.
     All text is read the first time, to list the duplicates. Raises UserError for what cannot be read: missing files,
     no network, no text.
     """
-    plans = plan_sources(config, split)
+    plans = plan_sources(config, split, held)
     if config.dedup == "none":
         return plans
     other: Split = "train" if split == "validation" else "validation"
-    others = plan_sources(config, other)
+    others = plan_sources(config, other, held)
     # Separate validation text comes first: training text that repeats it is then left out.
     ordered = [*plans, *others] if split == "validation" else [*others, *plans]
     listed = duplicates.list_duplicates(config, ordered)
@@ -110,6 +112,14 @@ def make_select(plan: Plan) -> Select:
     return select
 
 
+class Recorder(Protocol):
+    """What is told which stream of a source is read."""
+
+    def begin(self, epoch: int, stream: CorpusStream[Any]) -> None:
+        """An epoch begins, and with it a stream."""
+        ...
+
+
 def open_stream(
     plan: Plan,
     *,
@@ -120,10 +130,12 @@ def open_stream(
     shuffle_buffer: int = 0,
     repeat: bool = False,
     wrap: Callable[[Corpus[str]], Corpus[Doc]],
+    recorder: Recorder | None = None,
 ) -> ResumableStream[Doc | str]:
     """One shard's share of a source's documents: one epoch, or with ``repeat`` as many as the source allows.
 
-    ``number`` is the source's number in a mixture, ``wrap`` may put a cache over the source's corpus.
+    ``number`` is the source's number in a mixture, ``wrap`` may put a cache over the source's corpus. The ``recorder``
+    is told of the stream of each epoch.
     """
     epochs = plan.source.max_epochs if repeat else 1
     stream: Repeated[Doc] | Repeated[str]
@@ -149,8 +161,11 @@ def open_stream(
         corpus = wrap(open_corpus(plan))
 
         def one_pass(epoch: int) -> ResumableStream[Doc]:
-            order = functools.partial(_file_order, plan, seed, epoch)
-            return CorpusStream(corpus, order=order, shard_index=shard_index, num_shards=num_shards)
+            order = functools.partial(file_order, plan, seed, epoch)
+            found = CorpusStream(corpus, order=order, shard_index=shard_index, num_shards=num_shards)
+            if recorder is not None:
+                recorder.begin(epoch, found)
+            return found
 
         stream = Repeated(one_pass, epochs=epochs)
     if not shuffle_buffer:
@@ -167,7 +182,7 @@ def _story_chat(held_out: bool, seed: int, index: int) -> str:
     return to_document(conversation(seed, index, held_out=held_out))
 
 
-def _file_order(plan: Plan, seed: int, epoch: int, n_files: int) -> list[int]:
+def file_order(plan: Plan, seed: int, epoch: int, n_files: int) -> list[int]:
     """The order in which a pass reads the files: a different one each epoch of training."""
     order = list(range(n_files))
     if plan.split == "train":

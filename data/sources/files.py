@@ -40,6 +40,7 @@ class TextFile:
         kind, self._wrong = kinds.tell(path)
         self._kind = kind or "text"
         self._reader = READERS.get(self._kind)
+        self._parse = (self._reader or READERS["text"]).parse
         self._may_be_malformed = self._kind not in (*PLAIN, "parquet")
 
     def read(self, start: int = 0) -> Iterator[tuple[Raw, int]]:
@@ -84,9 +85,8 @@ class TextFile:
 
         NUL characters and lone surrogates, which programs in C and UTF-8 cannot carry, become U+FFFD.
         """
-        assert self._reader is not None
         try:
-            text = self._reader.parse(raw, end, self._reading)
+            text = self._parse(raw, end, self._reading)
         except BadRecordError as error:
             self.leave_out(error, end)
             return ""

@@ -3,17 +3,21 @@
 import contextlib
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from data.bad_records import REPLACED, TALLY
 from data.config import SourceConfig
-from data.errors import UserError, nearest, one_line
+from data.errors import UserError, excerpt, nearest, one_line
 from data.sources.chat_files import Record, to_conversation
 from data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
 INSTEAD = "run with data=tales (embedded stories) or data=local data.files=[...]"
 STATE_EVERY = 1000  # rows between states of ``datasets``, from which reading resumes after a broken connection
+SKIP = "leave such rows out with data.on_bad=skip"
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HEADING = re.compile(r"^ = [^=].*[^=] = \s*$")
 
 
@@ -95,10 +99,14 @@ def open_split(source: SourceConfig, split: str) -> Any:
 def resolve(source: SourceConfig) -> str:
     """The commit that the source's revision points to, which identifies the text; ``""`` for a folder.
 
-    Raises UserError where the data set or the revision does not exist.
+    Of a revision that is a commit nothing is asked: a run that resumes has one, and perhaps all of its text in the
+    cache and no network. Raises UserError where the Hub cannot be reached, or the data set or revision does not exist.
     """
     if os.path.isdir(source.path):
         return ""
+    if COMMIT.fullmatch(source.revision):
+        return source.revision
+    check_reachable(source)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -121,6 +129,7 @@ class HubCorpus:
         self._source = source
         self._split = split
         self._dataset: Any = None
+        self._reached = False
 
     def n_files(self) -> int:
         return self._opened().num_shards if self._by_row() else 1
@@ -146,6 +155,9 @@ class HubCorpus:
 
     def _opened(self) -> Any:
         if self._dataset is None:
+            if not self._reached:
+                check_reachable(self._source)  # in seconds; later on, ``retry`` waits for the network
+                self._reached = True
             with hub_errors(self._source):
                 self._dataset = retry(lambda: open_split(self._source, self._split), self._source.path)
         return self._dataset
@@ -177,8 +189,21 @@ class _Rows:
         if self._source.kind == "chat":
             return text
         if text is not None and not isinstance(text, str):
-            raise UserError(f"{self._source.path}: the column {self._source.text_field!r} is not text")
+            reason = f"the column {self._source.text_field!r} is not text"
+            if not self._source.skips_bad:
+                raise UserError(f"{self._source.path}: {reason} but {excerpt(text)}: set data.text_field, or {SKIP}")
+            self._count(reason, text)
+            return ""
+        if text and "\0" in text:
+            self._count("a NUL character", text, count=text.count("\0"), kind=REPLACED)
+            return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
         return text or ""
+
+    def _count(self, reason: str, row: Any, **more: Any) -> None:
+        path = self._source.path
+        # A row's number is not known after a resumption, so that its content tells it apart.
+        position = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"))
+        TALLY.add(reason, path=path, position=position, first=lambda: f"{path}: {excerpt(row)}", **more)
 
     def _row(self) -> Any:
         if self._iterator is None:

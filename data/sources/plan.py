@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,11 @@ class Plan:
     also_held_out: frozenset[float] = frozenset()
     """Unit hashes of more documents that are not trained on: another source holds them out, or they are in validation
     files."""
+    apart: str = ""
+    """Identifies the documents of validation files among them."""
+    held: tuple[tuple[str, float], ...] = ()
+    """What the source alone holds out, as pairs of fields and values: a saved run keeps it, so that text which is added
+    to a small corpus does not change which of the other documents are held out."""
     duplicates: str = ""
     """The file that lists the records left out as duplicates."""
     listed_as: str = ""
@@ -84,7 +90,17 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that changes the stream of documents."""
+        """Changes with anything that changes the stream of documents, except what is in local files:
+        ``data.stream.read_so_far`` compares that."""
+        s = self.source
+        where = () if self.files else (s.path, self.corpus if s.from_hub and os.path.isdir(s.path) else "")
+        how = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        divided = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
+        return fingerprint((how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs))
+
+    @property
+    def earlier_fingerprint(self) -> str:
+        """What positions had that were saved before the content of files was compared: their names and sizes count."""
         return fingerprint((self.selection, self.source.weight, self.source.max_epochs))
 
     @property
@@ -123,13 +139,17 @@ class Plan:
         return sum(1 + text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
 
 
-def plan_sources(config: DataConfig, split: Split) -> list[Plan]:
+def plan_sources(config: DataConfig, split: Split, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
     """A plan for each source, without a list of duplicates (``data.sources.documents.make_plans`` has it).
 
+    ``held``: what each source holds out, where that is decided already.
     Raises UserError for what cannot be read: missing files, no network, no text.
     """
-    sources = [each for each in config.all_sources() if split == "train" or each.validated]
-    plans = [_plan_source(source, split, config.val_fraction) for source in sources]
+    plans = [
+        _plan_source(source, split, config.val_fraction, held[number] if held else None)
+        for number, source in enumerate(config.all_sources())
+        if split == "train" or source.validated
+    ]
     found = _without_held_out(plans) if split == "train" else plans
     TALLY.report()  # of what was read to plan
     return found
@@ -147,18 +167,17 @@ def open_whole_corpus(plan: Plan, select: Select | None = None) -> Corpus[str]:
     return FileCorpus(plan.files, plan.reading, select)
 
 
-def _plan_source(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
+def _plan_source(source: SourceConfig, split: Split, val_fraction: float, held: dict[str, Any] | None) -> Plan:
     if source.kind in ("tales", "story_chat"):
         return Plan(source=source, split=split, held_out=val_fraction)
     if source.from_hub:
-        hub.check_reachable(source)
         source = replace(source, revision=hub.resolve(source))
         chosen = source.val_split if split == "validation" and source.val_split else source.split
         return Plan(source=source, split=split, hub_split=chosen, held_out=0 if source.val_split else val_fraction)
-    return _plan_files(source, split, val_fraction)
+    return _plan_files(source, split, val_fraction, held)
 
 
-def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan:
+def _plan_files(source: SourceConfig, split: Split, val_fraction: float, held: dict[str, Any] | None) -> Plan:
     if not source.files:
         raise UserError("no text is named: add data.files=[...] (paths, globs or folders of text and documents)")
     paths = source_files(source)
@@ -176,11 +195,11 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float) -> Plan
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
         return plan if split == "train" else replace(plan, files=tuple(validation))
-    if size <= SMALL_CORPUS:
-        return replace(
-            plan, **hold_out(stamps(paths), plan.reading, settings(source), val_fraction, plan.long_documents)
-        )
-    return replace(plan, held_out=val_fraction, passage=val_fraction if plan.long_documents else 0.0)
+    if not held and size <= SMALL_CORPUS:
+        held = hold_out(stamps(paths), plan.reading, settings(source), val_fraction, plan.long_documents)
+    elif not held:
+        held = {"held_out": val_fraction, "passage": val_fraction if plan.long_documents else 0.0}
+    return replace(plan, **held, held=tuple(sorted(held.items())))
 
 
 def earlier_document_chars(source: SourceConfig) -> int:
@@ -220,14 +239,15 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
     leave out the longest of their passages.
     """
     hashes: set[float] = set()
+    apart: list[float] = []
     widest = max((plan.held_out for plan in plans if not _is_small(plan)), default=0.0)
     least = min((_full_range(plan) for plan in plans), default=0.0)
     passage = max(plan.passage for plan in plans)
     for plan in plans:
         if plan.source.val_files:
-            apart = validation_files(plan.source)
-            if sum(map(text_bytes, apart)) <= SMALL_CORPUS:
-                hashes |= documents_of(stamps(apart), plan.reading, settings(plan.source)).keys()
+            paths = validation_files(plan.source)
+            if sum(map(text_bytes, paths)) <= SMALL_CORPUS:
+                apart += documents_of(stamps(paths), plan.reading, settings(plan.source)).keys()
         elif plan.held_out > least and _is_small(plan):
             documents = documents_of(stamps(plan.files), plan.reading, settings(plan.source))
             whole = (each for each, found in documents.items() if not plan.passage or not found.is_long(plan.divided))
@@ -236,11 +256,12 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
                 for each in whole
                 if least <= each < plan.held_out and documents[each].chars <= (plan.longest_held_out or math.inf)
             }
-    also_held_out = frozenset(hashes)
+    also_held_out = frozenset((*hashes, *apart))
     return [
         replace(
             plan,
             also_held_out=also_held_out,
+            apart=fingerprint(sorted(apart)) if apart else "",
             held_out=max(_full_range(plan), widest),
             longest_held_out=0,
             passage=passage if plan.long_documents else 0.0,

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import signal
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,9 +17,11 @@ from data.bad_records import TALLY
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
 from data.sources import chat_files
-from data.sources.documents import make_plans
+from data.sources.documents import file_order, make_plans
 from data.sources.plan import Plan, Split
+from data.stream import read_so_far
 from data.stream.pipeline import Pipeline, open_pipeline
+from data.stream.read_so_far import ReadSoFar, furthest
 from data.stream.worker import main as worker_main
 from data.tokenizers.tokenizer import Tokenizer
 
@@ -27,6 +30,8 @@ class EndOfTextError(UserError):
     """The training text is used up: every source was read as often as ``max_epochs`` allows."""
 
 
+VERSION = 3  # of saved positions
+BY_NAME = 2  # the version of positions that know files by their names and sizes
 SPREAD = 16  # validation blocks are spread over the first so many times as many of a validation text of its own
 PIPE_BYTES = 1 << 20  # bytes of blocks read ahead per worker, if the system allows such a pipe (else 64 KB)
 
@@ -71,6 +76,7 @@ class Loader:
         if workers < 0:
             raise UserError(f"workers={workers} must be 0 (no extra process) or more")
         plans = _plans(config, split, pairs)
+        self._config, self._pairs = config, pairs
         self.plans = plans
         """What is read of each source."""
         self._micro_batch = micro_batch
@@ -91,7 +97,7 @@ class Loader:
         }
         self._first_shard = rank * self._shards
         self._identity = {
-            "version": 2,
+            "version": VERSION,
             "split": split,
             "seq_len": seq_len,
             "seed": seed,
@@ -104,6 +110,7 @@ class Loader:
             "text": [each.fingerprint for each in plans],
             **({"pairs": True} if pairs else {}),
         }
+        self._read_so_far = self._files_of(plans)
         self._states: list[dict[str, Any] | None] = [None] * self._shards
         self._turn = 0
         self._ended = [False] * self._shards
@@ -149,12 +156,35 @@ class Loader:
         return EndOfTextError("the training text is used up, every source has been read data.max_epochs times")
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._identity, "turn": self._turn, "streams": list(self._states)}
+        """The position, with hashes of all local text that was read up to it."""
+        files = [
+            None if each is None else each.digests(furthest(self._states, number))
+            for number, each in enumerate(self._read_so_far)
+        ]
+        held = [dict(plan.held) for plan in self.plans]
+        return {**self._identity, "held": held, "files": files, "turn": self._turn, "streams": list(self._states)}
+
+    def _files_of(self, plans: list[Plan]) -> list[ReadSoFar | None]:
+        seed = self._options["seed"]
+        return read_so_far.make(plans, lambda plan, epoch, n_files: file_order(plan, seed, epoch, n_files))
+
+    def _keep_held_out(self, held: list[dict[str, Any]]) -> None:
+        """Hold out what the saved run holds out, though text was added since to a small corpus."""
+        if held == [dict(plan.held) for plan in self.plans] or len(held) != len(self.plans):
+            return
+        self.plans = _plans(self._config, self._split, self._pairs, held)
+        self._options["plans"] = self.plans
+        self._identity["text"] = [each.fingerprint for each in self.plans]
+        self._read_so_far = self._files_of(self.plans)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch at which ``state`` was taken; UserError where it is of other text or options."""
+        self._keep_held_out(state.get("held", []))
+        by_name = state.get("version") == BY_NAME
         for key, mine in self._identity.items():
             saved = state.get(key)
+            if by_name and key in ("version", "text"):
+                mine = BY_NAME if key == "version" else [each.earlier_fingerprint for each in self.plans]
             if saved != mine:
                 if key == "revision" and (not saved or len(_commits(state)) != len(_commits(self._identity))):
                     continue  # a position from before conversations' commits were kept: the text tells
@@ -164,14 +194,20 @@ class Loader:
                         "revision that it began with, or none, or start a new run"
                     )
                 if key == "text":
+                    what = "files were added, removed or changed since, or options that select text"
+                    if not by_name:
+                        what = "options that select text, or validation files, have changed since"
                     raise UserError(
-                        "the text is not the one that the saved data position is in: files were added, removed or "
-                        "changed since, or options that select text. Put back what was there, or start a new run"
+                        f"the text is not the one that the saved data position is in: {what}. Put back what was there, "
+                        "or start a new run"
                     )
                 raise UserError(
                     f"the saved data position is for {key}={saved}, not {mine}: resume with the same data options, "
                     "tokenizer and number of workers, or start a new run"
                 )
+        for each, files in zip(self._read_so_far, state.get("files", ()), strict=False):
+            if each is not None and files is not None:
+                each.check(files)
         self.close()
         self._states, self._turn = list(state["streams"]), state["turn"]
         self._ended = [False] * self._shards
@@ -302,8 +338,10 @@ def without_interrupts() -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _plans(config: DataConfig, split: Split, pairs: bool) -> list[Plan]:
-    plans = make_plans(config, split)
+def _plans(
+    config: DataConfig, split: Split, pairs: bool, held: Sequence[dict[str, Any]] | None = None
+) -> list[Plan]:
+    plans = make_plans(config, split, held)
     for plan in plans if pairs else ():
         if plan.files:
             chat_files.check_pairs(plan.files)
@@ -337,9 +375,18 @@ def at_saved_commits(config: DataConfig, position: dict[str, Any] | None, *, beg
 
 
 def validation_blocks(
-    config: DataConfig, tokenizer: Tokenizer, seq_len: int, max_blocks: int, seed: int, *, pairs: bool = False
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    seq_len: int,
+    max_blocks: int,
+    seed: int,
+    *,
+    pairs: bool = False,
+    position: dict[str, Any] | None = None,
 ) -> np.ndarray:
     """At most ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
+
+    ``position``: that of a loader of the run that resumes, which says what was held out.
 
     Of a validation text of its own (``val_files``, ``val_split``) they are spread evenly over the first
     ``max_blocks * SPREAD`` blocks, since neighbours are often of one book. Where documents are held out of the training
@@ -347,7 +394,8 @@ def validation_blocks(
 
     They do not depend on the number of workers and ranks. Raises UserError if there is less than one block of text.
     """
-    plans = _plans(config, "validation", pairs)
+    held = (position or {}).get("held")
+    plans = _plans(config, "validation", pairs, held if held and len(held) == len(config.all_sources()) else None)
     spread = SPREAD if len(plans) == 1 and plans[0].is_own_text else 1
     pipeline = open_pipeline(
         plans=plans,
@@ -356,6 +404,8 @@ def validation_blocks(
         seed=seed,
         shuffle_buffer=config.shuffle_buffer,
         endless=False,
+        cache_option=config.cache,
+        cache_folder=config.cache_folder,
         pairs=pairs,
     )
     blocks = list(itertools.islice(pipeline, max_blocks * spread))

@@ -17,6 +17,7 @@ from data.stream import token_cache
 from data.stream.blocks import EveryNth, ShuffledBlocks
 from data.stream.conversations import ConversationPacker, Conversations, Pairs, Pieces
 from data.stream.packing import Packer, Tokenized
+from data.stream.read_so_far import Recorder
 from data.tokenizers.fast_encode import make_encode
 from data.tokenizers.tokenizer import Tokenizer
 
@@ -24,9 +25,15 @@ from data.tokenizers.tokenizer import Tokenizer
 class Pipeline:
     """An iterator of ``np.int32[seq_len + 1]``, with ``state_dict``."""
 
-    def __init__(self, blocks: ResumableStream[np.ndarray], packers: Sequence[Packer | ConversationPacker]) -> None:
+    def __init__(
+        self,
+        blocks: ResumableStream[np.ndarray],
+        packers: Sequence[Packer | ConversationPacker],
+        recorders: Sequence[Recorder],
+    ) -> None:
         self._blocks = blocks
         self._packers = packers
+        self._recorders = recorders
 
     def __iter__(self) -> "Pipeline":
         return self
@@ -40,7 +47,8 @@ class Pipeline:
         return sum(packer.queued for packer in self._packers)
 
     def state_dict(self) -> State:
-        return self._blocks.state_dict()
+        """The position; ``read`` says how far each source was read, which is often further."""
+        return {**self._blocks.state_dict(), "read": [recorder.place() for recorder in self._recorders]}
 
     def load_state_dict(self, state: State) -> None:
         self._blocks.load_state_dict(state)
@@ -72,6 +80,7 @@ def open_pipeline(
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)
     chats = any(plan.source.is_chat for plan in plans)
+    recorders = [Recorder() for _ in plans]
 
     def tokens(number: int, plan: Plan, shard_index: int, num_shards: int) -> TokenStream:
         """One shard's documents, or where text is mixed with conversations, its pieces."""
@@ -92,6 +101,7 @@ def open_pipeline(
             shuffle_buffer=0 if plan.long_documents else shuffle_buffer,  # instead, their blocks are shuffled
             repeat=endless,
             wrap=cached,
+            recorder=recorders[number],
         )
         if pairs:
             return Pairs(documents, ChatEncoder(tokenizer), seq_len=seq_len)
@@ -118,10 +128,11 @@ def open_pipeline(
         mixed = mix(streams, plans, measure=len, seed=mixing_seed)
         if chats:
             whole = ConversationPacker(mixed, seq_len=seq_len, padding=tokenizer.eot_id, seed=mixing_seed)
-            return Pipeline(whole, [whole])
+            return Pipeline(whole, [whole], recorders)
         packed = Packer(mixed, seq_len=seq_len)
         shuffled = endless and shuffle_buffer > 0
-        return Pipeline(ShuffledBlocks(packed, seed=f"{mixing_seed}/blocks") if shuffled else packed, [packed])
+        blocks_of_all = ShuffledBlocks(packed, seed=f"{mixing_seed}/blocks") if shuffled else packed
+        return Pipeline(blocks_of_all, [packed], recorders)
     packers: list[Packer | ConversationPacker] = []
     blocks = []
     for number, plan in enumerate(plans):
@@ -135,4 +146,4 @@ def open_pipeline(
             stream = EveryNth(stream, index=shard_index, n=num_shards)
         packers.append(packer)
         blocks.append(stream)
-    return Pipeline(mix(blocks, plans, measure=len, seed=mixing_seed), packers)
+    return Pipeline(mix(blocks, plans, measure=len, seed=mixing_seed), packers, recorders)

@@ -8,6 +8,7 @@ only as large as the text that was read, and a damaged segment is found by its h
 The stream of documents and its positions are the same with and without a cache.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -27,15 +28,20 @@ from data.sources.plan import Plan
 from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
 from data.tokenizers.tokenizer import Tokenizer
 
-VERSION = 1
+VERSION = 2
 SEGMENT_RECORDS = 4096
 SEGMENT_CHARS = 4 << 20
 LEFT_OUT = -1  # the length that marks a record as left out
 
 
 def is_wanted(option: str | bool, plan: Plan) -> bool:
-    """Whether ``data.cache`` asks for a cache of this source; ``auto`` does only if reading it is slow."""
-    if plan.source.kind == "tales" or plan.source.is_chat or plan.split != "train" or option is False:
+    """Whether ``data.cache`` asks for a cache of this source; ``auto`` does only if reading it is slow.
+
+    Validation text is kept only of the Hub, so that a run can resume without a network.
+    """
+    if plan.source.kind == "tales" or plan.source.is_chat or option is False:
+        return False
+    if plan.split != "train" and plan.source.kind != "hub":
         return False
     if option is True or plan.source.kind == "hub":
         return True
@@ -110,6 +116,18 @@ class Store:
         self._encode = encode
         self._dtype = dtype
         self._source: tuple[int, int, Reader[str]] | None = None  # file, next record, its reader
+        self._facts: dict[str, Any] | None = None
+
+    def fact(self, name: str, ask: Callable[[], Any]) -> Any:
+        """What ``ask()`` says of the corpus, or said before: so the Hub is not asked about text that is here."""
+        path = self._folder / "corpus.json"
+        if self._facts is None:
+            self._facts = json.loads(read_checked(path) or b"{}")
+        if name not in self._facts:
+            self._facts[name] = ask()
+            with contextlib.suppress(NoRoomError):  # the segments report that
+                write_checked(path, json.dumps(self._facts).encode())
+        return self._facts[name]
 
     def segment(self, file: int, number: int, before: Segment | None) -> Segment:
         """Segment ``number`` of ``file``; ``before`` is the one before it (None for the first)."""
@@ -172,10 +190,10 @@ class CachedCorpus:
         self._given_up = False
 
     def n_files(self) -> int:
-        return self._corpus.n_files()
+        return self._store.fact("files", self._corpus.n_files)
 
     def splits_by_file(self, n_shards: int) -> bool:
-        return self._corpus.splits_by_file(n_shards)
+        return self._store.fact(f"{n_shards} shards take files", lambda: self._corpus.splits_by_file(n_shards))
 
     def open(self, file: int, record: int, position: Any) -> Reader[Document]:
         if self._given_up:

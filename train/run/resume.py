@@ -117,8 +117,10 @@ FIXED_SECTIONS = ("model", "tokenizer", "data", "lora", "preference", "distill")
 FIXED_KEYS = ("init_from", "train.seq_len", "train.seed", "train.workers", "train.mask_documents", "optim.name")
 EARLIER_DOCUMENT_CHARS = 65536
 """The default of ``data.document_chars`` before there was ``data.separator``."""
-FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision")
-"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit itself)."""
+FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision", "data.files", "data.val_files", "data.on_bad")
+"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit and what is in files), and
+whether what cannot be read of it ends the run."""
+FREE_OF_SOURCES = ("files", "val_files", "on_bad")
 
 
 def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> None:
@@ -194,6 +196,8 @@ def _value(tree: Any, key: str) -> Any:
 def _differences(old: Any, new: Any, where: str) -> list[str]:
     if where in FREE_KEYS:
         return []
+    if where == "data.sources" and isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = ([{k: v for k, v in each.items() if k not in FREE_OF_SOURCES} for each in all] for all in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(set(old) | set(new))
         return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{where}.{key}")]

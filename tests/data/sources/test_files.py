@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,10 +12,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.bad_records import REPLACED, TALLY
 from data.errors import UserError
 from data.readers import reader
 from data.sources.documents import iter_documents, make_plans
-from data.sources.files import Reading, expand, parse, read
+from data.sources.files import Reading, expand, is_undivided, parse, read
 from tests.helpers.documents import local, write_jsonl
 
 
@@ -204,24 +207,198 @@ def test_a_folders_other_json_files_are_left_out_and_named(tmp_path, capsys):
     folder = tmp_path / "notes"
     folder.mkdir()
     rows = [f"Note {i} with some words." for i in range(30)]
+    every = list(rows)
     write_jsonl(folder / "rows.json", rows[:10])
-    write_jsonl(folder / "lines.jsonl", rows[10:])
+    write_jsonl(folder / "lines.jsonl", rows[10:-1])
     (folder / "settings.json").write_text('{\n  "theme": "dark"\n}\n')
-    (folder / "list.json").write_text('[{"text": "no line of its own"}]')
+    (folder / "list.json").write_text('[1, 2, 3]')
+    (folder / "array.json").write_text(json.dumps([{"text": rows.pop()}], indent=1))
     (folder / "package.json").write_text('{"name": "x"}')
     (folder / "sub").mkdir()
     (folder / "sub" / "empty.json").write_text("")
     found = [text for s in ("train", "validation") for text in iter_documents(local(folder), s, 1)]
-    assert sorted(found) == sorted(rows)
+    assert sorted(found) == sorted(every)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("no 'text' key: list.json, package.json, settings.json and 1 more")
-    assert "4 .json files" in line
-    with pytest.raises(UserError, match=r"package\.json:1 has no key 'text'"):
+    assert line.endswith("'text' in the first record (list.json, package.json, settings.json and 1 more)")
+    assert "3 files are read, 4 left out: 4 .json without" in line
+    with pytest.raises(UserError, match=r"package\.json:1: no key 'text'"):
         make_plans(local(folder / "package.json"), "train")
-    for name in ("rows.json", "lines.jsonl"):
+    for name in ("rows.json", "lines.jsonl", "array.json"):
         (folder / name).unlink()
-    with pytest.raises(UserError, match=r"4 \.json files of .* left out"):
+    with pytest.raises(UserError, match=r"holds no file of text, but 4 \.json without"):
         make_plans(local(folder), "train")
     # A key of one's own.
     (folder / "own.json").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
     assert make_plans(local(folder, text_field="body"), "train")[0].files == (str(folder / "own.json"),)
+
+
+def skipping(path, **options):
+    """The texts that are left with ``on_bad="skip"``, and the reasons of what was left out."""
+    found = [text for text in texts(path, on_bad="skip", **options) if text]
+    return found, {reason: each.count for reason, each in TALLY.record([str(path)]).items()}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("n_rows", [2, 5000])
+def test_a_torn_last_line_is_named_by_its_number(tmp_path, ending, n_rows):
+    lines = [json.dumps({"text": f"row {i}"}) for i in range(n_rows)]
+    path = compressed(tmp_path / f"a.jsonl{ending}", ("\n".join(lines) + '\n{"text": "ro').encode())
+    with pytest.raises(UserError, match=rf"a\.jsonl{ending}:{n_rows + 1}: not a line of JSON .*ends within.*skip"):
+        texts(path)
+    assert skipping(path) == ([f"row {i}" for i in range(n_rows)], {"not a line of JSON": 1})
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_lines_before_the_end_of_an_incomplete_file_are_read(tmp_path, ending):
+    lines = [json.dumps({"text": f"row {i * i} {hash(str(i))}"}) + "\n" for i in range(8_000)]
+    path = compressed(tmp_path / f"a.jsonl{ending}", "".join(lines).encode())
+    path.write_bytes(path.read_bytes()[:-40_000])
+    found, left_out = skipping(path)
+    assert left_out == {"cannot be decompressed": 1}
+    assert len(found) > 3000
+    assert found == [json.loads(line)["text"] for line in lines[: len(found)]]
+    with pytest.raises(UserError, match=rf"a\.jsonl{ending}:{len(found) + 1}: cannot be decompressed"):
+        texts(path)
+
+
+def test_a_long_line_is_read_once(tmp_path, monkeypatch):
+    """Its parts were joined and split again with each of them."""
+    monkeypatch.setattr(reader, "CHUNK", 64)
+    rows = ["short", "long " * 40_000, "last"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    start = time.perf_counter()
+    assert texts(path) == rows
+    assert time.perf_counter() - start < 1  # 200 KB in 3,000 parts: ten seconds if each part were searched again
+    resumes(path)
+    monkeypatch.setattr(reader, "LONGEST_RECORD", 1000)
+    with pytest.raises(UserError, match=r"a\.jsonl:2: longer than"):
+        texts(path)
+    found, left_out = skipping(path)
+    assert found == ["short", "last"]
+    assert list(left_out.values()) == [1]
+
+
+@given(
+    st.lists(st.text(st.sampled_from('ab"\\{}[],: \n\u00e9\U0001f999'), max_size=30), max_size=12),
+    st.sampled_from([None, 2]),
+    st.integers(1, 40),
+    st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_json_array_of_any_form_is_read_in_pieces(tmp_path_factory, rows, indent, chunk, mark):
+    path = tmp_path_factory.mktemp("t") / "a.json"
+    content = json.dumps([{"id": 1.5, "text": row} for row in rows], indent=indent, ensure_ascii=indent is None)
+    path.write_text("\ufeff" * mark + content + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "CHUNK", chunk)
+        assert texts(path) == rows
+        resumes(path)
+    if rows:
+        path.write_text(content[:-1])
+        with pytest.raises(UserError, match="without its end.*complete"):
+            texts(path)
+        assert skipping(path)[0] == [row for row in rows if row]
+
+
+def test_json_values_one_after_another(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{\n "text": "a"\n}\n{\n "text": "b"\n}\n["c", {"text": null}]\n')
+    assert texts(path) == ["a", "b", "c", ""]
+    path.write_text('[{"text": "a"},\n{"text": 7},\n{"text": "b"},\n{"text" "c"}]')
+    with pytest.raises(UserError, match=r"a\.json, record 2: 'text' is not text \(but 7\)"):
+        texts(path)
+    assert skipping(path) == (["a", "b"], {"'text' is not text": 1, "not valid JSON": 1})
+    assert ":4 (" in TALLY.record([str(path)])["not valid JSON"].first
+    path.write_bytes(b'[{"text": "a"}, {"text": "\xff"}, {"text": "b"}]')
+    assert skipping(path)[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view", "dictionary", "bytes of"]
+)
+def test_columns_of_any_type_of_text(tmp_path, kind):
+    rows = ["one", None, "zwölf 🦙", ""] * 50
+    if kind == "dictionary":
+        column = pa.array(rows).dictionary_encode()
+    elif kind == "bytes of":
+        column = pa.array([row and row.encode() for row in rows], pa.binary()).dictionary_encode()
+    else:
+        column = pa.array([row and (row.encode() if "binary" in kind else row) for row in rows], getattr(pa, kind)())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    assert texts(tmp_path / "a.parquet") == [row or "" for row in rows]
+    resumes(tmp_path / "a.parquet")
+
+
+def test_a_row_that_is_not_utf8(tmp_path):
+    rows = pa.array([b"one", b"tw\xe9", b"three"]).view(pa.string())  # pyarrow does not look
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"body": rows}), path)
+    with pytest.raises(UserError, match=r"a\.parquet, column 'body', row 2: not UTF-8 \(byte 0xe9"):
+        texts(path, text_field="body")
+    assert skipping(path, text_field="body") == (["one", "three"], {"not UTF-8": 1})
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "LICENSE", "a.py"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_utf16_is_never_read_as_utf8(tmp_path, name, encoding):
+    content = json.dumps([{"text": "words of a line"}] * 20) if "json" in name else "words of a line\n" * 20
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    wide = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+    with pytest.raises(UserError, match=rf"{name}:1: {wide}.*, not UTF-8: convert.*iconv -f {wide}"):
+        texts(tmp_path / name)
+    assert skipping(tmp_path / name)[0] == []
+
+
+def test_nuls_and_lone_surrogates_become_the_replacement_character(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntw\0o\0\nthree\n" * 3)
+    assert texts(path) == ["one\ntw\ufffdo\ufffd\nthree\n" * 3]
+    assert TALLY.record([str(path)], REPLACED) == {"a NUL character": (6, f"{path}:2")}
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine \\ud83d\\ude00"}\n{"text": "a \\ud83d b \\ude00 \\u0000"}\n')
+    found = texts(path)
+    assert found == ["fine \U0001f600", "a \ufffd b \ufffd \ufffd"]
+    "".join(found).encode()
+    counts = {reason: each.count for reason, each in TALLY.record([str(path)], REPLACED).items()}
+    assert counts == {"a NUL character": 1, "a lone surrogate (half of a character)": 2}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_separator_after_many_megabytes_still_separates(tmp_path, name):
+    """Only the first megabyte was searched, and the first document then counted as all of the file."""
+    long = "word " * 500_000
+    path = compressed(tmp_path / name, f"{long}<|endoftext|>\nshort\n<|endoftext|>last\n".encode())
+    assert not is_undivided(str(path), Reading())
+    assert is_undivided(str(path), Reading(separator="=="))
+    assert texts(path) == [long.strip(), "short", "last"]
+    resumes(path)
+
+
+def test_a_folder_of_many_kinds(tmp_path, capsys):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    names = ["a.md", *(f"{i}.rst" for i in range(20)), "b.tex", "c.org", "d.adoc", "e.log", "f.py", "README"]
+    for name in names:
+        (folder / name).write_text("Some words.")
+    others = {"x.png": b"\x89PNG\r\n\x1a\n", "y.png": b"\x89PNG", "page.odd": b"<html>", "run": bytes(range(256)) * 9}
+    for name, content in others.items():
+        (folder / name).write_bytes(content)
+    assert sorted(os.path.basename(path) for path in expand([str(folder)])) == sorted(names)
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "left out" in each]
+    assert "27 files are read, 4 left out" in line
+    assert "2 .png (x.png, y.png)" in line
+    assert "1 .odd (page.odd)" in line
+    assert "1 without an ending (run)" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [("a.pdb", b"BZh91", "bzip2"), ("a.text", b"\xfd7zXZ\x00", "xz"), ("a.txt", b"\x28\xb5\x2f\xfd", "zstd")],
+)
+def test_a_file_of_another_kind_that_is_named_alone(tmp_path, name, content, what):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} is a {what}, which is not read: decompress it"):
+        expand([str(tmp_path / name)])
+    with pytest.raises(UserError, match=f"{name}: a {what}, which is not read"):
+        texts(tmp_path / name)

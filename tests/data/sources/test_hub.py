@@ -2,17 +2,23 @@
 
 import itertools
 import json
+import shutil
 import time
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.config import DataConfig, SourceConfig
+from data.bad_records import TALLY
+from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
 from data.sources import hub
 from data.sources.corpus import CorpusStream
 from data.sources.documents import iter_documents, make_plans, open_documents, open_stream
+from data.stream.loader import Loader, validation_blocks
+from data.tokenizers.make import make_tokenizer
 from tests.helpers.documents import take
 
 
@@ -195,3 +201,51 @@ def test_each_epoch_reads_the_shards_in_another_order(dataset):
     # Two shards have different files in each epoch, between them all.
     for one, other in zip(orders(5, 0, 2), orders(5, 1, 2), strict=True):
         assert len({*one, *other}) == 200
+
+
+def test_a_run_whose_text_is_in_the_cache_resumes_without_a_network(dataset, tmp_path, monkeypatch):
+    """Nothing asks the Hub for the commit, for the number of files, or for text that is in the cache."""
+    tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=280), lambda: iter(["some words"] * 3))
+    there = hub.open_split
+    monkeypatch.setattr(
+        hub, "open_split", lambda source, split: there(SourceConfig(kind="hub", path=str(dataset)), split)
+    )
+    monkeypatch.setattr(hub, "check_reachable", lambda source: None)
+    config = DataConfig(
+        kind="hub", path="owner/stories", revision="0123456789" * 4, cache_dir=str(tmp_path / "tokens"), val_fraction=0.2
+    )
+
+    def start():
+        return Loader(config, tokenizer, seq_len=32, micro_batch=2, seed=3, workers=0)
+
+    def validation():
+        return validation_blocks(config, tokenizer, 32, 4, 3)
+
+    whole, blocks = start(), validation()
+    batches = [next(whole) for _ in range(20)]
+    stopped = start()
+    for _ in range(5):
+        next(stopped)
+    state = json.loads(json.dumps(stopped.state_dict()))
+
+    def unreachable(*_):
+        raise UserError("huggingface.co could not be reached")
+
+    monkeypatch.setattr(hub, "check_reachable", unreachable)
+    monkeypatch.setattr(hub, "open_split", None)
+    resumed = start()
+    resumed.load_state_dict(state)
+    assert np.array_equal([next(resumed) for _ in range(15)], batches[5:])
+    assert np.array_equal(validation(), blocks)
+    with pytest.raises(UserError, match="could not be reached"):
+        shutil.rmtree(tmp_path / "tokens")
+        next(start())
+
+
+def test_rows_without_text_are_left_out_or_end_the_run(dataset):
+    source = SourceConfig(kind="hub", path=str(dataset), text_field="id", on_bad="skip")
+    assert take(one_pass(source, 0, 1)) == []
+    found = TALLY.record([str(dataset)])
+    assert found["the column 'id' is not text"].count == 50  # rows that are equal count once
+    with pytest.raises(UserError, match=r"the column 'id' is not text but 0: .*on_bad=skip"):
+        take(one_pass(replace(source, on_bad="stop"), 0, 1))

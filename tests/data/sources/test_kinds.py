@@ -1,0 +1,102 @@
+"""Kinds of files by name and first bytes, and encodings that are not UTF-8."""
+
+import gzip
+import zipfile
+
+import pytest
+
+from data.readers.encodings import advice, guess, not_text
+from data.sources.kinds import KINDS, READERS, file_format, suffix, tell
+
+ENGLISH = "He said that it’s fine — the quick brown fox jumps over the lazy dog, and then some.\n" * 20
+RUSSIAN = "Широкая электрификация южных губерний даст мощный толчок подъёму сельского хозяйства.\n" * 20
+CHINESE = "我能吞下玻璃而不伤身体。你好，世界\n" * 50
+POLISH = "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw.\n" * 20
+
+
+@pytest.mark.parametrize("text", [ENGLISH, RUSSIAN, CHINESE, POLISH])
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_wide_encodings_are_named(text, name, mark):
+    content = (mark + text).encode(name)
+    assert not_text(content[:4096]) == name
+    assert not_text(content[:1026]) == name
+    assert not not_text(text.encode())
+
+
+def test_a_hole_of_nuls_is_no_encoding():
+    assert not not_text(ENGLISH.encode()[:1000] + b"\0" * 500 + ENGLISH.encode())
+    assert not not_text(b"one\0two\n" + ENGLISH.encode())
+    assert not not_text(b"")
+    assert not_text(bytes(range(256)) * 16) == "bytes that are no text"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(ENGLISH, "CP1252"), (POLISH, "CP1250"), (POLISH, "ISO8859-2"), (RUSSIAN, "CP1251"), (RUSSIAN, "KOI8-R")],
+)
+def test_advice_gives_the_right_letters(text, name):
+    content = text.replace("ё", "е").encode(name)
+    assert content.decode(guess(content)) == text.replace("ё", "е")
+    assert f"iconv -f {guess(content)} -t UTF-8" in advice(content)
+    assert "damaged" in advice(text.encode() * 2 + b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.txt", b"words", "text"),
+        ("a.rst.gz", gzip.compress(b"words"), "text"),
+        ("a.tex", b"words", "text"),
+        ("A.LOG", b"words", "text"),
+        ("main.rs", b"fn main() {}", "code"),
+        ("LICENSE", b"Permission is granted", "text"),
+        ("program", bytes(range(256)) * 16, None),
+        ("a.xyz", b"words", None),
+        ("page", b"<!-- x -->\n<!DOCTYPE HTML>\n<p>", "html"),
+        ("page.html", b"<p>", "html"),
+        ("a.txt", b"%PDF-1.7 ...", "pdf"),
+        ("a.txt", b"\x1f\x8b\x08 twice", "gzip"),
+        ("a.json", b'{"text": "a"}\n', "jsonl"),
+        ("a.json", b'\xef\xbb\xbf [{"text": "a"}]', "json"),
+        ("a.jsonl", b'{\n  "text": "a"\n}\n{\n', "json"),
+        ("a.csv", b"text\nwords", "csv"),
+        ("a.parquet", b"PAR1", "parquet"),
+        ("missing.txt", None, "text"),
+    ],
+)
+def test_a_files_kind(tmp_path, name, content, kind):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert file_format(str(tmp_path / name)) == kind
+    assert kind is None or kind == "gzip" or kind in KINDS
+
+
+@pytest.mark.parametrize(
+    ("entry", "content", "kind"),
+    [
+        ("[Content_Types].xml", "x", "docx"),
+        ("mimetype", "application/epub+zip", "epub"),
+        ("mimetype", "application/vnd.oasis.opendocument.text", "odt"),
+        ("notes.txt", "x", "zip"),
+    ],
+)
+def test_what_is_a_zip_archive_inside(tmp_path, entry, content, kind):
+    with zipfile.ZipFile(tmp_path / "document", "w") as archive:
+        archive.writestr(entry, content)
+    assert file_format(str(tmp_path / "document")) == kind
+
+
+def test_a_file_that_changes_is_told_again(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("words")
+    assert tell(str(path)) == ("text", "")
+    path.write_bytes(ENGLISH.encode("utf-16"))
+    assert tell(str(path)) == ("text", "UTF-16LE")
+
+
+def test_every_reader_has_a_kind():
+    assert set(READERS) <= set(KINDS)
+    endings = [ending for kind in KINDS.values() for ending in kind.suffixes]
+    assert len(endings) == len(set(endings))
+    assert all(ending == ending.lower() == suffix(f"a{ending}") for ending in endings)
