@@ -38,6 +38,15 @@ class Inside(NamedTuple):
     end: int
     """The position within the member."""
 
+    @property
+    def content(self) -> bytes:
+        """What the document holds and its name, for comparisons of what was read."""
+        if isinstance(self.raw, BadRecordError):
+            return f"{self.name}\0{self.raw.reason}".encode("utf-8", "surrogatepass")
+        held = getattr(self.raw, "content", self.raw)
+        name = self.name.encode("utf-8", "surrogatepass") + b"\0"
+        return name + (held if isinstance(held, bytes) else repr(held).encode("utf-8", "surrogatepass"))
+
 
 class _Member(NamedTuple):
     number: int

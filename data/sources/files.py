@@ -256,9 +256,7 @@ def expand(
             matches = [path]
             kind = file_format(path)
             if plain_text and kind is not None and kind not in wanted:
-                raise UserError(
-                    f"{option}: {pattern} is a {kinds.title(kind)}, which is not read: {_convert(kind)}"
-                )
+                raise UserError(f"{option}: {pattern} is a {kinds.title(kind)}, which is not read: {_convert(kind)}")
         elif glob.has_magic(path):
             inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
             matches = _take(inside, os.path.dirname(path) or ".", pattern, option, wanted, None)

@@ -97,7 +97,10 @@ class Plan:
         ``data.stream.read_so_far`` compares that."""
         s = self.source
         where = () if self.files else (s.path, self.corpus if s.from_hub and os.path.isdir(s.path) else "")
-        how = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        how: tuple[Any, ...] = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
+        how = (*how, self.document_bytes)
+        if conversions := kinds.conversions(self.files):
+            how = (*how, conversions)
         divided = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
         return fingerprint((how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs))
 

@@ -119,6 +119,18 @@ def test_a_bad_member_leaves_the_others(tmp_path):
         [file.text(raw, end) for raw, end in file.read()]
 
 
+def test_what_was_read_is_compared_by_names_and_contents():
+    found = [raw for raw, _ in READERS["zip"].read(io.BytesIO(zipped(MEMBERS)), "a.zip", 0, Reading())]
+    again = [raw for raw, _ in READERS["zip"].read(io.BytesIO(zipped(MEMBERS)), "a.zip", 0, Reading())]
+    assert [each.content for each in found] == [each.content for each in again]
+    assert found[0].content == b"notes/a.txt\0The first text."
+    assert found[7].content == b"t.csv\0Row(names=['id', 'text'], values=['1', 'row one'])"
+    (bad,) = (
+        raw for raw, _ in READERS["zip"].read(io.BytesIO(encrypted(zipped({"x.txt": b"a"}))), "a.zip", 0, Reading())
+    )
+    assert bad.content == b"x.txt\0an encrypted file in an archive"
+
+
 def read(data, kind="zip"):
     found = READERS[kind].read(io.BytesIO(data), "a.zip", 0, Reading())
     return [READERS[kind].parse(raw, end, Reading()) for raw, end in found]

@@ -80,11 +80,13 @@ def test_conversions_are_cached_and_part_of_the_fingerprint(tmp_path, monkeypatc
     plain = plan_sources(DataConfig(kind="files", files=[f"{tmp_path}/*.txt", f"{tmp_path}/*.md"]), "train")[0]
     assert token_cache.is_wanted("auto", pages)
     assert not token_cache.is_wanted("auto", plain)
-    before = pages.corpus, plain.corpus
+    before, earlier = (pages.corpus, plain.corpus), (pages.fingerprint, plain.fingerprint)
     monkeypatch.setattr(kinds, "VERSION", kinds.VERSION + 1)
     kinds._conversion.cache_clear()
     assert pages.corpus != before[0]
     assert plain.corpus == before[1]
+    assert pages.fingerprint != earlier[0]
+    assert plain.fingerprint == earlier[1]
     kinds._conversion.cache_clear()
 
 
