@@ -154,7 +154,7 @@ def _contamination(stamped: tuple[Any, ...]) -> Contamination:
 
 
 def _texts(path: str) -> Iterator[str]:
-    if (files.file_format(path) or "text") == "text":
+    if files.is_plain(path):
         with open_binary(path) as stream:
             yield stream.read().decode("utf-8", "replace")
         return

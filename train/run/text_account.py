@@ -13,7 +13,7 @@ from train.config import RunConfig
 
 SEVERAL = 2.0
 """From so many times on a text is called read several times."""
-MORE = "raise it, add text, or train fewer steps"
+MORE = "raise data.max_epochs, add text, or train fewer steps"
 
 
 class TextAccount:
