@@ -76,11 +76,11 @@ class Account:
         """Whether more is left out than taken, validation text of its own share not counted."""
         return self.removed > self.taken
 
-    def reasons(self, most: int | None = None) -> str:
-        """Counts and reasons, the most frequent first."""
+    def reasons(self, *, removed: bool = False) -> str:
+        """Counts and reasons, the most frequent first; of what is ``removed`` only."""
         about = "" if self.exact else "about "
-        found = [(count, why) for why, count in self.left_out.most_common(most) if count]
-        return ", ".join(f"{about}{count:,} {why}" for count, why in found)
+        found = [each for each in self.left_out.most_common() if not (removed and each[0] == HELD_OUT)]
+        return ", ".join(f"{about}{count:,} {why}" for why, count in found)
 
     def line(self) -> str:
         """Read, taken, left out: one line."""
@@ -130,7 +130,7 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
         taken=0,
         taken_bytes=0,
         left_out=Counter(contents.left_out),
-        examples=contents.examples,
+        examples=dict(contents.examples),
         exact=contents.share == 1.0,
         _is_chat=plan.source.is_chat,
     )
@@ -156,7 +156,8 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
 def _name_those_without_text(found: Account, plan: Plan) -> None:
     """Tell records that cannot be read, which the tally knows where all of them were looked at, from empty ones."""
     nothing = found.left_out.pop(NO_TEXT, 0)
-    for reason, bad in TALLY.record(plan.files).items() if found.exact else ():
+    unreadable = TALLY.record(plan.files) if found.exact else {}
+    for reason, bad in unreadable.items():
         if known := min(nothing, bad.count):
             found.left_out[reason] = known
             found.examples.setdefault(reason, [bad.first])

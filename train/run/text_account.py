@@ -62,7 +62,7 @@ class TextAccount:
         if not removed:
             return MORE
         texts = "; ".join(
-            f"of {each.source} {each.removed:,} of {each.read:,} records are left out ({each.reasons(2)})"
+            f"of {each.source} {each.removed:,} of {each.read:,} records are left out ({each.reasons(removed=True)})"
             for each in removed
         )
         return (
