@@ -40,8 +40,9 @@ class SourceConfig:
     embedded stories never end.)"""
 
     files: list[str] = field(default_factory=list)
-    """``files``: paths, globs or folders of txt, md, jsonl or parquet, also .gz and .zst. Of a folder, hidden
-    files do not count, and a ``.json`` file only if its first line has the ``text_field``."""
+    """``files``: paths, globs or folders of files of any kind that has a reader (``data.sources.kinds``), also .gz and
+    .zst. Of a folder, hidden files do not count, and a ``.json`` file only if its first record has the
+    ``text_field``."""
     val_files: list[str] = field(default_factory=list)
     """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
     document_chars: int = WHOLE_FILE

@@ -139,9 +139,7 @@ def _values(stream: BinaryIO) -> Iterator[Any]:
                 raise BadRecordError("a JSON array without its end", advice=TORN, line=lines + text.count("\n"))
             return
         if len(text) - at > reader.LONGEST_RECORD:
-            raise BadRecordError(
-                f"longer than {reader.LONGEST_RECORD >> 20} MB", line=lines + text.count("\n", 0, at)
-            )
+            raise BadRecordError(f"longer than {reader.LONGEST_RECORD >> 20} MB", line=lines + text.count("\n", 0, at))
         lines += text.count("\n", 0, at)
         # At least as much as there is, so that a long value is decoded only a few times.
         chunk = stream.read(max(reader.CHUNK, len(text) - at))
@@ -170,9 +168,7 @@ def text_of(row: Any, reading: Reading, *, offset: int | None = None, place: str
         return row
     field = reading.text_field
     if not isinstance(row, dict):
-        raise BadRecordError(
-            f"not a JSON object with a {field!r} key", detail=excerpt(row), offset=offset, place=place
-        )
+        raise BadRecordError(f"not a JSON object with a {field!r} key", detail=excerpt(row), offset=offset, place=place)
     if field not in row:
         raise BadRecordError(
             f"no key {field!r}",

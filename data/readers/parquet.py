@@ -16,7 +16,7 @@ _BATCH = 64
 
 
 class Parquet:
-    """The reader. Positions are numbers of rows. Raw texts are bytes, since pyarrow does not check that they are UTF-8."""
+    """The reader. Positions are numbers of rows. Raw texts are bytes: pyarrow does not check that they are UTF-8."""
 
     def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes | None, int]]:
         import pyarrow as pa

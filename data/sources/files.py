@@ -12,12 +12,12 @@ import os
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data.bad_records import REPLACED, TALLY, BadRecordError
 from data.errors import UserError, excerpt, nearest
-from data.readers import plain_text, reader
+from data.readers import plain_text
 from data.readers.reader import Raw, Reading, pieces
 from data.sources import kinds
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
@@ -246,9 +246,7 @@ def expand(
             matches = [path]
             kind = file_format(path)
             if plain_text and kind is not None and kind not in wanted:
-                raise UserError(
-                    f"{option}: {pattern} is a {kinds.title(kind)}, which is not read: {_convert(kind)}"
-                )
+                raise UserError(f"{option}: {pattern} is a {kinds.title(kind)}, which is not read: {_convert(kind)}")
         elif glob.has_magic(path):
             inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
             matches = _take(inside, os.path.dirname(path) or ".", pattern, option, wanted, None)

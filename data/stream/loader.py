@@ -338,9 +338,7 @@ def without_interrupts() -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _plans(
-    config: DataConfig, split: Split, pairs: bool, held: Sequence[dict[str, Any]] | None = None
-) -> list[Plan]:
+def _plans(config: DataConfig, split: Split, pairs: bool, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
     plans = make_plans(config, split, held)
     for plan in plans if pairs else ():
         if plan.files:

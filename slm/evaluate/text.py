@@ -37,7 +37,7 @@ def read_text(path: Path | None) -> Text:
     """
     from data.sources import files, wikitext
 
-    if path is not None and path.is_file() and files.file_format(str(path)) in ("parquet", "jsonl"):
+    if path is not None and path.is_file() and files.file_format(str(path)) in files.RECORDS:
         reading, name = files.Reading(), str(path)
         found = (files.parse(raw, name, end, reading) for raw, end in files.read(name, 0, reading))
         documents = tuple(document for document in found if document)

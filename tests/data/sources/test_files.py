@@ -157,7 +157,7 @@ def test_parquet_columns_are_named(tmp_path):
     pq.write_table(pa.table({"title": ["x"], "n": [1]}), path)
     with pytest.raises(UserError, match=r"no column 'text' \(its columns are 'title', 'n'\): set data.text_field"):
         texts(path)
-    with pytest.raises(UserError, match="'n' is not text .it holds int64"):
+    with pytest.raises(UserError, match=r"'n' is not text \(it holds int64"):
         texts(path, text_field="n")
 
 
@@ -211,7 +211,7 @@ def test_a_folders_other_json_files_are_left_out_and_named(tmp_path, capsys):
     write_jsonl(folder / "rows.json", rows[:10])
     write_jsonl(folder / "lines.jsonl", rows[10:-1])
     (folder / "settings.json").write_text('{\n  "theme": "dark"\n}\n')
-    (folder / "list.json").write_text('[1, 2, 3]')
+    (folder / "list.json").write_text("[1, 2, 3]")
     (folder / "array.json").write_text(json.dumps([{"text": rows.pop()}], indent=1))
     (folder / "package.json").write_text('{"name": "x"}')
     (folder / "sub").mkdir()
@@ -296,7 +296,7 @@ def test_a_json_array_of_any_form_is_read_in_pieces(tmp_path_factory, rows, inde
         resumes(path)
     if rows:
         path.write_text(content[:-1])
-        with pytest.raises(UserError, match="without its end.*complete"):
+        with pytest.raises(UserError, match=r"without its end.*complete"):
             texts(path)
         assert skipping(path)[0] == [row for row in rows if row]
 

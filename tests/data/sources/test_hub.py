@@ -212,7 +212,11 @@ def test_a_run_whose_text_is_in_the_cache_resumes_without_a_network(dataset, tmp
     )
     monkeypatch.setattr(hub, "check_reachable", lambda source: None)
     config = DataConfig(
-        kind="hub", path="owner/stories", revision="0123456789" * 4, cache_dir=str(tmp_path / "tokens"), val_fraction=0.2
+        kind="hub",
+        path="owner/stories",
+        revision="0123456789" * 4,
+        cache_dir=str(tmp_path / "tokens"),
+        val_fraction=0.2,
     )
 
     def start():
@@ -237,8 +241,8 @@ def test_a_run_whose_text_is_in_the_cache_resumes_without_a_network(dataset, tmp
     resumed.load_state_dict(state)
     assert np.array_equal([next(resumed) for _ in range(15)], batches[5:])
     assert np.array_equal(validation(), blocks)
+    shutil.rmtree(tmp_path / "tokens")
     with pytest.raises(UserError, match="could not be reached"):
-        shutil.rmtree(tmp_path / "tokens")
         next(start())
 
 

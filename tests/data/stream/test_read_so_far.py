@@ -37,9 +37,7 @@ def corpus(tmp_path):
 
 
 def open_loader(folder, tokenizer, *, shuffle_buffer=8, **options):
-    config = DataConfig(
-        kind="files", files=[str(folder)], shuffle_buffer=shuffle_buffer, val_fraction=0.1, cache=False
-    )
+    config = DataConfig(kind="files", files=[str(folder)], shuffle_buffer=shuffle_buffer, val_fraction=0.1, cache=False)
     return Loader(config, tokenizer, **({"seq_len": 32, "micro_batch": 2, "seed": 7, "workers": 0} | options))
 
 
@@ -120,9 +118,7 @@ def test_a_repaired_file_goes_on_as_if_it_had_been_whole(corpus, tokenizer):
     # Text that is added does not change what is held out of the text that was there.
     with open(corpus / "1.jsonl", "ab") as file:
         file.writelines(json.dumps({"text": f"new {i} " + "words " * 200}).encode() + b"\n" for i in range(300))
-    blocks.append(
-        validation_blocks(open_loader(corpus, tokenizer)._config, tokenizer, 32, 50, 7, position=state)
-    )
+    blocks.append(validation_blocks(open_loader(corpus, tokenizer)._config, tokenizer, 32, 50, 7, position=state))
     old = [set(tokenizer.decode(each.ravel()).split("the cat")) for each in blocks]
     assert len(old[0] & old[1]) > 0.5 * len(old[0])
 
