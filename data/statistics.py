@@ -25,7 +25,7 @@ class Statistics:
     def __init__(self, *, encode: Callable[[str], Any], plan: Plan, finder: Finder | None) -> None:
         self._encode = encode
         self._reason = make_filter(plan.source)
-        self._change = make_change(plan.source) or str
+        self._change: Callable[[str], str] = make_change(plan.source) or str
         self._plan = plan
         self._finder = finder
         self.documents = 0

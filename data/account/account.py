@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.account.listing import Listing, list_files
+from data.bad_records import TALLY
 from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder
 from data.sources import duplicates
@@ -51,7 +52,7 @@ class Account:
     passages: int = 0
     """Of the documents that are taken, those of which a passage is held out."""
     examples: dict[str, list[str]] = field(default_factory=dict)
-    """The beginnings of some documents that a filter rejects, by reason."""
+    """The beginnings of some documents that a filter rejects, and the first place of what cannot be read, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
     """Passages that are masked or cut out, by the mark of their kind: in the sample, extrapolated."""
     changes: list[tuple[str, str]] = field(default_factory=list)
@@ -75,11 +76,11 @@ class Account:
         """Whether more is left out than taken, validation text of its own share not counted."""
         return self.removed > self.taken
 
-    def reasons(self, most: int | None = None) -> str:
-        """Counts and reasons, the most frequent first."""
+    def reasons(self, *, removed: bool = False) -> str:
+        """Counts and reasons, the most frequent first; of what is ``removed`` only."""
         about = "" if self.exact else "about "
-        found = [(count, why) for why, count in self.left_out.most_common(most) if count]
-        return ", ".join(f"{about}{count:,} {why}" for count, why in found)
+        found = [each for each in self.left_out.most_common() if not (removed and each[0] == HELD_OUT)]
+        return ", ".join(f"{about}{count:,} {why}" for why, count in found)
 
     def line(self) -> str:
         """Read, taken, left out: one line."""
@@ -129,12 +130,11 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
         taken=0,
         taken_bytes=0,
         left_out=Counter(contents.left_out),
-        examples=contents.examples,
+        examples=dict(contents.examples),
         exact=contents.share == 1.0,
         _is_chat=plan.source.is_chat,
     )
-    if nothing := found.left_out.pop(NO_TEXT, 0):
-        found.left_out[NO_CONVERSATION if plan.source.is_chat else EMPTY] = nothing
+    _name_those_without_text(found, plan)
     for hashed, document in contents.documents.items():
         divided = plan.passage > 0 and document.is_long(plan.divided)
         if plan.leaves_out(hashed, document.chars, divided=divided):
@@ -151,6 +151,19 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
     if plan.duplicates and not found.exact:
         found.left_out[DUPLICATE] = sum(map(len, duplicates.load(plan).values()))
     return found
+
+
+def _name_those_without_text(found: Account, plan: Plan) -> None:
+    """Tell records that cannot be read, which the tally knows where all of them were looked at, from empty ones."""
+    nothing = found.left_out.pop(NO_TEXT, 0)
+    unreadable = TALLY.record(plan.files) if found.exact else {}
+    for reason, bad in unreadable.items():
+        if known := min(nothing, bad.count):
+            found.left_out[reason] = known
+            found.examples.setdefault(reason, [bad.first])
+            nothing -= known
+    if nothing:
+        found.left_out[NO_CONVERSATION if plan.source.is_chat else EMPTY] = nothing
 
 
 def _contents(plan: Plan, limit: int) -> Contents:

@@ -2,18 +2,18 @@
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from data.config import DataConfig, SourceConfig
-from data.sources import files
+from data.sources import files, kinds
 from data.sources.compressed import COMPRESSED_SUFFIXES
 from data.sources.plan import source_files, validation_files
 
 HIDDEN = "hidden"
 VALIDATION = "named by data.val_files"
+UNREADABLE = "of types that are not read"
 NO_RECORDS = "without records of text"
 """Of a type that is read, and left out all the same: a ``.json`` file of something else."""
 
@@ -33,11 +33,13 @@ class Listing:
         return sum(os.path.getsize(path) for path in self.taken[kind])
 
     def line(self) -> str:
-        """What is taken and what is left out, in one line."""
+        """What is taken and what is left out, in one line. (Those that have no reader are named where folders are
+        looked into, ``data.sources.files.expand``.)"""
         taken = ", ".join(f"{len(paths):,} {kind} ({_size(self.bytes(kind))})" for kind, paths in self.taken.items())
         text = f"files of {self.source}: {taken or 'none'}"
-        if self.left_out:
-            text += "; left out: " + "; ".join(f"{_what(why, paths)}" for why, paths in self.left_out.items())
+        others = {why: paths for why, paths in self.left_out.items() if why in (HIDDEN, VALIDATION)}
+        if others:
+            text += "; left out: " + "; ".join(f"{_what(why, paths)}" for why, paths in others.items())
         return text
 
     def record(self) -> dict[str, Any]:
@@ -107,22 +109,13 @@ def _inside(folder: str) -> list[str]:
 def _reason(path: str, source: SourceConfig) -> str:
     if os.path.basename(path).startswith("."):
         return HIDDEN
-    kind = files.file_format(path)
-    if kind is None or (source.is_chat and kind == "text"):
-        return "of types that are not read"
-    return NO_RECORDS
+    readable = kinds.RECORDS if source.is_chat else kinds.READERS
+    return NO_RECORDS if kinds.file_format(path) in readable else UNREADABLE
 
 
 def _what(why: str, paths: list[str]) -> str:
-    """How many files are left out for one reason, with types or the first names."""
-    if why == HIDDEN:
-        return f"{len(paths):,} hidden"
-    if why in (VALIDATION, NO_RECORDS):
-        return f"{len(paths):,} {why} ({files.few_names([os.path.basename(path) for path in paths])})"
-    kinds = Counter(map(kind_of, paths)).most_common()
-    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:5])
-    more = f" and {len(kinds) - 5} more types" if len(kinds) > 5 else ""
-    return f"{len(paths):,} {why} ({shown}{more})"
+    """How many files are left out for one reason, and the first names."""
+    return f"{len(paths):,} {why} ({files.few_names([os.path.basename(path) for path in paths])})"
 
 
 def _size(n_bytes: int) -> str:

@@ -35,7 +35,7 @@ def make_filter(source: SourceConfig, *, validation_text: bool = False) -> Reaso
     ``validation_text``: of validation text of its own, which may be what ``decontaminate`` names.
     """
     characters = by_characters(source)
-    spoken = plain_text if source.is_chat else str
+    spoken: Change = plain_text if source.is_chat else str
     steps: list[Reason] = []
     if source.rules != "none":
         steps.append(lambda text: (rule := broken_rule(text, source.rules)) and f"rules ({rule})")
@@ -154,7 +154,7 @@ def _contamination(stamped: tuple[Any, ...]) -> Contamination:
 
 
 def _texts(path: str) -> Iterator[str]:
-    if (files.file_format(path) or "text") == "text":
+    if files.is_plain(path):
         with open_binary(path) as stream:
             yield stream.read().decode("utf-8", "replace")
         return

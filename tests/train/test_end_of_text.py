@@ -8,7 +8,7 @@ def test_the_run_ends_with_its_text_and_keeps_what_it_learnt(command, train, tmp
     options = ("name=short", "data.max_epochs=1", "train.max_steps=5000", "train.checkpoint_every=5000")
     code, out, err = train(command(*options, "train.workers=2"))
     assert code == 0, err
-    used_up = "the training text is used up, every source has been read data.max_epochs times: raise it, add text"
+    used_up = "the training text is used up, every source has been read data.max_epochs times: raise data.max_epochs"
     assert used_up in out
     assert out.startswith("files of ")
     assert " taken (" in out

@@ -240,7 +240,7 @@ TEXT_COLUMNS = ("records", "taken", "tokens", "left out", "files left out")
 def text_rows(run: RunRecord) -> list[tuple[str, ...]]:
     """What the last start read of each source and left out: cells under ``TEXT_COLUMNS`` after the source's name."""
     accounts = run.start().get("text")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for each in accounts if isinstance(accounts, list) else ():
         if not isinstance(each, dict):
             continue
@@ -260,8 +260,9 @@ def text_rows(run: RunRecord) -> list[tuple[str, ...]]:
 
 
 def _reasons(counts: Any, about: str) -> str:
-    found = counts.items() if isinstance(counts, dict) else ()
-    return ", ".join(f"{about}{_count(count)} {why}" for why, count in found) or "nothing"
+    if not isinstance(counts, dict) or not counts:
+        return "nothing"
+    return ", ".join(f"{about}{_count(count)} {why}" for why, count in counts.items())
 
 
 def _count(value: Any) -> str:

@@ -13,7 +13,7 @@ from train.config import RunConfig
 
 SEVERAL = 2.0
 """From so many times on a text is called read several times."""
-MORE = "raise it, add text, or train fewer steps"
+MORE = "raise data.max_epochs, add text, or train fewer steps"
 
 
 class TextAccount:
@@ -62,7 +62,7 @@ class TextAccount:
         if not removed:
             return MORE
         texts = "; ".join(
-            f"of {each.source} {each.removed:,} of {each.read:,} records are left out ({each.reasons(2)})"
+            f"of {each.source} {each.removed:,} of {each.read:,} records are left out ({each.reasons(removed=True)})"
             for each in removed
         )
         return (
