@@ -98,6 +98,8 @@ def tuning(
     if recipe.FROM_ELSEWHERE.items() <= options.items():  # no betas of the base's own
         options["optim.betas"] = f"[0.9,{choice.beta2:g}]"
     options |= recipe.together(own.train, choice.eval_every, given=given)
+    if not choice.patience and not given("train.eval_every"):  # no earlier model would be taken: one checkpoint
+        options |= {"train.eval_every": choice.eval_every, "train.checkpoint_every": choice.max_steps}
     options = {name: value for name, value in options.items() if not given(name) or name == "data.max_epochs"}
     own_words = ("base=", "tune.") if given("train.max_steps") else ("base=", "tune.", "data.max_epochs=")
     typed = [word for word in argv if not word.startswith(own_words)]  # passes have become steps

@@ -3,13 +3,12 @@
 A downloaded model's training text is not at hand. Without any of it, forty facts about products make a small model
 answer "The capital of France costs 514 euros" (docs/results/chat.md).
 
-Shape suffixes: B questions of the same length.
+Shape suffixes: B questions, T positions, V vocabulary.
 
 Tested in tests/train/tune/test_own_answers.py.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,14 +52,14 @@ QUESTIONS = (
     "Who are you?",
     "Thank you very much!",
 )
-LONGEST = 32
-"""Tokens of an answer that is kept; a longer one would be cut."""
+LONGEST = 48
+"""Tokens of an answer; a longer one ends with its last whole sentence."""
 
 
 def own_answers(directory: Path, log: Callable[[str], None]) -> Path | None:
     """A file of the questions with the greedy answers of the model in ``directory``, kept in the cache by the weights.
 
-    None where the model has no chat template, or ends hardly any answer.
+    None where the model has no chat template, or answers hardly any in whole sentences.
     """
     weights = sorted(map(str, directory.glob("*.safetensors")))
     path = cache_home() / "own_answers" / f"{fingerprint((stamps(weights), QUESTIONS, LONGEST))}.jsonl"
@@ -72,7 +71,7 @@ def own_answers(directory: Path, log: Callable[[str], None]) -> Path | None:
 
 
 def _ask(directory: Path, log: Callable[[str], None]) -> list[dict[str, object]]:
-    """The questions that the model answers in few tokens, as conversations; none where these are less than half."""
+    """The questions with the model's answers, as conversations; none where it answers less than half of them."""
     tokenizer = load_tokenizer(directory)
     if own_template(tokenizer) is None:
         return []
@@ -82,30 +81,35 @@ def _ask(directory: Path, log: Callable[[str], None]) -> list[dict[str, object]]
 
     encoder = ChatEncoder(tokenizer)
     stops = [each for each in (encoder.end_of_turn, tokenizer.eot_id) if each is not None]
-    groups = defaultdict(list)
     try:
-        for question in QUESTIONS:
-            ids = encoder.prompt([{"role": "user", "content": question}])
-            groups[len(ids)].append((question, ids))
+        prompts = [encoder.prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
     except (UserError, TemplateRefusesError):
         return []
+    longest = max(map(len, prompts))
     model = checkpoint.load_model(directory)
-    found: list[dict[str, object]] = []
+    cache, new = model.new_cache(), list[torch.Tensor]()
+    # One batch: weights are read once for all. What a prompt lacks comes before it, as the end of an earlier text.
+    ids_BT = torch.tensor([[tokenizer.eot_id] * (longest - len(ids)) + ids for ids in prompts])
+    open_B = torch.ones(len(prompts), dtype=torch.bool)
     with torch.no_grad():
-        for group in groups.values():
-            cache, ids_BT = model.new_cache(), torch.tensor([ids for _, ids in group])
-            new: list[torch.Tensor] = []
-            open_B = torch.ones(len(group), dtype=torch.bool)
-            while open_B.any() and len(new) < LONGEST:
-                ids_BT = model(ids_BT, cache)[:, -1:].argmax(-1)
-                new.append(ids_BT[:, 0])
-                open_B &= ~torch.isin(ids_BT[:, 0], torch.tensor(stops))
-            for (question, _), ids in zip(group, torch.stack(new, 1).tolist(), strict=True):
-                ends = [at for at, each in enumerate(ids) if each in stops]
-                if ends and (answer := tokenizer.decode(ids[: ends[0]]).strip()):
-                    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-                    found.append({"messages": turns})
+        while open_B.any() and len(new) < LONGEST:
+            ids_BT = (model.hidden_states(ids_BT, cache)[:, -1:] @ model.head_weight_VD.T).argmax(-1)
+            new.append(ids_BT[:, 0])
+            open_B &= ~torch.isin(ids_BT[:, 0], torch.tensor(stops))
+    found: list[dict[str, object]] = []
+    for question, ids in zip(QUESTIONS, torch.stack(new, 1).tolist(), strict=True):
+        ends = [at for at, each in enumerate(ids) if each in stops]
+        answer = tokenizer.decode(ids[: ends[0]]).strip() if ends else _sentences(tokenizer.decode(ids))
+        if answer:
+            found.append(
+                {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+            )
     if 2 * len(found) < len(QUESTIONS):
         return []
     log(f"{directory} answered {len(found)} general questions, which are mixed in so that it goes on answering them")
     return found
+
+
+def _sentences(text: str) -> str:
+    """The whole sentences at the beginning of a text."""
+    return text[: 1 + max(text.rfind(mark) for mark in (". ", "! ", "? ", ".\n"))].strip()

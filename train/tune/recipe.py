@@ -81,7 +81,7 @@ def recipe(
     scales = {"lr_scale": tune.lr_scale, "other_lr_scale": tune.other_lr_scale}
     options = start_from(run, directory, **scales, given=given, optim=optim)
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat", "train.keep_last": 1}
-    options |= {"train.minutes_of": "process"}
+    options |= {"train.minutes_of": "process", "train.sample_tokens": 32}
     options |= {"train.sample_prompts": "[]", "train.sample_questions": 3}
     if tune.lora:
         options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}

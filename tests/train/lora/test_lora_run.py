@@ -139,7 +139,7 @@ def test_two_processes_train_the_same_adapter_on_plain_text(base, tmp_path):
 
 def test_a_run_that_is_tuned_from_it_takes_no_rate_of_an_adapter(words, whole):
     config = tuning([f"base={whole}", *words[1:-1]])
-    assert (config.optim.name, config.optim.weight_decay, config.lora.rank) == ("adamw", 0.1, 0)
+    assert (config.optim.name, config.optim.weight_decay, config.lora.rank) == ("adamw", 0.0, 0)
     assert config.optim.lr == 1e-3  # by the model's size
 
 

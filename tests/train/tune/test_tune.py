@@ -333,7 +333,7 @@ def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_p
     with path.open("a") as file:
         file.write("\n" + "\n".join(json.dumps({"prompt": f"{number}?", "completion": "Yes."}) for number in range(30)))
     tuning([*words, "train.seq_len=64"], log=lambda line: said.append(line))
-    assert " have no answer in their first train.seq_len=64 tokens: left out" in said[-2]
+    assert " have no answer in their first train.seq_len=64 tokens: left out" in said[-3]
     with pytest.raises(UserError, match=r"refuses all conversations, .*no system turns; give them in the"):
         tuned(40)
     with pytest.raises(

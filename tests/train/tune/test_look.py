@@ -1,0 +1,57 @@
+"""What tune finds in files of conversations."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data.chat.tokens import with_chatml
+from data.config import DataConfig
+from data.errors import UserError
+from tests.helpers import chat_model
+from train.tune.look import Look, look
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    with_chatml(chat_model.base_tokenizer()).save(tmp_path)
+    return tmp_path
+
+
+def found(base: Path, rows: list[dict], longest: int = 512, **options) -> Look:
+    path = base / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    seen = look(DataConfig(kind="chat", files=[str(path)], **options), base, longest=longest, seed=1)
+    assert isinstance(seen, Look)
+    return seen
+
+
+def test_copies_are_counted_once(base):
+    rows = [{"prompt": f"Say {number % 6}", "completion": "a cat"} for number in range(600)]
+    seen = found(base, rows)
+    assert (seen.records, seen.distinct, len(seen.lengths)) == (600, 6, 600)
+    assert "6 different ones of 600" in seen.line
+    assert 0 < seen.scored < 0.5
+
+
+def test_all_are_looked_at_whatever_share_is_held_out(base):
+    rows = [{"prompt": f"Say {number}", "completion": "a cat"} for number in range(50)]
+    assert found(base, rows).distinct == found(base, rows, val_fraction=0.5).distinct == 50
+
+
+def test_what_loses_its_end_is_counted(base):
+    rows = [{"prompt": f"{number}", "completion": "a cat " * (100 if number < 3 else 2)} for number in range(20)]
+    seen = found(base, rows, longest=64)
+    assert "3 of 20 looked at lose their ends after train.seq_len=64 tokens" in seen.line
+    assert max(seen.lengths) == 65
+    assert "lose their ends" not in found(base, rows).line
+
+
+def test_answers_that_come_too_late_are_one_line(base):
+    rows = [{"prompt": "who is it " * 100, "completion": "a cat"}] * 3
+    with pytest.raises(UserError, match=r"no conversation has an answer in its first train.seq_len=64 tokens .*raise"):
+        found(base, rows, longest=64)
+
+
+def test_conversations_that_are_in_no_file_are_not_looked_at(base):
+    assert look(DataConfig(kind="story_chat"), base, longest=512, seed=1) is None
