@@ -15,8 +15,7 @@ import pytest
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from data.stream.loader import SPREAD, Loader, as_it_began, at_saved_commits, validation_blocks
-from data.stream.loader import SPREAD, EndOfTextError, Loader, at_saved_commits, validation_blocks
+from data.stream.loader import SPREAD, EndOfTextError, Loader, as_it_began, at_saved_commits, validation_blocks
 from data.tales.story import story
 from data.tokenizers.make import make_tokenizer
 from data.tokenizers.tokenizer import Tokenizer, special_token, token_first
