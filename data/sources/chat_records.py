@@ -189,7 +189,7 @@ def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterat
         return
     number = 0  # records: blank lines are none
     place.line = begun.count(b"\n")
-    for line in itertools.chain([first + stream.readline()], stream):
+    for line in itertools.chain([first + stream.readline()] if first else [], stream):
         place.line += 1
         if not line.strip():
             continue
