@@ -146,7 +146,7 @@ def _utf8(path: str, steps: _Steps) -> io.BufferedReader:
 
     UserError for UTF-16 without one.
     """
-    buffered = io.BufferedReader(steps, _CHUNK)
+    buffered: io.BufferedReader = io.BufferedReader(steps, _CHUNK)
     first = buffered.peek(4)[:4]
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return io.BufferedReader(_Recoded(codecs.getreader("utf-16")(buffered, "replace")))
