@@ -146,7 +146,7 @@ def _utf8(path: str, steps: _Steps) -> io.BufferedReader:
 
     UserError for UTF-16 without one.
     """
-    buffered = io.BufferedReader(steps, _CHUNK)
+    buffered: io.BufferedReader = io.BufferedReader(steps, _CHUNK)
     first = buffered.peek(4)[:4]
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return io.BufferedReader(_Recoded(codecs.getreader("utf-16")(buffered, "replace")))
@@ -189,7 +189,7 @@ def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterat
         return
     number = 0  # records: blank lines are none
     place.line = begun.count(b"\n")
-    for line in itertools.chain([first + stream.readline()], stream):
+    for line in itertools.chain([first + stream.readline()] if first else [], stream):
         place.line += 1
         if not line.strip():
             continue
