@@ -53,16 +53,18 @@ QUESTIONS = (
     "Thank you very much!",
 )
 LONGEST = 48
-"""Tokens of an answer; a longer one ends with its last whole sentence."""
+"""Tokens of an answer. A longer one is left out: cut answers were learned as cut (docs/results/chat.md)."""
+FEWEST = 8
+"""Answers that are mixed in; with fewer none is."""
 
 
 def own_answers(directory: Path, log: Callable[[str], None]) -> Path | None:
     """A file of the questions with the greedy answers of the model in ``directory``, kept in the cache by the weights.
 
-    None where the model has no chat template, or answers hardly any in whole sentences.
+    None where the model has no chat template, or ends hardly any answer.
     """
     weights = sorted(map(str, directory.glob("*.safetensors")))
-    path = cache_home() / "own_answers" / f"{fingerprint((stamps(weights), QUESTIONS, LONGEST))}.jsonl"
+    path = cache_home() / "own_answers" / f"{fingerprint((stamps(weights), QUESTIONS, LONGEST, FEWEST))}.jsonl"
     if not path.exists():
         found = _ask(directory, log)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,7 @@ def own_answers(directory: Path, log: Callable[[str], None]) -> Path | None:
 
 
 def _ask(directory: Path, log: Callable[[str], None]) -> list[dict[str, object]]:
-    """The questions with the model's answers, as conversations; none where it answers less than half of them."""
+    """The questions with the model's answers, as conversations; none where it ends fewer than ``FEWEST`` of them."""
     tokenizer = load_tokenizer(directory)
     if own_template(tokenizer) is None:
         return []
@@ -99,17 +101,11 @@ def _ask(directory: Path, log: Callable[[str], None]) -> list[dict[str, object]]
     found: list[dict[str, object]] = []
     for question, ids in zip(QUESTIONS, torch.stack(new, 1).tolist(), strict=True):
         ends = [at for at, each in enumerate(ids) if each in stops]
-        answer = tokenizer.decode(ids[: ends[0]]).strip() if ends else _sentences(tokenizer.decode(ids))
-        if answer:
+        if ends and (answer := tokenizer.decode(ids[: ends[0]]).strip()):
             found.append(
                 {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
             )
-    if 2 * len(found) < len(QUESTIONS):
+    if len(found) < FEWEST:
         return []
     log(f"{directory} answered {len(found)} general questions, which are mixed in so that it goes on answering them")
     return found
-
-
-def _sentences(text: str) -> str:
-    """The whole sentences at the beginning of a text."""
-    return text[: 1 + max(text.rfind(mark) for mark in (". ", "! ", "? ", ".\n"))].strip()

@@ -155,6 +155,16 @@ def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
     assert (config.optim.warmup_steps, one.optim.warmup_steps) == (20, 0)
 
 
+def test_a_budget_is_the_time_of_the_whole_process(base, chats, tmp_path):
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]"]
+    said: list[str] = []
+    plain, timed = tuning(words), tuning([*words, "budget=2m"], log=said.append)
+    assert (timed.train.max_minutes, timed.train.minutes_of) == (2, "process")
+    assert plain.train.max_steps < timed.train.max_steps <= 2.1 * plain.train.max_steps
+    assert any("or as many as 2:00 allow" in line for line in said)
+    assert timed.facts["tune"]["conversations"] == 200
+
+
 def test_steps_are_of_what_training_reads_of_long_conversations(base, tmp_path):
     """Their ends are cut off: counted as wholes, they would end long before the learning rate has fallen."""
     path = tmp_path / "long.jsonl"
