@@ -39,6 +39,7 @@ def compiled(tmp_path_factory):
             text = (FOLDER / name).read_text()
             for old, new in (changed or {}).items():
                 text = text.replace(old, new)
+            (place / name).parent.mkdir(exist_ok=True)
             (place / name).write_text(text)
         files = []
         for number, source in enumerate(sources):
@@ -171,7 +172,8 @@ def test_every_source_is_built_and_every_function_declared():
     assert built == {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.suffix in (".cpp", ".h")}
     for variant in VARIANTS.values():
         text = "".join((FOLDER / name).read_text() for name in (*variant.sources, *variant.headers))
-        assert set(re.findall(r"^(?:void|long|int) (slm_\w+)\(", text, re.MULTILINE)) == set(SIGNATURES), variant.name
+        declared = set(re.findall(r"^(?:void|long|int|double) (slm_\w+)\(", text, re.MULTILINE))
+        assert declared - {"slm_integer_gain"} == set(SIGNATURES), variant.name
 
 
 @needs_compiler
