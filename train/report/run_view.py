@@ -55,9 +55,9 @@ def view(run: RunRecord, status: str, console: Console, live: bool = False) -> R
     if run.samples:
         sample = run.samples[-1]
         answers = [each.text for each in run.samples if each.step == sample.step and expected_and_given(each.text)]
-        title, text = ("answers", "\n".join(answers)) if answers else ("sample", sample.text)
+        what, written = ("answers", "\n".join(answers)) if answers else ("sample", sample.text)
         room = max(3, console.height - 9 - grid.row_count) if console.is_terminal else 12
-        lines += [Text(), Text(f"{title} of step {sample.step:,}", style="dim"), clipped(text, console, room)]
+        lines += [Text(), Text(f"{what} of step {sample.step:,}", style="dim"), clipped(written, console, room)]
     if live:
         lines.append(Text("q or Ctrl-C leaves; the run goes on", style="dim"))
     return Group(*lines)

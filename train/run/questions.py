@@ -3,7 +3,6 @@ first step, at validations and at the end."""
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -154,10 +153,15 @@ class RunQuestions:
 
 def joined(one: own.Outcome, other: own.Outcome) -> own.Outcome:
     """Two outcomes as one."""
-    lists = {
-        name: [*getattr(one, name), *getattr(other, name)] for name in ("asked", "replies", "grades", "likelihoods")
-    }
-    return replace(one, **lists, refused=one.refused + other.refused, seconds=one.seconds + other.seconds)
+    return own.Outcome(
+        asked=[*one.asked, *other.asked],
+        replies=[*one.replies, *other.replies],
+        grades=[*one.grades, *other.grades],
+        likelihoods=[*one.likelihoods, *other.likelihoods],
+        refused=one.refused + other.refused,
+        first_refusal=one.first_refusal or other.first_refusal,
+        seconds=one.seconds + other.seconds,
+    )
 
 
 def prepare(config: RunConfig, root: Path, *, main: bool) -> RunQuestions:

@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
         chosen = questions.choose_scores(questions.sample(found.questions, config.questions), config.score)
         for each in found.lines(len(chosen)):
             print(each, flush=True)
-        if line := trained_line(name, config.data):
-            print(line, flush=True)
+        if note := trained_line(name, config.data):
+            print(note, flush=True)
         title = f"{len(chosen):,} questions of {', '.join(config.data)}, {name.name}"
         rows = _each(config, checkpoint, files, lambda model: own.ask(model, chosen, config.max_tokens, config.show))
         own.show(title, rows)
