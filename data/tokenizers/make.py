@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from data.config import TokenizerConfig
 from data.errors import UnreachableError, UserError
@@ -52,7 +53,7 @@ def _of_sentencepiece_model(directory: Path, *, eot_token: str) -> Tokenizer:
 
     path, settings_path = directory / "tokenizer.model", directory / "tokenizer_config.json"
     files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
-    made, said = json.loads(files["tokenizer_config.json"]), {}
+    made, said = json.loads(files["tokenizer_config.json"]), dict[str, Any]()
     if settings_path.is_file():
         files["tokenizer_config.json"] = settings_path.read_bytes()
         said = Tokenizer(files, name=directory.name, eot_token=eot).settings

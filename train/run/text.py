@@ -79,7 +79,8 @@ def check_exportable(config: RunConfig, tokenizer: Tokenizer) -> None:
     elsewhere = config.init_from or config.tokenizer.kind == "file"
     if not config.train.check_export or not elsewhere:
         return
-    rows, ids = -(-tokenizer.vocab_size // resize.MULTIPLE) * resize.MULTIPLE, {}
+    rows = -(-tokenizer.vocab_size // resize.MULTIPLE) * resize.MULTIPLE
+    ids: dict[str, int | None] = {}
     if config.init_from:
         shape = checkpoint.load_config(config.init_from)
         eos_id = tokenizer.eot_id if config.data.has_chat else shape.eos_id
