@@ -180,6 +180,8 @@ class SourceConfig:
     def column_pairs(self) -> tuple[tuple[str, str], ...]:
         """``columns`` as pairs, in order."""
         return tuple(sorted((name, str(column)) for name, column in (self.columns or {}).items()))
+
+    @property
     def skips_bad(self) -> bool:
         """Whether records that cannot be read are left out and counted."""
         return self.on_bad == "skip" or (self.on_bad == "auto" and self.is_chat)

@@ -89,7 +89,7 @@ class RunState:
 
     def seconds_left(self, tokens_per_s: float) -> float:
         """How long the rest of the run takes at this speed."""
-        per_step = self._config.tokens_per_step
+        per_step: float = self._config.tokens_per_step
         if self._config.pack_tokens and self.step:  # steps are of several lengths
             per_step = self.tokens / self.step
         left = (self._config.max_steps - self.step) * per_step / tokens_per_s

@@ -12,7 +12,7 @@ from data.config import DataConfig
 from data.errors import UserError, one_line
 from data.sources import chat_files, files
 from data.sources.documents import make_plans, open_stream
-from data.sources.held_out import unit_hash
+from data.sources.contents import unit_hash
 from data.stream.chat_setup import chat_setup
 from data.stream.conversations import in_block
 from data.tokenizers.make import load_tokenizer
