@@ -15,6 +15,7 @@ from typing import Any
 
 from data.chat.formats import TITLES, BadRecordError, Format, read_record, to_document
 from data.errors import UserError, one_line
+from data.readers.reader import BYTE_ORDER_MARK
 from data.sources import files
 from data.sources.compressed import open_binary
 from data.sources.corpus import Reader
@@ -86,7 +87,7 @@ def _read_lines(path: str, stream: Any, start: int) -> Iterator[Record]:
             continue
         where = f"{path}:{at}"
         try:
-            yield Record(json.loads(line.removeprefix(files.BYTE_ORDER_MARK)), where)
+            yield Record(json.loads(line.removeprefix(BYTE_ORDER_MARK)), where)
         except UnicodeDecodeError:
             yield Record(None, where, "it is not UTF-8")
         except (ValueError, RecursionError) as error:
