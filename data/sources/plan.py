@@ -94,7 +94,9 @@ class Plan:
         where = () if self.files else (s.path, self.corpus if s.from_hub and os.path.isdir(s.path) else "")
         how = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
         divided = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
-        return fingerprint((how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs))
+        return fingerprint(
+            (how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs, bool(self.duplicates))
+        )
 
     @property
     def earlier_fingerprint(self) -> str:
