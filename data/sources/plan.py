@@ -102,7 +102,9 @@ class Plan:
         if conversions := kinds.conversions(self.files):
             how = (*how, conversions)
         divided = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
-        return fingerprint((how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs))
+        return fingerprint(
+            (how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs, bool(self.duplicates))
+        )
 
     @property
     def earlier_fingerprint(self) -> str:

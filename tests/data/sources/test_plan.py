@@ -29,12 +29,13 @@ def test_validation_files_are_kept_apart(tmp_path):
         make_plans(local(a, val_files=[a]), "train")
 
 
-def test_a_changed_corpus_has_another_fingerprint(tmp_path):
+def test_a_changed_corpus_has_another_selection(tmp_path):
+    """The fingerprint leaves what is in local files to ``data.stream.read_so_far``."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three"])
-    before = make_plans(local(path), "train")[0].fingerprint
-    assert before == make_plans(local(path), "train")[0].fingerprint
+    before = make_plans(local(path), "train")[0].selection
+    assert before == make_plans(local(path), "train")[0].selection
     write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three", "four"])
-    assert make_plans(local(path), "train")[0].fingerprint != before
+    assert make_plans(local(path), "train")[0].selection != before
 
 
 @pytest.mark.parametrize(
