@@ -10,6 +10,7 @@ from typing import Any
 from data.config import DataConfig, SourceConfig
 from data.sources import files
 from data.sources.compressed import COMPRESSED_SUFFIXES
+from data.sources.kinds import READERS
 from data.sources.plan import source_files, validation_files
 
 HIDDEN = "hidden"
@@ -108,7 +109,7 @@ def _reason(path: str, source: SourceConfig) -> str:
     if os.path.basename(path).startswith("."):
         return HIDDEN
     kind = files.file_format(path)
-    if kind is None or (source.is_chat and kind == "text"):
+    if kind not in READERS or (source.is_chat and kind == "text"):
         return "of types that are not read"
     return NO_RECORDS
 
