@@ -1,5 +1,6 @@
 """Records that cannot be read, and what is replaced in those that can: counted by reason, with the first place."""
 
+import atexit
 import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -123,4 +124,5 @@ def _line(kind: str, reason: str, found: Found) -> str:
 
 
 TALLY = Tally()
-"""That of this process."""
+"""That of this process, which prints at its end what it has not printed before."""
+atexit.register(TALLY.report, final=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.config import DataConfig, SourceConfig
-from data.sources import files
+from data.sources import files, kinds
 from data.sources.compressed import COMPRESSED_SUFFIXES
-from data.sources.kinds import READERS
 from data.sources.plan import source_files, validation_files
 
 HIDDEN = "hidden"
@@ -108,8 +107,7 @@ def _inside(folder: str) -> list[str]:
 def _reason(path: str, source: SourceConfig) -> str:
     if os.path.basename(path).startswith("."):
         return HIDDEN
-    kind = files.file_format(path)
-    if kind not in READERS or (source.is_chat and kind == "text"):
+    if files.file_format(path) not in (kinds.RECORDS if source.is_chat else kinds.READERS):
         return "of types that are not read"
     return NO_RECORDS
 

@@ -15,7 +15,7 @@ import pytest
 
 from data.config import DataConfig, SourceConfig, TokenizerConfig
 from data.errors import UserError
-from data.stream.loader import SPREAD, Loader, at_saved_commits, validation_blocks
+from data.stream.loader import SPREAD, EndOfTextError, Loader, at_saved_commits, validation_blocks
 from data.tales.story import story
 from data.tokenizers.make import make_tokenizer
 
@@ -198,9 +198,11 @@ def test_a_position_of_another_run_is_refused(corpus, tokenizer, options, field)
 
 
 def test_a_position_in_other_text_is_refused(corpus, tokenizer):
-    state = loader(files(corpus), tokenizer).state_dict()
+    one = loader(files(corpus), tokenizer)
+    next(one)
+    state = one.state_dict()
     (corpus / "0.jsonl").write_text('{"text": "new"}\n')
-    with pytest.raises(UserError, match="files were added, removed or changed since"):
+    with pytest.raises(UserError, match=r"0\.jsonl is not what the run has read of it"):
         loader(files(corpus), tokenizer).load_state_dict(state)
 
 
@@ -275,9 +277,24 @@ def test_a_workers_mistake_is_the_persons_one_line(tmp_path, tokenizer, workers)
     )
     with (
         loader(config, tokenizer, workers=workers, micro_batch=1) as batches,
-        pytest.raises(UserError, match=r"a\.jsonl:501 is not a line of JSON"),
+        pytest.raises(UserError, match=r"a\.jsonl:501: not a line of JSON"),
     ):
         drain(batches)
+
+
+def test_a_workers_bad_records_are_left_out_and_said_once(tmp_path, tokenizer, capfd):
+    """Two epochs find the same two lines; the parent says so, with the count at the end."""
+    rows = [json.dumps({"text": f"row {i} " + "words " * 20}) for i in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:20], "oops", *rows[20:40], "oops", *rows[40:]]))
+    (tmp_path / "v.txt").write_text("validation text")
+    options = {"files": [str(tmp_path / "a.jsonl")], "val_files": [str(tmp_path / "v.txt")], "shuffle_buffer": 0}
+    config = DataConfig(kind="files", on_bad="skip", max_epochs=2, **options)
+    with loader(config, tokenizer, workers=1, micro_batch=1) as batches, pytest.raises(EndOfTextError):
+        drain(batches)
+    found = [line for line in capfd.readouterr().err.splitlines() if "not a line of JSON" in line]
+    assert found[0].startswith("text: 1 left out (data.on_bad=skip): not a line of JSON; the first: ")
+    assert f"{tmp_path}/a.jsonl:21 (" in found[0]
+    assert [line[:18] for line in found] == ["text: 1 left out (", "text: 2 left out ("]
 
 
 def test_a_killed_worker_is_noticed(corpus, tokenizer):
