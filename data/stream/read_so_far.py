@@ -69,7 +69,7 @@ class ReadSoFar:
                 self._whole[file] = self._digest_of_file(file)
         found: dict[str, Any] = {"files": n_files, "place": list(place)}
         found["whole"] = [self._whole[file] for file in sorted(read)]
-        if place.part < n_files and place.record:
+        if not place.epoch and place.part < n_files and place.record:
             found["part"] = self._digest_of_part(order[place.part], place.record)
         return found
 
