@@ -158,7 +158,7 @@ def tar_members(stream: BinaryIO, first: int) -> Iterator[_Member]:
         with tarfile.open(fileobj=stream, mode="r:" if plain else "r|*") as archive:
             number = -1
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined] # otherwise they all stay in memory
+                archive.members.clear()  # type: ignore[attr-defined]  # otherwise they all stay in memory
                 number += 1
                 if number >= first and info.isreg():
                     opened = cast(BinaryIO, archive.extractfile(info))

@@ -19,12 +19,22 @@ from pathlib import Path
 from data.bad_records import REPLACED, TALLY, BadRecordError
 from data.errors import UserError, excerpt, nearest
 from data.readers import plain_text
-from data.readers.reader import Raw, Reading, pieces
+from data.readers.reader import BYTE_ORDER_MARK, Raw, Reading, pieces
 from data.sources import kinds
 from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 from data.sources.kinds import PLAIN, READERS, RECORDS, TABLES, file_format
 
-__all__ = ["COMPRESSED_SUFFIXES", "Raw", "Reading", "TextFile", "expand", "extent", "few_names", "file_format"]
+__all__ = [
+    "BYTE_ORDER_MARK",
+    "COMPRESSED_SUFFIXES",
+    "Raw",
+    "Reading",
+    "TextFile",
+    "expand",
+    "extent",
+    "few_names",
+    "file_format",
+]
 
 INSPECTED = 16 << 20
 """Bytes of a ``.json`` file in a folder by which it is told whether it holds records."""

@@ -73,7 +73,8 @@ class Plan:
         s = self.source
         if s.from_hub and os.path.isdir(s.path):
             sizes = [(str(path), path.stat().st_size) for path in sorted(Path(s.path).rglob("*")) if path.is_file()]
-        what: tuple[Any, ...] = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field, self.document_bytes)
+        what: tuple[Any, ...] = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
+        what = (*what, self.document_bytes)
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
         if s.kind == "chat":
             return fingerprint((*what, formats.VERSION, s.column_pairs))

@@ -8,7 +8,7 @@ from data.config import DataConfig, SourceConfig
 
 
 def folder(root):
-    for name in ("a.md", "b.md", "sub/c.jsonl", "sub/d.txt.gz", "sub/e.html", "p.png", ".hidden.txt", ".git/config"):
+    for name in ("a.md", "b.md", "sub/c.jsonl", "sub/d.txt.gz", "sub/e.svg", "p.png", ".hidden.txt", ".git/config"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text('{"text": "words"}\n')
     (root / "settings.json").write_text("{}")
@@ -24,12 +24,13 @@ def test_every_file_of_a_folder_is_taken_or_named_with_a_reason(tmp_path):
     assert left_out == {
         listing.VALIDATION: ["b.md"],
         listing.HIDDEN: [".git", ".hidden.txt"],
-        "of types that are not read": ["e.html", "p.png"],
+        "of types that are not read": ["e.svg", "p.png"],
         listing.NO_RECORDS: ["settings.json"],
     }
     line = found.line()
     assert "1 .md (18 bytes)" in line
-    assert "2 hidden (" in line
+    assert "2 hidden" in line
+    assert "2 of types that are not read (1 .png, 1 .svg)" in line
     assert "1 named by data.val_files (b.md)" in line
     assert found.record()["taken"][".md"] == {"files": 1, "bytes": 18}
 

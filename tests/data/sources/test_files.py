@@ -381,14 +381,14 @@ def test_a_folder_of_many_kinds(tmp_path, capsys):
     names = ["a.md", *(f"{i}.rst" for i in range(20)), "b.tex", "c.org", "d.adoc", "e.log", "f.py", "README"]
     for name in names:
         (folder / name).write_text("Some words.")
-    others = {"x.png": b"\x89PNG\r\n\x1a\n", "y.png": b"\x89PNG", "page.odd": b"<html>", "run": bytes(range(256)) * 9}
+    others = {"x.png": b"\x89PNG\r\n\x1a\n", "y.png": b"\x89PNG", "page.xml": b"<a/>", "run": bytes(range(256)) * 9}
     for name, content in others.items():
         (folder / name).write_bytes(content)
     assert sorted(os.path.basename(path) for path in expand([str(folder)])) == sorted(names)
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "left out" in each]
     assert "27 files are read, 4 left out" in line
     assert "2 .png (x.png, y.png)" in line
-    assert "1 .odd (page.odd)" in line
+    assert "1 .xml (page.xml)" in line
     assert "1 without an ending (run)" in line
 
 
