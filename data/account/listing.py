@@ -109,7 +109,7 @@ def _inside(folder: str) -> list[str]:
 def _reason(path: str, source: SourceConfig) -> str:
     if os.path.basename(path).startswith("."):
         return HIDDEN
-    readable = kinds.RECORDS if source.is_chat else kinds.READERS
+    readable = (*kinds.RECORDS, *kinds.TABLES) if source.is_chat else kinds.READERS
     return NO_RECORDS if kinds.file_format(path) in readable else UNREADABLE
 
 

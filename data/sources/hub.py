@@ -225,9 +225,7 @@ class _Rows:
     def document(self, text: Any) -> str | None:
         if self._source.kind == "chat":
             record = Record(text, f"{self._source.path}: a row")
-            found = to_conversation(
-                record, stop=not self._source.skips_bad, columns=self._source.column_pairs
-            )
+            found = to_conversation(record, stop=not self._source.skips_bad, columns=self._source.column_pairs)
             return None if found is None else found[1]
         return text if text and not text.isspace() else None
 

@@ -92,7 +92,7 @@ class Loader:
         self._shards = max(1, workers)
         self._processes = workers
         self._split = split
-        self._options = {
+        self._options: dict[str, Any] = {
             "plans": plans,
             "tokenizer": tokenizer,
             "seq_len": seq_len,

@@ -11,8 +11,8 @@ from data.chat.tokens import ChatEncoder
 from data.config import DataConfig
 from data.errors import UserError, one_line
 from data.sources import chat_files, files
-from data.sources.documents import make_plans, open_stream
 from data.sources.contents import unit_hash
+from data.sources.documents import make_plans, open_stream
 from data.stream.chat_setup import chat_setup
 from data.stream.conversations import in_block
 from data.tokenizers.make import load_tokenizer
