@@ -65,7 +65,7 @@ ORDER = {
 }
 """Folders and modules from the bottom to the top: each may import only what stands before it. Those that are not named
 may stand anywhere, as long as there is no circle."""
-MOST_MODULES = 17
+MOST_MODULES = 16
 """In one folder, ``__init__`` and ``__main__`` not counted."""
 
 

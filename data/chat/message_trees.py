@@ -1,6 +1,6 @@
 """Message trees whose messages are rows of their own, as in OpenAssistant's tables: ``message_id`` and ``parent_id``.
 
-Tested in tests/data/sources/test_chat_files.py.
+Tested in tests/data/sources/conversations/test_chat_files.py.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,9 @@ from data.quality.characters import by_characters
 from data.quality.contamination import LONG, Contamination
 from data.quality.repetition import VERSION as RULES_VERSION
 from data.quality.repetition import broken_rule
-from data.sources import chat_files, files
+from data.sources import files
 from data.sources.compressed import open_binary
+from data.sources.conversations import chat_files
 from data.storage import stamps
 
 Reason = Callable[[str], str | None]

@@ -9,8 +9,8 @@ from typing import Any
 
 from data.config import SourceConfig
 from data.errors import UserError
-from data.sources.chat_files import ChatFileCorpus
 from data.sources.contents import Contents, Document, count
+from data.sources.conversations.chat_files import ChatFileCorpus
 from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading, few_names
 from data.sources.filters import make_filter

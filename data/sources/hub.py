@@ -10,8 +10,8 @@ from typing import Any
 from data.bad_records import REPLACED, TALLY
 from data.config import SourceConfig
 from data.errors import UserError, excerpt, nearest, one_line
-from data.sources.chat_files import to_conversation
-from data.sources.chat_records import Record
+from data.sources.conversations.chat_files import to_conversation
+from data.sources.conversations.chat_records import Record
 from data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up

@@ -11,7 +11,8 @@ from data.bad_records import TALLY
 from data.chat import formats
 from data.config import WHOLE_FILE, DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import chat_files, files, hub, kinds
+from data.sources import files, hub, kinds
+from data.sources.conversations import chat_files
 from data.sources.corpus import Corpus, FileCorpus, Select
 from data.sources.files import Reading
 from data.sources.filters import options, settings

@@ -13,9 +13,10 @@ from data.chat.tokens import MOMENT, ChatEncoder, chat_tokenizer, own_template
 from data.chat.tool_template import with_tools
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import chat_files, hub
-from data.sources.chat_files import Findings
-from data.sources.chat_records import Record
+from data.sources import hub
+from data.sources.conversations import chat_files
+from data.sources.conversations.chat_files import Findings
+from data.sources.conversations.chat_records import Record
 from data.sources.corpus import records as corpus_records
 from data.sources.plan import source_files
 from data.tokenizers.tokenizer import Tokenizer

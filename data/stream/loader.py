@@ -16,7 +16,7 @@ import numpy as np
 from data.bad_records import TALLY
 from data.config import DataConfig, SourceConfig
 from data.errors import UserError
-from data.sources import chat_files
+from data.sources.conversations import chat_files
 from data.sources.documents import file_order, make_plans
 from data.sources.plan import Plan, Split
 from data.stream import marks, read_so_far

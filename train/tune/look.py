@@ -10,8 +10,9 @@ from data.chat.template import TemplateRefusesError
 from data.chat.tokens import ChatEncoder
 from data.config import DataConfig
 from data.errors import UserError, one_line
-from data.sources import chat_files, files
+from data.sources import files
 from data.sources.contents import unit_hash
+from data.sources.conversations import chat_files
 from data.sources.documents import make_plans, open_stream
 from data.stream.chat_setup import chat_setup
 from data.stream.conversations import in_block

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 from data.chat.formats import from_document
 from data.config import DataConfig
 from data.errors import UserError
-from data.sources import chat_files, files
+from data.sources import files
+from data.sources.conversations import chat_files
 from data.sources.corpus import CorpusStream
 from data.sources.plan import open_whole_corpus, plan_sources
 from slm.evaluate.exam.config import ScoreName

@@ -9,7 +9,7 @@ import pytest
 from data.chat.formats import from_document, read_record
 from data.config import DataConfig
 from data.errors import UserError
-from data.sources import chat_files, chat_records
+from data.sources.conversations import chat_files, chat_records
 from data.sources.documents import iter_documents, sample_documents
 from data.sources.hub import HubCorpus
 from data.sources.plan import plan_sources

@@ -2,7 +2,7 @@
 
 A record that cannot be parsed is one with an error, and reading goes on behind it where that is possible.
 
-Tested in tests/data/sources/test_chat_files.py.
+Tested in tests/data/sources/conversations/test_chat_files.py.
 """
 
 import codecs

@@ -1,6 +1,6 @@
 """Conversations from local files and from rows of a data set, as documents of ``data.chat.formats``.
 
-A record that is no conversation is left out, or ends the run (``data.on_bad``). ``data.sources.chat_records`` reads the
+A record that is no conversation is left out, or ends the run (``data.on_bad``). ``data.sources.conversations.chat_records`` reads the
 files.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from data.chat.formats import TITLES, BadRecordError, Format, Read, read_record, to_document
 from data.errors import UserError
-from data.sources.chat_records import Record, read
+from data.sources.conversations.chat_records import Record, read
 from data.sources.corpus import Reader
 from data.storage import stamps
 
