@@ -77,11 +77,16 @@ class Plan:
         what: tuple[Any, ...] = (s.kind, sizes, s.path, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
         what = (*what, self.document_bytes)
         # Only what is not as usual is added: caches and positions from before there was a choice stay valid.
-        if s.kind == "chat":
-            return fingerprint((*what, formats.VERSION, s.column_pairs))
-        if conversions := kinds.conversions(self.files):
-            what = (*what, conversions)
+        if self._made_by:
+            what = (*what, self._made_by)
         return fingerprint(what if self.reading.separator == Reading().separator else (*what, s.separator))
+
+    @property
+    def _made_by(self) -> tuple[Any, ...]:
+        """What documents depend on next to the bytes of their files: the versions of what makes text of them."""
+        if self.source.kind == "chat":
+            return formats.VERSION, self.source.column_pairs
+        return kinds.conversions(self.files)
 
     @property
     def selection(self) -> str:
@@ -101,8 +106,8 @@ class Plan:
         where = () if self.files else (s.path, self.corpus if s.from_hub and os.path.isdir(s.path) else "")
         how: tuple[Any, ...] = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
         how = (*how, self.document_bytes)
-        if conversions := kinds.conversions(self.files):
-            how = (*how, conversions)
+        if self._made_by:
+            how = (*how, self._made_by)
         divided = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
         return fingerprint(
             (how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs, bool(self.duplicates))

@@ -1,7 +1,7 @@
 """Conversations from local files and from rows of a data set, as documents of ``data.chat.formats``.
 
-A record that is no conversation is left out, or ends the run (``data.on_bad``). ``data.sources.conversations.chat_records`` reads the
-files.
+A record that is no conversation is left out, or ends the run (``data.on_bad``).
+``data.sources.conversations.chat_records`` reads the files.
 """
 
 import functools
