@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from data.errors import excerpt
+from slm.data.errors import excerpt
 
 REMEMBERED = 100_000
 """Places that a tally remembers, so that a record that is read again is not counted again; further ones may be."""

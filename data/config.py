@@ -5,8 +5,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from data.errors import UserError, nearest
-from data.storage import cache_home
+from slm.data.errors import UserError, nearest
+from slm.data.storage import cache_home
 
 SourceKind = Literal["tales", "files", "hub", "mixture", "chat", "story_chat"]
 WHOLE_FILE = 4 << 20
@@ -44,7 +44,7 @@ class SourceConfig:
     embedded stories never end.)"""
 
     files: list[str] = field(default_factory=list)
-    """``files``: paths, globs or folders of files of any kind that has a reader (``data.sources.kinds``), also
+    """``files``: paths, globs or folders of files of any kind that has a reader (``slm.data.sources.kinds``), also
     compressed. Of a folder, hidden files do not count, and a ``.json`` file only if its first record has the
     ``text_field``."""
     val_files: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ class SourceConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name}={getattr(self, name)} must be a share from 0 to 1")
         if self.script:
-            from data.unicode_scripts import scripts  # needs numpy, and half a second for its table
+            from slm.data.unicode_scripts import scripts  # needs numpy, and half a second for its table
 
             if self.script_key not in scripts():
                 hint = nearest(self.script, scripts()) or "for example latin, cyrillic, greek, arabic, cjk, hangul"
@@ -188,7 +188,7 @@ class SourceConfig:
 
     @property
     def is_chat(self) -> bool:
-        """Whether its documents are conversations (as ``data.chat.formats`` writes them) instead of text."""
+        """Whether its documents are conversations (as ``slm.data.chat.formats`` writes them) instead of text."""
         return self.kind in ("chat", "story_chat")
 
     @property

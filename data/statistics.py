@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from data.progress import Progress
-from data.sources.contents import unit_hash
-from data.sources.corpus import records
-from data.sources.documents import TalesStream
-from data.sources.duplicates import Finder
-from data.sources.filters import make_change, make_filter
-from data.sources.passages import middle
-from data.sources.plan import Plan, open_whole_corpus
+from slm.data.progress import Progress
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.corpus import records
+from slm.data.sources.documents import TalesStream
+from slm.data.sources.duplicates import Finder
+from slm.data.sources.filters import make_change, make_filter
+from slm.data.sources.passages import middle
+from slm.data.sources.plan import Plan, open_whole_corpus
 
 BATCH, BATCH_CHARS = 64, 4 << 20  # documents counted together, and their characters
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 RESERVE = 256 << 20  # bytes that a cache leaves free on its disk
 DIGEST_BYTES = 16

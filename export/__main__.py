@@ -1,15 +1,15 @@
-"""``python -m export run=RUN quant=q4_k_m,q8_0``: checkpoint in, proven GGUF files out; or with ``format=onnx`` and
+"""``python -m slm.export run=RUN quant=q4_k_m,q8_0``: checkpoint in, proven GGUF files out; or with ``format=onnx`` and
 ``format=pt2`` an ONNX model or a program of torch.export."""
 
 import sys
 from typing import Any
 
-from export.auto.show import show_choice
-from export.config import ExportConfig
-from export.staging import exit_on_sigterm
-from export.steps import Steps, show_steps
 from slm import cli, report
 from slm.configuration import load
+from slm.export.auto.show import show_choice
+from slm.export.config import ExportConfig
+from slm.export.staging import exit_on_sigterm
+from slm.export.steps import Steps, show_steps
 from slm.llama.verdict import crash_advice, require_working_build
 from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     require_working_build()
     steps = Steps()
     with steps.step("loading PyTorch"):  # mistakes in the options are reported before
-        from export.pipeline import export
+        from slm.export.pipeline import export
 
     with exit_on_sigterm():
         record = export(config, log=lambda line: print(line, flush=True), steps=steps)
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 def export_interchange(config: ExportConfig) -> int:
     """ONNX or torch.export. Returns the exit status."""
-    from export.interchange.make import export_program
+    from slm.export.interchange.make import export_program
 
     with exit_on_sigterm():
         record = export_program(config, log=lambda line: print(line, flush=True))

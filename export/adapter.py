@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.gguf.adapter import write_adapter
-from export.gguf.writer import write_gguf
-from export.proof import Comparison, Proof
-from export.source import Source
-from export.staging import Staging
+from slm.export.gguf.adapter import write_adapter
+from slm.export.gguf.writer import write_gguf
+from slm.export.proof import Comparison, Proof
+from slm.export.source import Source
+from slm.export.staging import Staging
 from slm.model import lora
 from slm.model.checkpoint import load_model
 from slm.model.fingerprint import fingerprint

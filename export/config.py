@@ -1,12 +1,12 @@
-"""The options of ``python -m export``; configs/export.yaml holds the same defaults."""
+"""The options of ``python -m slm.export``; configs/export.yaml holds the same defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from data.errors import UserError, nearest
-from export.target import is_target, parse_target
+from slm.data.errors import UserError, nearest
+from slm.export.target import is_target, parse_target
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 """Types that are written straight from the checkpoint."""
@@ -113,7 +113,7 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
-    """``python -m export.verify``; configs/verify.yaml holds the same defaults."""
+    """``python -m slm.export.verify``; configs/verify.yaml holds the same defaults."""
 
     run: Path
     """A run, or the folder of an export."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.choice import open_kernels
 from slm.kernels.column_squares import column_squares
 from slm.kernels.fused import usable

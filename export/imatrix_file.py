@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import UserError
-from export.imatrix import ImportanceMatrix
+from slm.data.errors import UserError
+from slm.export.imatrix import ImportanceMatrix
 from slm.llama.gguf_check import GgufTensor, read_header
 
 _CALL_ROWS = 512

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.chat.template import ChatTemplate, TemplateRefusesError
-from data.chat.tokens import ChatEncoder, own_template
-from data.errors import UserError
-from data.storage import atomic_write_text
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.template import ChatTemplate, TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder, own_template
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.exported import MODELFILE
 from slm.llama.gguf_check import read_header
 

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from export import modelfile
-from export.adapter import open_adapter, write_proven
-from export.auto.make import make_chosen
-from export.auto.planner import Planner
-from export.config import UNQUANTIZED, ExportConfig, resolve_types
-from export.imatrix import ImportanceMatrix
-from export.proof import ADAPTER_TYPE, Comparison, Proof
-from export.quantize import size_bound
-from export.rounding.make import METADATA, round_again
-from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
-from export.staging import Staging, check_room
-from export.steps import Steps
-from export.target import is_target, parse_target
-from export.texts import Text, calibration_text, validation_text
 from slm import runs
+from slm.export import modelfile
+from slm.export.adapter import open_adapter, write_proven
+from slm.export.auto.make import make_chosen
+from slm.export.auto.planner import Planner
+from slm.export.config import UNQUANTIZED, ExportConfig, resolve_types
+from slm.export.imatrix import ImportanceMatrix
+from slm.export.proof import ADAPTER_TYPE, Comparison, Proof
+from slm.export.quantize import size_bound
+from slm.export.rounding.make import METADATA, round_again
+from slm.export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
+from slm.export.staging import Staging, check_room
+from slm.export.steps import Steps
+from slm.export.target import is_target, parse_target
+from slm.export.texts import Text, calibration_text, validation_text
 from slm.exported import RECORD_FILE, recorded_sums, sha256
 from slm.hub import models
 from slm.llama.gguf_check import read_header

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.blocks.names import F32_ENDS
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import GGML_TYPES, GgufTensor, read_header

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
-from export.config import CalibrationConfig, Naming
-from export.gguf.tensors import check_weights
-from export.gguf.writer import Identity, identify_model, run_record, write_gguf
-from export.imatrix import ImportanceMatrix, collect, quick_kernels
-from export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
-from export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
-from export.texts import Text, read_text
 from slm import runs
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.evaluate.perplexity import Window, chunked_plan
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import TorchScorer
+from slm.export.config import CalibrationConfig, Naming
+from slm.export.gguf.tensors import check_weights
+from slm.export.gguf.writer import Identity, identify_model, run_record, write_gguf
+from slm.export.imatrix import ImportanceMatrix, collect, quick_kernels
+from slm.export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
+from slm.export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
+from slm.export.texts import Text, read_text
 from slm.kernels.native import VARIANTS
 from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import GgufTensor, read_header

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from data.errors import UserError
-from data.storage import fsync
+from slm.data.errors import UserError
+from slm.data.storage import fsync
 from slm.machine.crash_guard import command_pid, temporary
 
 _STAGING = re.compile(r"\.export-(\d+)")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 FASTEST_LOSS = math.log(1.01)
 """The most that ``auto`` without a number may add to the loss, nats per token."""

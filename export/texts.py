@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.errors import UserError
 from slm import runs
+from slm.data.errors import UserError
 
 GENERAL_TEXT = Path(__file__).with_name("general_text.txt")
 """Prose, conversations, code and tables in 23 languages: for a model whose training text is not known."""

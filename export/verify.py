@@ -1,4 +1,4 @@
-"""``python -m export.verify run=RUN``: whether exported files still hold the bytes that the export wrote.
+"""``python -m slm.export.verify run=RUN``: whether exported files still hold the bytes that the export wrote.
 
 Exit status 1 with a line for each file that does not.
 """
@@ -6,10 +6,10 @@ Exit status 1 with a line for each file that does not.
 import sys
 from pathlib import Path
 
-from data.errors import UserError
-from export.config import VerifyConfig
 from slm import cli, runs
 from slm.configuration import load
+from slm.data.errors import UserError
+from slm.export.config import VerifyConfig
 from slm.exported import RECORD_FILE, damage, recorded_sums, renewal, shown
 from slm.hub import models
 from slm.hub.name import hub_name

@@ -1,4 +1,4 @@
-"""``python -m serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]``: the server."""
+"""``python -m slm.serve model=PATH [port=8080 host=127.0.0.1 serve.KEY=VALUE ...]``: the server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.errors import UserError
-from serve.config import ServeConfig, load
-from serve.pool.autotune import stop_measuring
-from serve.pool.engine_process import preload
-from serve.pool.model_files import named_adapters, named_models
 from slm.cli import run
+from slm.data.errors import UserError
 from slm.exported import stale_lines
 from slm.llama.verdict import require_working_build
 from slm.machine.hardware import share_cores
+from slm.serve.config import ServeConfig, load
+from slm.serve.pool.autotune import stop_measuring
+from slm.serve.pool.engine_process import preload
+from slm.serve.pool.model_files import named_adapters, named_models
 
 if TYPE_CHECKING:
-    from serve.engine.messages import ModelInfo
-    from serve.pool.model_pool import Pool
+    from slm.serve.engine.messages import ModelInfo
+    from slm.serve.pool.model_pool import Pool
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     listener = _listen(config.host, config.port)
     form = config.serve.access_form
     if config.serve.access_log_file is not None and form != "off":
-        from serve.api.access_log import Writer
+        from slm.serve.api.access_log import Writer
 
         Writer(form, config.serve.access_log_file)  # what is wrong with it is said before the work
     with contextlib.closing(listener):
@@ -93,9 +93,9 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(
     config: ServeConfig, paths: dict[str, Path], adapters: dict[str, Path], listener: socket.socket
 ) -> int:
-    from serve.pool.engine_settings import engine_config
-    from serve.pool.memory_plan import budget_bytes, fit_slots
-    from serve.pool.model_pool import Pool, Served
+    from slm.serve.pool.engine_settings import engine_config
+    from slm.serve.pool.memory_plan import budget_bytes, fit_slots
+    from slm.serve.pool.model_pool import Pool, Served
 
     _cancel_on_interrupt()
     options = config.serve
@@ -120,7 +120,9 @@ async def _serve(
     pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
-        info, http = await asyncio.gather(pool.start(), asyncio.to_thread(importlib.import_module, "serve.api.server"))
+        info, http = await asyncio.gather(
+            pool.start(), asyncio.to_thread(importlib.import_module, "slm.serve.api.server")
+        )
         port = listener.getsockname()[1]
 
         def show() -> None:

@@ -1,7 +1,7 @@
 """From chat messages to the text of a prompt, with the model's own template or a plain one.
 
-A template is a program from a file that anybody may have made, so it runs in a sandbox (``data.chat.jinja``). Control
-tokens spelled in a message's content stay text (``data.chat.content_spans``).
+A template is a program from a file that anybody may have made, so it runs in a sandbox (``slm.data.chat.jinja``).
+Control tokens spelled in a message's content stay text (``slm.data.chat.content_spans``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-from data.chat.content_spans import Span, unused_mark
-from data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
-from data.errors import UserError
-from serve.engine.messages import ModelInfo
-from serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm, call_form, in_own_form, without_system
-from serve.tools.call_grammar import Reasoning
+from slm.data.chat.content_spans import Span, unused_mark
+from slm.data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
+from slm.data.errors import UserError
+from slm.serve.engine.messages import ModelInfo
+from slm.serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm, call_form, in_own_form, without_system
+from slm.serve.tools.call_grammar import Reasoning
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Stop strings of the plain template, which has no token that ends a turn."""

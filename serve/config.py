@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from data.errors import UserError
-from serve.engine.config import EngineOptions
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
+from slm.serve.engine.config import EngineOptions
 
 Config = TypeVar("Config")
 TuneMode = Literal["auto", "off", "force"]
@@ -30,7 +30,7 @@ def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Colle
 class ServerOptions(EngineOptions):
     """The ``serve`` group of configs/serve.yaml, whose comments describe the options.
 
-    Where ``threads``, ``slots``, ``batch``, ``ubatch`` or ``prefill_chunk`` is 0, ``serve.pool.engine_settings``
+    Where ``threads``, ``slots``, ``batch``, ``ubatch`` or ``prefill_chunk`` is 0, ``slm.serve.pool.engine_settings``
     chooses a value for the model and the machine.
     """
 

@@ -1,4 +1,4 @@
-"""``python -m serve.terminal model=PATH [prompt='Once upon a time' ...]``: a model in the terminal, without HTTP.
+"""``python -m slm.serve.terminal model=PATH [prompt='Once upon a time' ...]``: a model in the terminal, without HTTP.
 
 The engine runs in this process, which another one watches (``slm.machine.crash_guard``): a crash is one line. With a
 chat template there is a conversation; without one, the model continues text.
@@ -20,20 +20,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import UserError
-from serve.config import TerminalConfig, load
-from serve.engine.config import EngineConfig
-from serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone, SamplingParams
-from serve.history import HistoryWindow, prompt_limit
-from serve.pool.model_files import resolve_model
 from slm.cli import run
+from slm.data.errors import UserError
 from slm.exported import stale_lines
 from slm.llama.verdict import crash_advice, require_working_build
 from slm.machine.crash_guard import doing, guarded
 from slm.report import plain
+from slm.serve.config import TerminalConfig, load
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone, SamplingParams
+from slm.serve.history import HistoryWindow, prompt_limit
+from slm.serve.pool.model_files import resolve_model
 
 if TYPE_CHECKING:
-    from serve.chat_template import RenderedChat
+    from slm.serve.chat_template import RenderedChat
 
 _COMMANDS = ("/help", "/reset", "/retry", "/system", "/save", "/exit", "/quit")
 _OF_A_CONVERSATION = ("/reset", "/retry", "/system", "/save")
@@ -63,7 +63,7 @@ class Reply:
     """Of decoding, without the prefill."""
     finish: str
     stopped_by: str | None = None
-    """What cut it off: see ``serve.engine.messages.StoppedBy``."""
+    """What cut it off: see ``slm.serve.engine.messages.StoppedBy``."""
     n_forgotten: int = 0
     """Messages that were dropped before it, because the context was full."""
 
@@ -78,9 +78,9 @@ class Conversation:
     """A conversation with an engine in this process. Raises ``UserError`` when the model cannot be loaded."""
 
     def __init__(self, config: TerminalConfig) -> None:
-        from serve.chat_template import ChatPrompt
-        from serve.engine.engine import Engine
         from slm.llama.errors import LlamaError
+        from slm.serve.chat_template import ChatPrompt
+        from slm.serve.engine.engine import Engine
 
         path, note = resolve_model(config.model)
         self.notes = [*([note] if note else []), *stale_lines([path])]
@@ -151,7 +151,7 @@ class Conversation:
         return self._send(text, show)
 
     def _send(self, text: str, show: Callable[[str], None]) -> Reply:
-        from serve.chat_template import ChatTemplateError, RenderedChat
+        from slm.serve.chat_template import ChatTemplateError, RenderedChat
 
         if not self.chat.own:
             return self._generate(RenderedChat(text=text, add_special=True, parse_special=False), show)

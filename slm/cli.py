@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from data.errors import UserError, one_line
 from slm import early_interrupt
+from slm.data.errors import UserError, one_line
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it

@@ -25,8 +25,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from data.errors import UserError, nearest, one_line
 from slm.cli import spelled
+from slm.data.errors import UserError, nearest, one_line
 
 T = TypeVar("T")
 _PACKAGED = Path(__file__).resolve().parent / "configs"

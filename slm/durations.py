@@ -3,7 +3,7 @@
 import math
 import re
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 """Seconds of each unit."""

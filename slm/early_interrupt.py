@@ -1,7 +1,7 @@
 """Ctrl-C while a command is still being imported: the command ends, with the shell's status and without a traceback.
 
 The packages of the commands import ``slm`` before anything else, and ``slm`` calls ``install`` where it is imported for
-a command (``python -m train``, ``slm train``), not as a library. ``slm.cli.run`` gives Ctrl-C back to Python before
+a command (``python -m slm.train``, ``slm train``), not as a library. ``slm.cli.run`` gives Ctrl-C back to Python before
 the command begins.
 
 It imports nothing that takes time.

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from data.errors import UserError
 from slm import runs
 from slm.cli import spelled
+from slm.data.errors import UserError
 from slm.llama.gguf_check import read_header
 
 CONFIG_KEY = "slm.config"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import without_controls
-from data.storage import atomic_write_text
+from slm.data.errors import without_controls
+from slm.data.storage import atomic_write_text
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str | None = None) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, excerpt, nearest
 from slm.cli import spelled
+from slm.data.errors import UserError, excerpt, nearest
 
 CONFIG = "config.yaml"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 import yaml
 
-from data.config import DataConfig, TokenizerConfig
-from export.bench.config import SweepConfig
-from export.config import ExportConfig, VerifyConfig
-from serve.bench.config import BenchConfig as BenchServeConfig
-from serve.config import ServeConfig, TerminalConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
+from slm.data.config import DataConfig, TokenizerConfig
 from slm.doctor.__main__ import DoctorOptions
 from slm.evaluate.config import EvaluateConfig
 from slm.evaluate.exam.config import ExamConfig
+from slm.export.bench.config import SweepConfig
+from slm.export.config import ExportConfig, VerifyConfig
 from slm.hub.publish import PublishConfig
-from train.bench_recipe.config import BenchRecipeConfig
-from train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
-from train.report.html import ReportConfig
-from train.report.watch import WatchConfig
-from train.sweep.config import SweepConfig as TrainSweepConfig
-from train.tools.bench import BenchConfig as BenchTrainConfig
-from train.tools.data_stats import DataStatsConfig
-from train.tools.plan_config import PlanConfig
-from train.tune.config import QatConfig, TuneConfig
+from slm.serve.bench.config import BenchConfig as BenchServeConfig
+from slm.serve.config import ServeConfig, TerminalConfig
+from slm.train.bench_recipe.config import BenchRecipeConfig
+from slm.train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
+from slm.train.report.html import ReportConfig
+from slm.train.report.watch import WatchConfig
+from slm.train.sweep.config import SweepConfig as TrainSweepConfig
+from slm.train.tools.bench import BenchConfig as BenchTrainConfig
+from slm.train.tools.data_stats import DataStatsConfig
+from slm.train.tools.plan_config import PlanConfig
+from slm.train.tune.config import QatConfig, TuneConfig
 
 STAGES: dict[str, type] = {
     "train": RunConfig,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.tales.story import story
+from slm.data.tales.story import story
 from tests.helpers import programs
 from tests.helpers.servers import Server, running_server
 
@@ -105,7 +105,7 @@ def test_the_model_is_served_and_speaks_like_its_text(stories, exported, tmp_pat
 
 
 def test_the_terminal_prints_a_story_and_its_speed(command, stories, exported):
-    out = command("serve.terminal", f"model={stories}", "prompt=Once upon a time", "max_tokens=24", "seed=1")
+    out = command("slm.serve.terminal", f"model={stories}", "prompt=Once upon a time", "max_tokens=24", "seed=1")
     assert out.startswith("Once upon a time")
     assert "tokens/s" in out
 

@@ -64,9 +64,9 @@ print(count)
 
 STAGES = """
 import json
-from export.__main__ import main as export
+from slm.export.__main__ import main as export
 from slm.doctor.__main__ import main as doctor
-from train.__main__ import main as train
+from slm.train.__main__ import main as train
 for main, words in zip((train, export, doctor), json.loads(sys.argv[1]), strict=True):
     assert not main(words), words
 """

@@ -9,9 +9,9 @@ import torch
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from data.tokenizers.make import load_tokenizer
-from export.config import ExportConfig
-from export.pipeline import export
+from slm.data.tokenizers.make import load_tokenizer
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from tests.helpers import tool_templates as templates
 from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.programs import Program
@@ -93,7 +93,7 @@ def test_it_learns_to_answer_and_llama_cpp_gives_the_answers(make, tmp_path):
     (tmp_path / "held.jsonl").write_text("\n".join([json.dumps(other)] * 8))
     words = [f"base={tmp_path}/model", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{tmp_path}/chats.jsonl]"]
     words += [f"data.val_files=[{tmp_path}/held.jsonl]", *OPTIONS]
-    program = Program("train.tune.__main__", words, tmp_path)
+    program = Program("slm.train.tune.__main__", words, tmp_path)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, out + err
 

@@ -1,12 +1,12 @@
-"""``python -m train``: one training run, started or resumed."""
+"""``python -m slm.train``: one training run, started or resumed."""
 
 import os
 from functools import partial
 
 from slm import cli
 from slm.machine.waiting import wait_awake
-from train import autobatch
-from train.resolve import Chosen, resolve
+from slm.train import autobatch
+from slm.train.resolve import Chosen, resolve
 
 
 def main(argv: list[str]) -> int:
@@ -15,17 +15,17 @@ def main(argv: list[str]) -> int:
     wait_awake(processes)
     config = resolve(argv, autobatch.choose_micro_batch, _choose if processes == 1 else None)
     # What follows takes seconds to import. Wrong options have been reported by now.
-    from train.distributed.join import join
-    from train.distributed.rank_process import run_rank
+    from slm.train.distributed.join import join
+    from slm.train.distributed.rank_process import run_rank
 
     ranks = join(pin=config.train.pin)  # before anything starts torch's threads
-    from train.start import start
+    from slm.train.start import start
 
     return run_rank(ranks, config.root, partial(start, config, ranks))
 
 
 def _choose(argv: list[str], seconds: float) -> Chosen:
-    from train.budget.choose import choose  # loads torch
+    from slm.train.budget.choose import choose  # loads torch
 
     return choose(argv, seconds)
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from data.errors import UserError
-from data.storage import atomic_write_text, cache_home
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text, cache_home
 from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.runs import list_checkpoints, saved_config
-from train.config import RunConfig
-from train.model_shape import model_shape
+from slm.train.config import RunConfig
+from slm.train.model_shape import model_shape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 SMALLER_WINS = 0.98
@@ -117,8 +117,8 @@ def _rate(config: RunConfig) -> float | None:
     import torch
 
     from slm.model.transformer import LanguageModel
-    from train.backend import attention_bytes, make_backend
-    from train.environment import prepare
+    from slm.train.backend import attention_bytes, make_backend
+    from slm.train.environment import prepare
 
     train = config.train
     shape = model_shape(config)

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.stream.packing import document_starts
+from slm.data.stream.packing import document_starts
 from slm.kernels.fused import Fused, unsupported, unsupported_shape, usable
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, head_gradients, softmax_gradient
 from slm.model.layers.attention import BLOCK
 from slm.model.transformer import LanguageModel
-from train.config import TrainConfig
-from train.environment import Environment
+from slm.train.config import TrainConfig
+from slm.train.environment import Environment
 
 LOSS_ROWS = 1024
 """Positions whose logits are computed at a time in a validation by autograd: all of a micro-batch take 2 GB at 125m."""

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from data.errors import UserError
-from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
+from slm.data.errors import UserError
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
-from train.bigrams.start import start_from_bigrams
-from train.config import RunConfig, TrainConfig
-from train.environment import Environment
-from train.objective.make import distillation
-from train.objective.objective import Objective
-from train.objective.teacher import model_teacher
-from train.run.kept_model import keep_model, remove_model, weights_digest
+from slm.train.bigrams.start import start_from_bigrams
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.environment import Environment
+from slm.train.objective.make import distillation
+from slm.train.objective.objective import Objective
+from slm.train.objective.teacher import model_teacher
+from slm.train.run.kept_model import keep_model, remove_model, weights_digest
 
 TEACHER = "teacher"
 """In the run's directory: the first model."""

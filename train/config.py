@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data.config import DataConfig, TokenizerConfig
-from data.errors import UserError
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.model.architectures import LINEAR_LAYERS, TRAITS, Architecture
 from slm.model.config import InitConfig, ModelConfig

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from data.errors import UserError
-from data.storage import cache_home
+from slm.data.errors import UserError
+from slm.data.storage import cache_home
 from slm.kernels.choice import open_kernels
 from slm.kernels.native import VARIANTS, Kernels
 from slm.machine import hardware
 from slm.machine.cpp_build import torch_compile_lacks
-from train.config import TrainConfig
+from slm.train.config import TrainConfig
 
 
 @dataclass(frozen=True)

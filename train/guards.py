@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.machine.hardware import clocks
-from train.config import TrainConfig
+from slm.train.config import TrainConfig
 
 SKIPS_IN_A_ROW = 10
 """With ``train.on_nonfinite=skip``: more consecutive skipped updates than this end the run."""

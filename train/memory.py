@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.column_squares import products_bytes
 from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
-from train.config import TrainConfig
-from train.qat.fake_quant import UNWEIGHTED
+from slm.train.config import TrainConfig
+from slm.train.qat.fake_quant import UNWEIGHTED
 
 GIB = 2**30
 QAT_BYTES = 5

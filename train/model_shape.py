@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slm.model.config import ModelConfig
-from train.config import RunConfig
+from slm.train.config import RunConfig
 
 TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100k_base": 100_277, "o200k_base": 200_019}
 
@@ -29,7 +29,7 @@ def model_shape(config: RunConfig) -> ModelConfig:
     elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:
         ids = TIKTOKEN_IDS[tokenizer.name]
     else:
-        from data.tokenizers.make import load_tokenizer, make_tokenizer
+        from slm.data.tokenizers.make import load_tokenizer, make_tokenizer
 
         path = Path(tokenizer.path) if tokenizer.path else None
         ids = (load_tokenizer(path) if path else make_tokenizer(tokenizer, lambda: iter(()))).vocab_size

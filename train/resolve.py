@@ -6,12 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, nearest
 from slm.cli import spelled
 from slm.configuration import build, choices, load_config
+from slm.data.errors import UserError, nearest
 from slm.durations import seconds_of
 from slm.hub import models
-from train.config import RunConfig
+from slm.train.config import RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 AUTO = "auto"

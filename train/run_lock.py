@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 LOCK = ".lock"
 """The lock's file in the run's directory. It stays when the run ends."""

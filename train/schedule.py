@@ -2,7 +2,7 @@
 
 import math
 
-from train.config import OptimConfig
+from slm.train.config import OptimConfig
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.account.listing import show_files
-from data.chat.tokens import end_of_turn
-from data.errors import UserError
-from data.storage import atomic_write_text
-from data.stream.loader import Loader, as_it_began, at_saved_commits, validation_blocks
-from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
 from slm.configuration import to_yaml
+from slm.data.account.listing import show_files
+from slm.data.chat.tokens import end_of_turn
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text
+from slm.data.stream.loader import Loader, as_it_began, at_saved_commits, validation_blocks
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.kernels.fused import unsupported_shape
 from slm.llama.verdict import require_working_build
 from slm.machine.hardware import process_seconds
@@ -26,23 +26,23 @@ from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import CONFIG, Run
-from train.backend import attention_bytes, fallback_line, make_backend
-from train.bigrams.start import start_from_bigrams
-from train.born_again import BornAgain
-from train.calibration.end_of_run import HeadCalibration
-from train.config import RunConfig, TrainConfig
-from train.distributed.gradient_sync import make_gradient_sync
-from train.distributed.launch_files import restarts
-from train.distributed.ranks import LostPeerError, Ranks
-from train.distributed.shared_state import (
+from slm.train.backend import attention_bytes, fallback_line, make_backend
+from slm.train.bigrams.start import start_from_bigrams
+from slm.train.born_again import BornAgain
+from slm.train.calibration.end_of_run import HeadCalibration
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.distributed.gradient_sync import make_gradient_sync
+from slm.train.distributed.launch_files import restarts
+from slm.train.distributed.ranks import LostPeerError, Ranks
+from slm.train.distributed.shared_state import (
     broadcast_resume_point,
     broadcast_tokenizer,
     make_shared_optimizer,
     own_loader_state,
     restore,
 )
-from train.environment import Environment, prepare
-from train.lora.base import (
+from slm.train.environment import Environment, prepare
+from slm.train.lora.base import (
     adapter_line,
     base_directory,
     keep_base,
@@ -51,16 +51,16 @@ from train.lora.base import (
     remove_base,
     with_adapter,
 )
-from train.memory import check_memory, resource_errors
-from train.objective.make import make_objective, objective_line
-from train.objective.objective import Objective
-from train.optim.average import Average
-from train.optim.trained import Trained
-from train.qat.fake_quant import ROUNDED_ONCE, FakeQuant
-from train.run import questions
-from train.run.checkpointer import Checkpointer
-from train.run.questions import RunQuestions
-from train.run.resume import (
+from slm.train.memory import check_memory, resource_errors
+from slm.train.objective.make import make_objective, objective_line
+from slm.train.objective.objective import Objective
+from slm.train.optim.average import Average
+from slm.train.optim.trained import Trained
+from slm.train.qat.fake_quant import ROUNDED_ONCE, FakeQuant
+from slm.train.run import questions
+from slm.train.run.checkpointer import Checkpointer
+from slm.train.run.questions import RunQuestions
+from slm.train.run.resume import (
     ResumePoint,
     back_up_later_checkpoints,
     check_unchanged,
@@ -69,13 +69,13 @@ from train.run.resume import (
     rounding,
     rounding_changes,
 )
-from train.run.run_directory import TOKENIZER, RunDirectory
-from train.run.run_log import RunLog
-from train.run.run_state import RunState, check_set_up, limit_seconds
-from train.run.text import prepare_text, remove_text
-from train.run.text_account import TextAccount
-from train.trainer import Trainer
-from train.validation import Validator
+from slm.train.run.run_directory import TOKENIZER, RunDirectory
+from slm.train.run.run_log import RunLog
+from slm.train.run.run_state import RunState, check_set_up, limit_seconds
+from slm.train.run.text import prepare_text, remove_text
+from slm.train.run.text_account import TextAccount
+from slm.train.trainer import Trainer
+from slm.train.validation import Validator
 
 
 def start(config: RunConfig, ranks: Ranks, root: Path) -> int:

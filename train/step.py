@@ -10,12 +10,12 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from train.backend import Backend
-from train.distributed.gradient_sync import NO_SYNC, GradientSync
-from train.guards import NonFiniteError
-from train.objective.objective import CROSS_ENTROPY, Objective
-from train.optim.fused import gradient_norm, update
-from train.optim.interface import Optimizer, Parameters
+from slm.train.backend import Backend
+from slm.train.distributed.gradient_sync import NO_SYNC, GradientSync
+from slm.train.guards import NonFiniteError
+from slm.train.objective.objective import CROSS_ENTROPY, Objective
+from slm.train.optim.fused import gradient_norm, update
+from slm.train.optim.interface import Optimizer, Parameters
 
 
 @dataclass(frozen=True)

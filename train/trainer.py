@@ -14,49 +14,49 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from data.sources.mixture import latest_epoch
-from data.stream.loader import EndOfTextError, Loader
-from data.tokenizers.tokenizer import Tokenizer
 from slm.configuration import to_dict
+from slm.data.sources.mixture import latest_epoch
+from slm.data.stream.loader import EndOfTextError, Loader
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.evaluate.stories import story_coherence
 from slm.machine.hardware import rss_bytes
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.report import duration
 from slm.runs import CALIBRATION, Run, checkpoint_step
-from train.backend import Backend
-from train.born_again import BornAgain
-from train.calibration.end_of_run import HEAD, HeadCalibration
-from train.config import RunConfig
-from train.distributed.gradient_sync import GradientSync
-from train.distributed.ranks import Ranks
-from train.distributed.shared_state import (
+from slm.train.backend import Backend
+from slm.train.born_again import BornAgain
+from slm.train.calibration.end_of_run import HEAD, HeadCalibration
+from slm.train.config import RunConfig
+from slm.train.distributed.gradient_sync import GradientSync
+from slm.train.distributed.ranks import Ranks
+from slm.train.distributed.shared_state import (
     broadcast_resume_point,
     gather_loader_states,
     gather_state,
     restore,
     synchronized_batches,
 )
-from train.environment import Environment
-from train.guards import NonFiniteError
-from train.interrupt import Interrupt, StoppedError, Watcher, signal_name
-from train.objective import early_part
-from train.optim.average import Average
-from train.optim.interface import Optimizer
-from train.optim.trained import Trained
-from train.qat.fake_quant import FakeQuant
-from train.qat.moments import input_moments
-from train.report.samples import SAMPLES, entry
-from train.run.checkpointer import Checkpointer
-from train.run.metrics_window import MetricsWindow
-from train.run.questions import RunQuestions, score_line
-from train.run.resume import newest_intact, rounding, set_aside_rolled_back
-from train.run.run_log import RunLog
-from train.run.run_state import RunState
-from train.run.text_account import TextAccount
-from train.schedule import learning_rate
-from train.step import train_step
-from train.validation import Validator, sample
+from slm.train.environment import Environment
+from slm.train.guards import NonFiniteError
+from slm.train.interrupt import Interrupt, StoppedError, Watcher, signal_name
+from slm.train.objective import early_part
+from slm.train.optim.average import Average
+from slm.train.optim.interface import Optimizer
+from slm.train.optim.trained import Trained
+from slm.train.qat.fake_quant import FakeQuant
+from slm.train.qat.moments import input_moments
+from slm.train.report.samples import SAMPLES, entry
+from slm.train.run.checkpointer import Checkpointer
+from slm.train.run.metrics_window import MetricsWindow
+from slm.train.run.questions import RunQuestions, score_line
+from slm.train.run.resume import newest_intact, rounding, set_aside_rolled_back
+from slm.train.run.run_log import RunLog
+from slm.train.run.run_state import RunState
+from slm.train.run.text_account import TextAccount
+from slm.train.schedule import learning_rate
+from slm.train.step import train_step
+from slm.train.validation import Validator, sample
 
 FEW_STEPS = 500
 """Every step of a run of at most so many is recorded."""

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder, own_template
-from data.errors import UserError
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder, own_template
+from slm.data.errors import UserError
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.cross_entropy import IGNORED
 from slm.model.generate import generate
 from slm.model.transformer import LanguageModel
-from train.backend import Backend
-from train.distributed.ranks import SINGLE_PROCESS, Ranks
-from train.objective.batch import split
-from train.objective.objective import CROSS_ENTROPY, Objective
+from slm.train.backend import Backend
+from slm.train.distributed.ranks import SINGLE_PROCESS, Ranks
+from slm.train.objective.batch import split
+from slm.train.objective.objective import CROSS_ENTROPY, Objective
 
 
 @dataclass(frozen=True)

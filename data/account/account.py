@@ -8,19 +8,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.account.listing import Listing, list_files
-from data.bad_records import TALLY
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder
-from data.sources import duplicates
-from data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, count
-from data.sources.filters import make_change, make_filter, settings
-from data.sources.held_out import contents_of, documents_of
-from data.sources.plan import SMALL_CORPUS, Plan, open_whole_corpus, text_bytes, validation_files
-from data.storage import stamps
-from data.stream.conversations import in_block
-from data.tokenizers.fast_encode import make_encode
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.account.listing import Listing, list_files
+from slm.data.bad_records import TALLY
+from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder
+from slm.data.sources import duplicates
+from slm.data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, count
+from slm.data.sources.filters import make_change, make_filter, settings
+from slm.data.sources.held_out import contents_of, documents_of
+from slm.data.sources.plan import SMALL_CORPUS, Plan, open_whole_corpus, text_bytes, validation_files
+from slm.data.storage import stamps
+from slm.data.stream.conversations import in_block
+from slm.data.tokenizers.fast_encode import make_encode
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 READ, READ_CHATS = 8 << 20, 2 << 20
 """So many bytes of text, or of conversations, are read to count what is not known otherwise: a part of a second."""

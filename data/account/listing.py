@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.config import DataConfig, SourceConfig
-from data.sources import files, kinds
-from data.sources.compressed import COMPRESSED_SUFFIXES
-from data.sources.plan import source_files, validation_files
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.sources import files, kinds
+from slm.data.sources.compressed import COMPRESSED_SUFFIXES
+from slm.data.sources.plan import source_files, validation_files
 
 HIDDEN = "hidden"
 VALIDATION = "named by data.val_files"
@@ -34,7 +34,7 @@ class Listing:
 
     def line(self) -> str:
         """What is taken and what is left out, in one line. (Those that have no reader are named where folders are
-        looked into, ``data.sources.files.expand``.)"""
+        looked into, ``slm.data.sources.files.expand``.)"""
         taken = ", ".join(f"{len(paths):,} {kind} ({_size(self.bytes(kind))})" for kind, paths in self.taken.items())
         text = f"files of {self.source}: {taken or 'none'}"
         others = {why: paths for why, paths in self.left_out.items() if why in (HIDDEN, VALIDATION)}

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from data.chat import marked_text
-from data.chat.fields import (
+from slm.data.chat import marked_text
+from slm.data.chat.fields import (
     ASSISTANT,
     CONTEXT,
     REASONING,
@@ -23,7 +23,7 @@ from data.chat.fields import (
     is_empty,
     kind,
 )
-from data.chat.messages import UNANSWERED, Message, Reading, check, is_learned, read_messages, read_tools, tool_call
+from slm.data.chat.messages import UNANSWERED, Message, Reading, check, is_learned, read_messages, read_tools, tool_call
 
 Format = Literal[
     "messages",

@@ -42,7 +42,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 class _Generation(Extension):
     """``{% generation %}`` ... ``{% endgeneration %}``, with which a template marks what the assistant says: the text
-    inside is the text. Which tokens are learned is found without it (``data.chat.tokens``)."""
+    inside is the text. Which tokens are learned is found without it (``slm.data.chat.tokens``)."""
 
     tags = {"generation"}  # noqa: RUF012 (the library's own declaration is of an instance)
 

@@ -9,8 +9,8 @@ import json
 import re
 from typing import Any
 
-from data.chat.fields import BadRecordError, as_text
-from data.chat.messages import Message, Reading, read_tools, tool_call
+from slm.data.chat.fields import BadRecordError, as_text
+from slm.data.chat.messages import Message, Reading, read_tools, tool_call
 
 _STYLES = {
     "guanaco": re.compile(r"(?:^|\s*)### (Human|Assistant|System):\s*"),

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from data.chat.fields import (
+from slm.data.chat.fields import (
     ASSISTANT,
     LEARNED,
     REASONING,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from data.chat.story_facts import Facts
-from data.tales import words
-from data.tales.teller import a
+from slm.data.chat.story_facts import Facts
+from slm.data.tales import words
+from slm.data.tales.teller import a
 
 
 @dataclass(frozen=True)

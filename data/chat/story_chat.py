@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data.chat import questions
-from data.chat.questions import ASKS, Ask, Question
-from data.chat.story_facts import MADE_UP_SHARE, Facts, NotingTeller
-from data.tales.teller import a
+from slm.data.chat import questions
+from slm.data.chat.questions import ASKS, Ask, Question
+from slm.data.chat.story_facts import MADE_UP_SHARE, Facts, NotingTeller
+from slm.data.tales.teller import a
 
 Family = Literal["stories", "names", "wordings"]
 """What a question of the exam has that training has not: the story only, the name too, the wording too."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from data.tales import words
-from data.tales.plots import PLOTS
-from data.tales.teller import Character, Teller
+from slm.data.tales import words
+from slm.data.tales.plots import PLOTS
+from slm.data.tales.teller import Character, Teller
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError
 
-from data.chat import jinja, written
-from data.chat.content_spans import ControlTokens, Span
-from data.errors import UserError
+from slm.data.chat import jinja, written
+from slm.data.chat.content_spans import ControlTokens, Span
+from slm.data.errors import UserError
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from data.chat.formats import from_document, to_document
-from data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered, TemplateRefusesError
-from data.errors import UserError
-from data.tokenizers.parts import PartEncoder
-from data.tokenizers.tokenizer import Tokenizer, special_token, token_text
+from slm.data.chat.formats import from_document, to_document
+from slm.data.chat.template import CHATML, IM_END, IM_START, ChatTemplate, Rendered, TemplateRefusesError
+from slm.data.errors import UserError
+from slm.data.tokenizers.parts import PartEncoder
+from slm.data.tokenizers.tokenizer import Tokenizer, special_token, token_text
 
 BOS = "{{- bos_token -}}\n"
 """Before ChatML, where texts of a model begin with a token."""

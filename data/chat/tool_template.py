@@ -1,13 +1,13 @@
 """A chat template that writes tools, their calls and results, around one that does not.
 
 The messages are changed first: tools become part of the system message, calls text of the assistant, and results text
-of the user, all in the form in which a server describes them to such a model (``serve.tools.call_form``). Then the
+of the user, all in the form in which a server describes them to such a model (``slm.serve.tools.call_form``). Then the
 model's own template writes them, with its own marks.
 """
 
 from collections.abc import Iterable
 
-from data.chat.template import Capability, ChatTemplate, TemplateRefusesError
+from slm.data.chat.template import Capability, ChatTemplate, TemplateRefusesError
 
 _AROUND = """\
 {%- set own = namespace(messages=[], listed='', text='', after_result=false) -%}

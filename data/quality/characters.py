@@ -1,14 +1,14 @@
 """Filters by length, by the share of letters, and by script.
 
-Letters and scripts are those of ``data.unicode_scripts``. A document without letters has no script.
+Letters and scripts are those of ``slm.data.unicode_scripts``. A document without letters has no script.
 
 Tested in tests/data/sources/test_filters.py.
 """
 
 from collections.abc import Callable
 
-from data.config import SourceConfig
-from data.unicode_scripts import LETTER, OTHER, count_classes, scripts
+from slm.data.config import SourceConfig
+from slm.data.unicode_scripts import LETTER, OTHER, count_classes, scripts
 
 
 def by_characters(source: SourceConfig) -> Callable[[str], str | None] | None:

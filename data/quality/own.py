@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import UserError, excerpt, nearest, one_line
+from slm.data.errors import UserError, excerpt, nearest, one_line
 
 FORM = "data.filter=module:function, a Python function that takes a text and returns True (keep) or False"
 

@@ -1,1 +1,1 @@
-"""One module for each kind of file: bytes to documents. ``data.sources.kinds`` has the table."""
+"""One module for each kind of file: bytes to documents. ``slm.data.sources.kinds`` has the table."""

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from data.bad_records import TALLY, BadRecordError
-from data.readers.bounds import LARGEST_DOCUMENT, LARGEST_RATIO, SMALL, ZIP_ERRORS, check_size, read_all
-from data.readers.reader import CHUNK, Raw, Reader, Reading
+from slm.data.bad_records import TALLY, BadRecordError
+from slm.data.readers.bounds import LARGEST_DOCUMENT, LARGEST_RATIO, SMALL, ZIP_ERRORS, check_size, read_all
+from slm.data.readers.reader import CHUNK, Raw, Reader, Reading
 
 STEP = 1 << 44
 """Positions within a member: bytes of 16 TiB."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import BinaryIO
 
-from data.bad_records import BadRecordError
-from data.errors import UserError
-from data.readers.reader import Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.errors import UserError
+from slm.data.readers.reader import Reading
 
 LARGEST_DOCUMENT = 256 << 20
 """Bytes of a file, or of an archive's member, that is converted as one document."""

@@ -4,9 +4,9 @@ import posixpath
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from data.bad_records import BadRecordError
-from data.readers import html
-from data.readers.bounds import OneDocument, open_parts, part
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import html
+from slm.data.readers.bounds import OneDocument, open_parts, part
 
 KIND = "EPUB book"
 LARGEST_BOOK = 256 << 20

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from data.readers.bounds import OneDocument, need
+from slm.data.readers.bounds import OneDocument, need
 
 NAVIGATION = (
     *("nav", "button", "template", "dialog", "[role=navigation]", "[role=search]", "[role=banner]"),

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from data.bad_records import BadRecordError
-from data.errors import excerpt
-from data.readers import reader
-from data.readers.encodings import advice
-from data.readers.reader import BYTE_ORDER_MARK, Reading, pieces
+from slm.data.bad_records import BadRecordError
+from slm.data.errors import excerpt
+from slm.data.readers import reader
+from slm.data.readers.encodings import advice
+from slm.data.readers.reader import BYTE_ORDER_MARK, Reading, pieces
 
 _BETWEEN = re.compile(r"[\s,]*")
 _SHORT = 16

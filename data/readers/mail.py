@@ -7,10 +7,10 @@ from email.header import decode_header, make_header
 from email.message import Message
 from typing import BinaryIO
 
-from data.bad_records import BadRecordError
-from data.readers import html
-from data.readers.bounds import LARGEST_DOCUMENT, read_all
-from data.readers.reader import CHUNK, Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import html
+from slm.data.readers.bounds import LARGEST_DOCUMENT, read_all
+from slm.data.readers.reader import CHUNK, Reading
 
 START = re.compile(rb"(?:\A|\r?\n\r?\n)(?=From \S+ .*\d{4})")
 """A message of a mailbox begins after a blank line with a line ``From ADDRESS DATE``."""

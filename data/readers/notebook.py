@@ -6,8 +6,8 @@ Tested in tests/data/readers/test_html.py.
 import json
 from typing import Any
 
-from data.bad_records import BadRecordError
-from data.readers.bounds import OneDocument
+from slm.data.bad_records import BadRecordError
+from slm.data.readers.bounds import OneDocument
 
 
 def text(data: bytes) -> str:

@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from data.bad_records import BadRecordError
-from data.readers import reader
-from data.readers.reader import Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import reader
+from slm.data.readers.reader import Reading
 
 _BATCH = 64
 """Rows read at a time."""

@@ -7,8 +7,8 @@ from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
-from data.bad_records import BadRecordError
-from data.readers.bounds import OneDocument, need
+from slm.data.bad_records import BadRecordError
+from slm.data.readers.bounds import OneDocument, need
 
 REPEATED = 3
 """A line that is the first or the last of so many pages is a page header or footer; two are enough for one that has the

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from data.bad_records import BadRecordError
-from data.config import LONGEST_DOCUMENT
-from data.readers import reader
-from data.readers.encodings import advice
-from data.readers.reader import BYTE_ORDER_MARK, Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.config import LONGEST_DOCUMENT
+from slm.data.readers import reader
+from slm.data.readers.encodings import advice
+from slm.data.readers.reader import BYTE_ORDER_MARK, Reading
 
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n\s*")
 SEARCHED = 4 * LONGEST_DOCUMENT

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, Protocol
 
-from data.config import WHOLE_FILE
+from slm.data.config import WHOLE_FILE
 
 CHUNK = 1 << 20
 """Bytes read at a time."""
@@ -32,8 +32,8 @@ class Reading:
     columns: tuple[tuple[str, str], ...] = ()
     """Of conversations: ``data.columns``."""
     on_bad: Literal["auto", "stop", "skip"] = "stop"
-    """Whether a bad record ends the run, or is left out and counted (``data.bad_records.TALLY``); ``auto``: left out if
-    it is a document that is converted (PDF, say)."""
+    """Whether a bad record ends the run, or is left out and counted (``slm.data.bad_records.TALLY``); ``auto``: left
+    out if it is a document that is converted (PDF, say)."""
 
     @property
     def mark(self) -> bytes:

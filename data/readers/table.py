@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from data.bad_records import BadRecordError
-from data.errors import nearest
-from data.readers.html import decode
-from data.readers.reader import CHUNK, Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.errors import nearest
+from slm.data.readers.html import decode
+from slm.data.readers.reader import CHUNK, Reading
 
 LONGEST_FIELD = 16 << 20
 """Characters of a field; a longer one is a quotation mark that nothing closes."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
-from data.bad_records import BadRecordError
-from data.readers.bounds import need
-from data.readers.html import tidy
-from data.readers.reader import CHUNK, Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.readers.bounds import need
+from slm.data.readers.html import tidy
+from slm.data.readers.reader import CHUNK, Reading
 
 BEGIN, END = b"<page>", b"</page>"
 TAIL = 4096

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sources.corpus import Corpus, records
+from slm.data.sources.corpus import Corpus, records
 
 NO_TEXT = "no text"
 """The reason of a record that holds no document: an empty one, or one that is no conversation."""

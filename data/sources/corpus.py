@@ -6,8 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from data.sources import files
-from data.sources.document_stream import Doc, Document, State
+from slm.data.sources import files
+from slm.data.sources.document_stream import Doc, Document, State
 
 Doc_co = TypeVar("Doc_co", bound=Document, covariant=True)
 

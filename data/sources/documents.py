@@ -5,20 +5,20 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from data.chat.formats import plain_text, to_document
-from data.chat.story_chat import conversation
-from data.config import DataConfig
-from data.errors import UserError
-from data.sources import duplicates
-from data.sources.contents import unit_hash
-from data.sources.corpus import Corpus, CorpusStream, Select, SelectedCorpus
-from data.sources.document_stream import Doc, ResumableStream, State, TextStream
-from data.sources.filters import make_change, make_filter
-from data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
-from data.sources.passages import middle, without
-from data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
-from data.tales.story import story
-from data.tokenizers.tokenizer import well_formed
+from slm.data.chat.formats import plain_text, to_document
+from slm.data.chat.story_chat import conversation
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.sources import duplicates
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.corpus import Corpus, CorpusStream, Select, SelectedCorpus
+from slm.data.sources.document_stream import Doc, ResumableStream, State, TextStream
+from slm.data.sources.filters import make_change, make_filter
+from slm.data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
+from slm.data.sources.passages import middle, without
+from slm.data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
+from slm.data.tales.story import story
+from slm.data.tokenizers.tokenizer import well_formed
 
 VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
 

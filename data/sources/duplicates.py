@@ -19,14 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.config import DataConfig
-from data.errors import UserError
-from data.progress import Progress
-from data.quality.words import WORD, normalized
-from data.sources.corpus import Corpus, records
-from data.sources.filters import make_filter, options
-from data.sources.plan import Plan, open_whole_corpus
-from data.storage import fingerprint, locked, read_checked, stamps, write_checked
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.progress import Progress
+from slm.data.quality.words import WORD, normalized
+from slm.data.sources.corpus import Corpus, records
+from slm.data.sources.filters import make_filter, options
+from slm.data.sources.plan import Plan, open_whole_corpus
+from slm.data.storage import fingerprint, locked, read_checked, stamps, write_checked
 
 VERSION = 1
 N_HASHES = 128

@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from data.bad_records import REPLACED, TALLY, BadRecordError
-from data.errors import UserError, excerpt, nearest
-from data.readers import plain_text
-from data.readers.reader import BYTE_ORDER_MARK, Raw, Reading, pieces
-from data.sources import kinds
-from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
-from data.sources.kinds import PLAIN, READERS, RECORDS, TABLES, file_format
+from slm.data.bad_records import REPLACED, TALLY, BadRecordError
+from slm.data.errors import UserError, excerpt, nearest
+from slm.data.readers import plain_text
+from slm.data.readers.reader import BYTE_ORDER_MARK, Raw, Reading, pieces
+from slm.data.sources import kinds
+from slm.data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
+from slm.data.sources.kinds import PLAIN, READERS, RECORDS, TABLES, file_format
 
 __all__ = [
     "BYTE_ORDER_MARK",

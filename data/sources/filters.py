@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from data.chat.formats import from_document, plain_text, to_document
-from data.config import FILTERS, SourceConfig
-from data.errors import UserError
-from data.quality import own, personal
-from data.quality.characters import by_characters
-from data.quality.contamination import LONG, Contamination
-from data.quality.repetition import VERSION as RULES_VERSION
-from data.quality.repetition import broken_rule
-from data.sources import files
-from data.sources.compressed import open_binary
-from data.sources.conversations import chat_files
-from data.storage import stamps
+from slm.data.chat.formats import from_document, plain_text, to_document
+from slm.data.config import FILTERS, SourceConfig
+from slm.data.errors import UserError
+from slm.data.quality import own, personal
+from slm.data.quality.characters import by_characters
+from slm.data.quality.contamination import LONG, Contamination
+from slm.data.quality.repetition import VERSION as RULES_VERSION
+from slm.data.quality.repetition import broken_rule
+from slm.data.sources import files
+from slm.data.sources.compressed import open_binary
+from slm.data.sources.conversations import chat_files
+from slm.data.storage import stamps
 
 Reason = Callable[[str], str | None]
 Change = Callable[[str], str]

@@ -7,13 +7,13 @@ import functools
 import itertools
 from typing import Any
 
-from data.config import SourceConfig
-from data.errors import UserError
-from data.sources.contents import Contents, Document, count
-from data.sources.conversations.chat_files import ChatFileCorpus
-from data.sources.corpus import Corpus, FileCorpus, Select
-from data.sources.files import Reading, few_names
-from data.sources.filters import make_filter
+from slm.data.config import SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources.contents import Contents, Document, count
+from slm.data.sources.conversations.chat_files import ChatFileCorpus
+from slm.data.sources.corpus import Corpus, FileCorpus, Select
+from slm.data.sources.files import Reading, few_names
+from slm.data.sources.filters import make_filter
 
 CONVERSATIONS = "\0conversations"  # in place of a field of text
 LEAST_VALIDATION = 16 << 10  # bytes held out of a small corpus, but never more than a tenth of it

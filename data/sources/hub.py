@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from data.bad_records import REPLACED, TALLY
-from data.config import SourceConfig
-from data.errors import UserError, excerpt, nearest, one_line
-from data.sources.conversations.chat_files import to_conversation
-from data.sources.conversations.chat_records import Record
-from data.sources.retry import retry
+from slm.data.bad_records import REPLACED, TALLY
+from slm.data.config import SourceConfig
+from slm.data.errors import UserError, excerpt, nearest, one_line
+from slm.data.sources.conversations.chat_files import to_conversation
+from slm.data.sources.conversations.chat_records import Record
+from slm.data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
 INSTEAD = "run with data=tales (embedded stories) or data=local data.files=[...]"
@@ -76,7 +76,7 @@ def open_split(source: SourceConfig, split: str) -> Any:
     set_verbosity_error()
     hub_logging.set_verbosity_error()
     disable_progress_bar()
-    # Its own retries are silent and wait for minutes; those of data.sources.retry print a line each.
+    # Its own retries are silent and wait for minutes; those of slm.data.sources.retry print a line each.
     datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
     datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
     datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0

@@ -1,6 +1,6 @@
 """Which kind of file a path is, by its name and its first bytes, and which reader the kind has.
 
-To add a reader: write ``data/readers/<kind>.py`` (``data.readers.reader.Reader`` says what it has to give), name it
+To add a reader: write ``data/readers/<kind>.py`` (``slm.data.readers.reader.Reader`` says what it has to give), name it
 in ``READERS``, and give the kind its row in ``KINDS`` if it has none.
 """
 
@@ -13,14 +13,14 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from data.readers import archive, epub, html, mail, notebook, pdf, table, wiki
-from data.readers.encodings import not_text
-from data.readers.json_records import JsonLines, JsonValues
-from data.readers.office import docx, odt, rtf
-from data.readers.parquet import Parquet
-from data.readers.plain_text import PlainText
-from data.readers.reader import BYTE_ORDER_MARK, Reader
-from data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
+from slm.data.readers import archive, epub, html, mail, notebook, pdf, table, wiki
+from slm.data.readers.encodings import not_text
+from slm.data.readers.json_records import JsonLines, JsonValues
+from slm.data.readers.office import docx, odt, rtf
+from slm.data.readers.parquet import Parquet
+from slm.data.readers.plain_text import PlainText
+from slm.data.readers.reader import BYTE_ORDER_MARK, Reader
+from slm.data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 
 HEAD = 4096
 """Bytes at the beginning of a file by which its kind is told."""

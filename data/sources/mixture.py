@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from data.sources.document_stream import Doc, ResumableStream, State
+from slm.data.sources.document_stream import Doc, ResumableStream, State
 
 GROUP_CHARS = 16 << 20  # a shuffled group holds at most about this much text
 HEAD_START = 1024  # the most, in the mixture's measure, that a source is treated as having given at the start

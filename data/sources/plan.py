@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from data.bad_records import TALLY
-from data.chat import formats
-from data.config import WHOLE_FILE, DataConfig, SourceConfig
-from data.errors import UserError
-from data.sources import files, hub, kinds
-from data.sources.conversations import chat_files
-from data.sources.corpus import Corpus, FileCorpus, Select
-from data.sources.files import Reading
-from data.sources.filters import options, settings
-from data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
-from data.storage import digest_of, fingerprint, stamps
+from slm.data.bad_records import TALLY
+from slm.data.chat import formats
+from slm.data.config import WHOLE_FILE, DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources import files, hub, kinds
+from slm.data.sources.conversations import chat_files
+from slm.data.sources.corpus import Corpus, FileCorpus, Select
+from slm.data.sources.files import Reading
+from slm.data.sources.filters import options, settings
+from slm.data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
+from slm.data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation"]
 
@@ -101,7 +101,7 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """Changes with anything that changes the stream of documents, except what is in local files:
-        ``data.stream.read_so_far`` compares that."""
+        ``slm.data.stream.read_so_far`` compares that."""
         s = self.source
         where = () if self.files else (s.path, self.corpus if s.from_hub and os.path.isdir(s.path) else "")
         how: tuple[Any, ...] = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
@@ -156,7 +156,7 @@ class Plan:
 
 
 def plan_sources(config: DataConfig, split: Split, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
-    """A plan for each source, without a list of duplicates (``data.sources.documents.make_plans`` has it).
+    """A plan for each source, without a list of duplicates (``slm.data.sources.documents.make_plans`` has it).
 
     ``held``: what each source holds out, where that is decided already.
     Raises UserError for what cannot be read: missing files, no network, no text.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from data.errors import UserError, one_line
+from slm.data.errors import UserError, one_line
 
 T = TypeVar("T")
 WAITS = (1, 2, 4, 8, 16, 32, *[60] * 10)  # seconds before each further try: eleven minutes in all

@@ -6,9 +6,9 @@ WikiText-2 and WikiText-103 share it: 1,290,590 bytes. Figures are comparable on
 import hashlib
 from pathlib import Path
 
-from data.config import SourceConfig
-from data.errors import UserError
-from data.sources import hub
+from slm.data.config import SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources import hub
 
 BYTES = 1_290_590
 SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from data.sources.document_stream import ResumableStream, State
-from data.stream.packing import Packer
+from slm.data.sources.document_stream import ResumableStream, State
+from slm.data.stream.packing import Packer
 
 FIRST_GROUP, LARGEST_GROUP = 1 << 20, 1 << 22
 """Tokens that are shuffled together at the start of a run, in half a second of tokenizing, and later: each group has

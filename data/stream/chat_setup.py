@@ -8,18 +8,18 @@ import itertools
 import json
 from collections import Counter
 
-from data.chat.template import TOOL_WORDS, TemplateRefusesError
-from data.chat.tokens import MOMENT, ChatEncoder, chat_tokenizer, own_template
-from data.chat.tool_template import with_tools
-from data.config import DataConfig, SourceConfig
-from data.errors import UserError
-from data.sources import hub
-from data.sources.conversations import chat_files
-from data.sources.conversations.chat_files import Findings
-from data.sources.conversations.chat_records import Record
-from data.sources.corpus import records as corpus_records
-from data.sources.plan import source_files
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.template import TOOL_WORDS, TemplateRefusesError
+from slm.data.chat.tokens import MOMENT, ChatEncoder, chat_tokenizer, own_template
+from slm.data.chat.tool_template import with_tools
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources import hub
+from slm.data.sources.conversations import chat_files
+from slm.data.sources.conversations.chat_files import Findings
+from slm.data.sources.conversations.chat_records import Record
+from slm.data.sources.corpus import records as corpus_records
+from slm.data.sources.plan import source_files
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 HUB_ROWS = 1000
 """Rows of a data set of the Hub that are looked at before training."""

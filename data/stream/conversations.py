@@ -4,7 +4,7 @@ A conversation's beginning is what its questions are about, so it is not cut lik
 groups, and within a group the longest are placed first, each where it leaves the least room. What stays free is padded
 with tokens that are not scored.
 
-Shape suffixes: none; arrays are tokens with their marks (``data.stream.marks``).
+Shape suffixes: none; arrays are tokens with their marks (``slm.data.stream.marks``).
 """
 
 import random
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder
-from data.errors import UserError
-from data.sources.document_stream import DocumentStream, ResumableStream, State, TokenStream
-from data.stream import marks
+from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder
+from slm.data.errors import UserError
+from slm.data.sources.document_stream import DocumentStream, ResumableStream, State, TokenStream
+from slm.data.stream import marks
 
 GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""

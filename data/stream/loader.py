@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from data.bad_records import TALLY
-from data.config import DataConfig, SourceConfig
-from data.errors import UserError
-from data.sources.conversations import chat_files
-from data.sources.documents import file_order, make_plans
-from data.sources.plan import Plan, Split
-from data.stream import marks, read_so_far
-from data.stream.conversations import LENGTH_MULTIPLE
-from data.stream.pipeline import Pipeline, open_pipeline
-from data.stream.read_so_far import ReadSoFar, furthest
-from data.stream.worker import main as worker_main
-from data.tokenizers.parts import has_odd_tokens
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.bad_records import TALLY
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources.conversations import chat_files
+from slm.data.sources.documents import file_order, make_plans
+from slm.data.sources.plan import Plan, Split
+from slm.data.stream import marks, read_so_far
+from slm.data.stream.conversations import LENGTH_MULTIPLE
+from slm.data.stream.pipeline import Pipeline, open_pipeline
+from slm.data.stream.read_so_far import ReadSoFar, furthest
+from slm.data.stream.worker import main as worker_main
+from slm.data.tokenizers.parts import has_odd_tokens
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 
 class EndOfTextError(UserError):

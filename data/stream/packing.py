@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from data.sources.document_stream import DocumentStream, Encoded, State, TokenStream
-from data.sources.mixture import latest_epoch
+from slm.data.sources.document_stream import DocumentStream, Encoded, State, TokenStream
+from slm.data.sources.mixture import latest_epoch
 
 
 class Tokenized:

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.chat.tokens import ChatEncoder
-from data.sources.corpus import Corpus
-from data.sources.document_stream import Document, ResumableStream, State, TokenStream
-from data.sources.documents import mix, open_stream
-from data.sources.plan import Plan
-from data.stream import token_cache
-from data.stream.blocks import EveryNth, ShuffledBlocks
-from data.stream.conversations import ConversationPacker, Conversations, Pairs, Pieces
-from data.stream.packing import Packer, Tokenized
-from data.stream.read_so_far import Recorder
-from data.tokenizers.fast_encode import make_encode
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.tokens import ChatEncoder
+from slm.data.sources.corpus import Corpus
+from slm.data.sources.document_stream import Document, ResumableStream, State, TokenStream
+from slm.data.sources.documents import mix, open_stream
+from slm.data.sources.plan import Plan
+from slm.data.stream import token_cache
+from slm.data.stream.blocks import EveryNth, ShuffledBlocks
+from slm.data.stream.conversations import ConversationPacker, Conversations, Pairs, Pieces
+from slm.data.stream.packing import Packer, Tokenized
+from slm.data.stream.read_so_far import Recorder
+from slm.data.tokenizers.fast_encode import make_encode
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 
 class Pipeline:
@@ -75,9 +75,9 @@ def open_pipeline(
     shuffled, so that a step's are not of one or two documents. Where long documents are few, every shard reads all of
     them, and the shards share out the blocks.
 
-    Blocks of conversations carry marks (``data.stream.marks``). Text that is mixed with them comes in pieces, and where
-    its documents are long, in shuffled blocks. With ``pairs`` both answers of preference pairs are in them. ``room`` is
-    that of ``ConversationPacker``: their blocks then have several lengths.
+    Blocks of conversations carry marks (``slm.data.stream.marks``). Text that is mixed with them comes in pieces, and
+    where its documents are long, in shuffled blocks. With ``pairs`` both answers of preference pairs are in them.
+    ``room`` is that of ``ConversationPacker``: their blocks then have several lengths.
     """
     assert 0 <= shard_index < num_shards
     encode = make_encode(tokenizer)

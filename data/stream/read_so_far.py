@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from data.errors import UserError
-from data.progress import Progress
-from data.sources import duplicates
-from data.sources.corpus import Corpus, CorpusStream, records
-from data.sources.plan import Plan, open_whole_corpus
-from data.storage import fingerprint
+from slm.data.errors import UserError
+from slm.data.progress import Progress
+from slm.data.sources import duplicates
+from slm.data.sources.corpus import Corpus, CorpusStream, records
+from slm.data.sources.plan import Plan, open_whole_corpus
+from slm.data.storage import fingerprint
 
 CHUNK = 1 << 20
 DIGEST_BYTES = 12

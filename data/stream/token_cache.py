@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from data.sources import files
-from data.sources.corpus import Corpus, Reader
-from data.sources.document_stream import Document, Encoded
-from data.sources.kinds import CONVERTED
-from data.sources.plan import Plan
-from data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.sources import files
+from slm.data.sources.corpus import Corpus, Reader
+from slm.data.sources.document_stream import Document, Encoded
+from slm.data.sources.kinds import CONVERTED
+from slm.data.sources.plan import Plan
+from slm.data.storage import NoRoomError, fingerprint, locked, read_checked, stamps, write_checked
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 VERSION = 2
 SEGMENT_RECORDS = 4096

@@ -36,11 +36,11 @@ def main(arguments: bytes, blocks: Connection) -> None:
 
 
 def _messages(arguments: bytes) -> Any:
-    from data.bad_records import TALLY
-    from data.errors import UserError
+    from slm.data.bad_records import TALLY
+    from slm.data.errors import UserError
 
     try:
-        from data.stream.pipeline import open_pipeline
+        from slm.data.stream.pipeline import open_pipeline
 
         options, state = pickle.loads(arguments)
         pipeline = open_pipeline(**options)

@@ -21,10 +21,10 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from data.tales import words
-from data.tales.plots import PLOTS
-from data.tales.story import write
-from data.tales.teller import Teller
+from slm.data.tales import words
+from slm.data.tales.plots import PLOTS
+from slm.data.tales.story import write
+from slm.data.tales.teller import Teller
 
 REFERENCE_STORIES = 2000
 REFERENCE_SEED = 990_137

@@ -3,8 +3,8 @@
 Tested in tests/data/tales/test_story.py.
 """
 
-from data.tales import words
-from data.tales.teller import Teller, a, the
+from slm.data.tales import words
+from slm.data.tales.teller import Teller, a, the
 
 Paragraphs = list[list[str]]
 

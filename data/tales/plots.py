@@ -8,10 +8,10 @@ Tested in tests/data/tales/test_story.py.
 
 from collections.abc import Callable
 
-from data.tales import words
-from data.tales.meetings import MEETINGS
-from data.tales.teller import Teller, a
-from data.tales.trials import TRIALS
+from slm.data.tales import words
+from slm.data.tales.meetings import MEETINGS
+from slm.data.tales.teller import Teller, a
+from slm.data.tales.trials import TRIALS
 
 Paragraphs = list[list[str]]
 

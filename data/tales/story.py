@@ -6,8 +6,8 @@ story. A small model can learn that consistency and the syntax, but it cannot me
 many (``Teller.ways``).
 """
 
-from data.tales.plots import PLOTS
-from data.tales.teller import Teller
+from slm.data.tales.plots import PLOTS
+from slm.data.tales.teller import Teller
 
 
 def story(seed: int, index: int) -> str:

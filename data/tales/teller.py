@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from data.tales import words
+from slm.data.tales import words
 
 T = TypeVar("T")
 

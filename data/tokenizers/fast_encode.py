@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from data.tokenizers.from_tiktoken import merges
-from data.tokenizers.tokenizer import BYTE_OF, Tokenizer, well_formed
+from slm.data.tokenizers.from_tiktoken import merges
+from slm.data.tokenizers.tokenizer import BYTE_OF, Tokenizer, well_formed
 
 # GPT-2's pre-tokenizer, which is built into the ByteLevel of `tokenizers`; both have the same classes of characters.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from data.errors import UserError
-from data.tokenizers.tokenizer import special_token, tokenizer_config
+from slm.data.errors import UserError
+from slm.data.tokenizers.tokenizer import special_token, tokenizer_config
 
 SPACE = "\u2581"
 UNIGRAM, BPE = 1, 2

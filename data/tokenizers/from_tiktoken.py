@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-from data.errors import UnreachableError, UserError, nearest
-from data.tokenizers.tokenizer import EOT, byte_alphabet, special_token, tokenizer_config
+from slm.data.errors import UnreachableError, UserError, nearest
+from slm.data.tokenizers.tokenizer import EOT, byte_alphabet, special_token, tokenizer_config
 
 HOST = "openaipublic.blob.core.windows.net"
 TIMEOUT = 15  # seconds to reach the host; tiktoken itself would wait for minutes

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.config import TokenizerConfig
-from data.errors import UnreachableError, UserError
-from data.tokenizers.tokenizer import EOT, Tokenizer, token_first, tokenizer_config
+from slm.data.config import TokenizerConfig
+from slm.data.errors import UnreachableError, UserError
+from slm.data.tokenizers.tokenizer import EOT, Tokenizer, token_first, tokenizer_config
 
 # Files of a model directory next to tokenizer.json. They are kept and saved unchanged.
 COMPANIONS = (
@@ -36,7 +36,7 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
     if not path.is_file():
         raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
     if path.suffix == ".model":
-        from data.tokenizers.from_sentencepiece import convert
+        from slm.data.tokenizers.from_sentencepiece import convert
 
         files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
         return Tokenizer(files, name=path.stem, eot_token=eot)
@@ -49,7 +49,7 @@ def _of_sentencepiece_model(directory: Path, *, eot_token: str) -> Tokenizer:
     As transformers and llama.cpp assume, it writes its beginning-of-text token before each text, unless
     ``tokenizer_config.json`` says otherwise. The chat template there is the model's.
     """
-    from data.tokenizers.from_sentencepiece import convert
+    from slm.data.tokenizers.from_sentencepiece import convert
 
     path, settings_path = directory / "tokenizer.model", directory / "tokenizer_config.json"
     files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
@@ -77,7 +77,7 @@ def make_tokenizer(
     ``warn`` receives one line where ``config.fallback`` is used.
     """
     if config.kind == "tiktoken":
-        from data.tokenizers.from_tiktoken import convert
+        from slm.data.tokenizers.from_tiktoken import convert
 
         try:
             return Tokenizer(convert(config.name), name=config.name, eot_token=EOT)
@@ -90,7 +90,7 @@ def make_tokenizer(
             )
             return make_tokenizer(replace(config, kind="bpe"), documents)
     if config.kind == "bpe":
-        from data.tokenizers.train_bpe import train
+        from slm.data.tokenizers.train_bpe import train
 
         files = train(
             documents(),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 Span = tuple[int, int]
 """From the first character to behind the last."""

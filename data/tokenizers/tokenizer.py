@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from data.errors import UserError, excerpt, one_line
+from slm.data.errors import UserError, excerpt, one_line
 
 EOT = "<|endoftext|>"
 # Tokens that end a document in well-known vocabularies: tried where tokenizer.json comes without its configuration.

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from data.errors import UserError
-from data.tokenizers.tokenizer import EOT, tokenizer_config
+from slm.data.errors import UserError
+from slm.data.tokenizers.tokenizer import EOT, tokenizer_config
 
 
 def train(

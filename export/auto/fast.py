@@ -8,8 +8,8 @@ Tested in tests/export/auto/test_fast.py.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from export.auto.planner import Choice, Planner
-from export.target import Target
+from slm.export.auto.planner import Choice, Planner
+from slm.export.target import Target
 
 TRIES = 6
 _AIM = 1.02

@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from data.errors import UserError
-from export.auto.fast import fast_enough
-from export.auto.planner import Choice, GoalError, Planner
-from export.proof import Comparison
-from export.quantize import quantize_file
-from export.target import Target
+from slm.data.errors import UserError
+from slm.export.auto.fast import fast_enough
+from slm.export.auto.planner import Choice, GoalError, Planner
+from slm.export.proof import Comparison
+from slm.export.quantize import quantize_file
+from slm.export.target import Target
 from slm.llama.gguf_check import read_header
 from slm.llama.speed.timing import file_rate
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from export.auto.candidates import candidates, is_slow, reference_types
-from export.auto.divergence import Divergence
-from export.auto.sensitivity import Weighting, estimate, sensitivities
-from export.gguf.tensors import gguf_name
 from slm.evaluate.progress import progress_bar
+from slm.export.auto.candidates import candidates, is_slow, reference_types
+from slm.export.auto.divergence import Divergence
+from slm.export.auto.sensitivity import Weighting, estimate, sensitivities
+from slm.export.gguf.tensors import gguf_name
 from slm.llama.blocks.codec import row_bytes
 from slm.llama.blocks.rounding import rounded
 from slm.model.transformer import LanguageModel

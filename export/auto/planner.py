@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import UserError
-from export.auto.candidates import bits
-from export.auto.choose import frontier, least
-from export.auto.options import WINDOW, Matrix, Options, measure_options, n_windows, round_matrix
-from export.auto.pace import Pace
-from export.imatrix import ImportanceMatrix
-from export.source import Source
-from export.target import Target
-from export.texts import Text
+from slm.data.errors import UserError
 from slm.evaluate.perplexity import chunked_plan
+from slm.export.auto.candidates import bits
+from slm.export.auto.choose import frontier, least
+from slm.export.auto.options import WINDOW, Matrix, Options, measure_options, n_windows, round_matrix
+from slm.export.auto.pace import Pace
+from slm.export.imatrix import ImportanceMatrix
+from slm.export.source import Source
+from slm.export.target import Target
+from slm.export.texts import Text
 from slm.llama.gguf_check import GgufHeader
 from slm.llama.speed import USUAL, DecodeSpeeds, Shape, Workload, decode_speeds, forget
 

@@ -1,1 +1,1 @@
-"""``python -m export.bench``: size, quality and speed of every quantization type."""
+"""``python -m slm.export.bench``: size, quality and speed of every quantization type."""

@@ -1,4 +1,4 @@
-"""``python -m export.bench run=RUN``: what each quantization type costs and gains, in one table.
+"""``python -m slm.export.bench run=RUN``: what each quantization type costs and gains, in one table.
 
 Every type is made from one checkpoint, with an importance matrix and, where few bits are left, without; each file is
 compared with the unquantized one in the same engine, on the same text, and timed. The files lie in a temporary folder
@@ -10,12 +10,12 @@ The last line printed is a JSON object.
 from pathlib import Path
 from typing import Any
 
-from export.bench.config import SweepConfig
-from export.bench.page import PAGE, write_page
-from export.config import UNQUANTIZED
-from export.staging import exit_on_sigterm
 from slm import cli, report
 from slm.configuration import load
+from slm.export.bench.config import SweepConfig
+from slm.export.bench.page import PAGE, write_page
+from slm.export.config import UNQUANTIZED
+from slm.export.staging import exit_on_sigterm
 from slm.llama.verdict import crash_advice, require_working_build
 from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     config = load(SweepConfig, "bench_quant", argv, literal=("run",))
     share_cores()
     require_working_build()
-    from export.bench.sweep import sweep  # loads torch: mistakes in the options are reported before
+    from slm.export.bench.sweep import sweep  # loads torch: mistakes in the options are reported before
 
     with exit_on_sigterm():
         record = sweep(config, log=lambda line: print(line, flush=True))

@@ -1,5 +1,5 @@
-"""The options of ``python -m export.bench``, and which files they stand for. configs/bench_quant.yaml holds the same
-defaults.
+"""The options of ``python -m slm.export.bench``, and which files they stand for. configs/bench_quant.yaml holds the
+same defaults.
 
 Tested in tests/export/bench/test_sweep.py.
 """
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from data.errors import UserError
-from export.config import UNQUANTIZED, CalibrationConfig, check_quant_and_threads, resolve_types
-from export.quantize import base_type
-from export.target import is_target, parse_target
+from slm.data.errors import UserError
 from slm.evaluate.config import TextOptions
+from slm.export.config import UNQUANTIZED, CalibrationConfig, check_quant_and_threads, resolve_types
+from slm.export.quantize import base_type
+from slm.export.target import is_target, parse_target
 from slm.llama.blocks.grids import KINDS
 from slm.llama.gguf_check import GGML_TYPES
 

@@ -6,7 +6,7 @@ Tested in tests/export/bench/test_page.py.
 from collections.abc import Sequence
 from typing import Any
 
-from export.target import FASTEST_LOSS
+from slm.export.target import FASTEST_LOSS
 
 AXES = {"size": "size_mib", "decode": "decode_tok_s", "prefill": "prefill_tok_s"}
 """What quality is set against: a name, and the row's key."""

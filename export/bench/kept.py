@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from export.bench.reference import FileResult
+from slm.export.bench.reference import FileResult
 from slm.llama.verdict import build_stamp
 from slm.report import atomic_write_json
 

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write_text
-from export.bench.front import AXES, on_front
+from slm.data.storage import atomic_write_text
+from slm.export.bench.front import AXES, on_front
 from slm.report import finite
 
 PAGE = "report.html"

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from data.errors import UserError
-from export.bench.config import SweepConfig, Variant
-from export.proof import compare_logits
+from slm.data.errors import UserError
 from slm.evaluate.config import LONGEST_DEFAULT_CONTEXT
 from slm.evaluate.perplexity import bits_per_byte, nll_of, reduce, sliding_plan
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer
 from slm.evaluate.text import Text, shorten
+from slm.export.bench.config import SweepConfig, Variant
+from slm.export.proof import compare_logits
 from slm.report import perplexity_text
 
 

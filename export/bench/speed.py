@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from export.bench.config import SpeedConfig
+from slm.export.bench.config import SpeedConfig
 from slm.llama.speed.timing import time_file
 from slm.llama.speed.workload import Workload
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from data.errors import UserError
-from export.auto.make import make_file, quantize_choice
-from export.auto.planner import GoalError, Planner
-from export.bench.config import SweepConfig, Variant, variants
-from export.bench.front import fronts, recommendation
-from export.bench.kept import FOLDER, KeptRows, fingerprint
-from export.bench.reference import ReferenceComparison
-from export.bench.speed import Speed, SpeedPlan, measure_speed, time_left
-from export.config import UNQUANTIZED
-from export.imatrix import ImportanceMatrix
-from export.quantize import size_bound
-from export.rounding.make import round_again
-from export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
-from export.staging import Staging, check_room
-from export.target import is_target, parse_target
-from export.texts import Text, calibration_text
+from slm.data.errors import UserError
 from slm.evaluate.text import read_text
+from slm.export.auto.make import make_file, quantize_choice
+from slm.export.auto.planner import GoalError, Planner
+from slm.export.bench.config import SweepConfig, Variant, variants
+from slm.export.bench.front import fronts, recommendation
+from slm.export.bench.kept import FOLDER, KeptRows, fingerprint
+from slm.export.bench.reference import ReferenceComparison
+from slm.export.bench.speed import Speed, SpeedPlan, measure_speed, time_left
+from slm.export.config import UNQUANTIZED
+from slm.export.imatrix import ImportanceMatrix
+from slm.export.quantize import size_bound
+from slm.export.rounding.make import round_again
+from slm.export.source import Source, imatrix_record, importance_matrix, make_quantized, open_source
+from slm.export.staging import Staging, check_room
+from slm.export.target import is_target, parse_target
+from slm.export.texts import Text, calibration_text
 from slm.exported import sha256
 from slm.hub import models
 from slm.kernels import roofline

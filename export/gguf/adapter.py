@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from data.errors import UserError
-from export.gguf.tensors import in_gguf_order
-from export.gguf.writer import Identity, without_folders
+from slm.data.errors import UserError
+from slm.export.gguf.tensors import in_gguf_order
+from slm.export.gguf.writer import Identity, without_folders
 from slm.exported import CONFIG_KEY
 from slm.llama.adapter_file import BASE_FINGERPRINT_KEY, BASE_KEY
 from slm.llama.blocks.names import gguf_name

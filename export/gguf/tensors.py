@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.blocks.names import F32_ENDS, gguf_name
 from slm.model.config import ModelConfig
 

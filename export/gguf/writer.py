@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data.errors import UserError
-from export.config import Naming
-from export.gguf.tensors import encode, gguf_tensors, stored_type
-from export.target import is_target, parse_target
+from slm.data.errors import UserError
+from slm.export.config import Naming
+from slm.export.gguf.tensors import encode, gguf_tensors, stored_type
+from slm.export.target import is_target, parse_target
 from slm.exported import CONFIG_KEY
 from slm.hub.name import cached_name
 from slm.llama.adapter_file import FINGERPRINT_KEY

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.gguf.tensors import check_weights
-from export.interchange.decoder import CachedDecoder, dynamic_shapes, example_inputs, input_names, output_names
-from export.pipeline import forget_sums
-from export.staging import Staging, check_room
-from export.texts import Text, calibration_text, validation_text
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig
+from slm.export.gguf.tensors import check_weights
+from slm.export.interchange.decoder import CachedDecoder, dynamic_shapes, example_inputs, input_names, output_names
+from slm.export.pipeline import forget_sums
+from slm.export.staging import Staging, check_room
+from slm.export.texts import Text, calibration_text, validation_text
 from slm.exported import RECORD_FILE, sha256
 from slm.hub import models
 from slm.machine.hardware import compute_threads
@@ -214,7 +214,7 @@ def compare(model: LanguageModel, program: Run, ids_BT: np.ndarray) -> dict[str,
 
 def proof_tokens(checkpoint: Path, text: Text, model: LanguageModel) -> np.ndarray:
     """int64 [2, T]: two pieces of the text, as long as the proof and the context allow."""
-    from data.tokenizers.make import load_tokenizer
+    from slm.data.tokenizers.make import load_tokenizer
 
     length = min(_PROMPT + _DECODED, model.config.seq_len)
     ids = load_tokenizer(checkpoint).encode(text.content[: 64 * length])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.column_squares import matrix_names, products_bytes
 from slm.llama.blocks.compensated import output_error, round_compensated
 from slm.llama.blocks.grids import KINDS

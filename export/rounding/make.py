@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import UserError
-from export.auto.divergence import Divergence
-from export.config import CalibrationConfig
-from export.gguf.tensors import in_gguf_order
-from export.imatrix import ImportanceMatrix
-from export.rounding.layers import HELD_OUT, RoundedMatrix, activations_bytes, is_held_out, moments_bytes, round_layers
-from export.source import Source, calibration_windows
-from export.texts import Text
+from slm.data.errors import UserError
 from slm.evaluate.progress import progress_bar
+from slm.export.auto.divergence import Divergence
+from slm.export.config import CalibrationConfig
+from slm.export.gguf.tensors import in_gguf_order
+from slm.export.imatrix import ImportanceMatrix
+from slm.export.rounding.layers import (
+    HELD_OUT,
+    RoundedMatrix,
+    activations_bytes,
+    is_held_out,
+    moments_bytes,
+    round_layers,
+)
+from slm.export.source import Source, calibration_windows
+from slm.export.texts import Text
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, rounded
 from slm.llama.gguf_check import read_header

@@ -18,9 +18,9 @@ from typing import Any, Literal, TextIO
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from data.errors import UserError
-from serve.api.errors import ApiError, engine_down
-from serve.engine.messages import Delta, PrefillDone
+from slm.data.errors import UserError
+from slm.serve.api.errors import ApiError, engine_down
+from slm.serve.engine.messages import Delta, PrefillDone
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _KEY = "slm.record"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.api.access_log import record_of
-from serve.api.errors import ApiError
+from slm.serve.api.access_log import record_of
+from slm.serve.api.errors import ApiError
 
 
 class RequireKey:

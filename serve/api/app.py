@@ -16,15 +16,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Scope
 
-from serve.api.access_log import AccessLog, Writer, record_of
-from serve.api.anthropic.message_builder import error_body
-from serve.api.api_keys import RequireKey
-from serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
-from serve.api.routes.table import api_routes
-from serve.api.static_pages import is_page, page_routes
-from serve.config import ServerOptions
-from serve.pool.model_pool import ModelNotLoadedError, Pool
-from serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
+from slm.serve.api.access_log import AccessLog, Writer, record_of
+from slm.serve.api.anthropic.message_builder import error_body
+from slm.serve.api.api_keys import RequireKey
+from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
+from slm.serve.api.routes.table import api_routes
+from slm.serve.api.static_pages import is_page, page_routes
+from slm.serve.config import ServerOptions
+from slm.serve.pool.model_pool import ModelNotLoadedError, Pool
+from slm.serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
 
 
 def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:

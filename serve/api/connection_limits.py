@@ -16,7 +16,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from serve.api.errors import ApiError
+from slm.serve.api.errors import ApiError
 
 MAX_OPEN = 4096
 """Most connections at a time, where the limit on open files allows it. An idle one costs about 5 KB."""

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field, with_config
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from data.errors import nearest
-from serve.pool.request_stream import RequestFailedError
+from slm.data.errors import nearest
+from slm.serve.pool.request_stream import RequestFailedError
 
 
 @with_config(ConfigDict(extra="forbid"))

@@ -15,15 +15,15 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from serve.api.anthropic.requests import MessagesRequest
-from serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
-from serve.api.errors import Error
-from serve.api.openai import response_shapes
-from serve.api.openai.parsing import IGNORED
-from serve.api.openai.requests import ChatRequest, CompletionRequest
-from serve.api.openai.responses import ResponsesRequest
-from serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from serve.config import ServerOptions
+from slm.serve.api.anthropic.requests import MessagesRequest
+from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
+from slm.serve.api.errors import Error
+from slm.serve.api.openai import response_shapes
+from slm.serve.api.openai.parsing import IGNORED
+from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
+from slm.serve.api.openai.responses import ResponsesRequest
+from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from slm.serve.config import ServerOptions
 
 _REF = "#/components/schemas/{model}"
 _STREAM = """With `stream` the response is `text/event-stream`: events `data: {...}` while the text is generated. It

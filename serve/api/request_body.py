@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from serve.api.errors import ApiError
+from slm.serve.api.errors import ApiError
 
 _LINGER_S = 5.0
 """How long the rest of a body that is too long is read and thrown away before the answer."""

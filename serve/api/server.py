@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from serve.api.app import make_app
-from serve.api.connection_limits import connection_options
-from serve.config import ServerOptions
-from serve.pool.model_pool import Pool
+from slm.serve.api.app import make_app
+from slm.serve.api.connection_limits import connection_options
+from slm.serve.config import ServerOptions
+from slm.serve.pool.model_pool import Pool
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -78,7 +78,7 @@ async def serve_http(
         timeout_graceful_shutdown=max(1, round(options.drain_s)),
         server_header=False,
         lifespan="off",
-        access_log=False,  # `serve.api.access_log` writes one
+        access_log=False,  # `slm.serve.api.access_log` writes one
     )
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server = _Server(config, on_listening)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serve.api.disconnects import unless_disconnected
+from slm.serve.api.disconnects import unless_disconnected
 
 DONE = b"data: [DONE]\n\n"
 """OpenAI's last event of a stream that succeeded."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serve.api.errors import ApiError
+from slm.serve.api.errors import ApiError
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -36,7 +36,7 @@ def is_page(path: str) -> bool:
 
 def page_routes() -> list[Route]:
     """The routes of the pages. Their files are read once, now."""
-    folders = resources.files("serve.api") / "web", resources.files("slm") / "web"
+    folders = resources.files("slm.serve.api") / "web", resources.files("slm") / "web"
     paths = {path.name: path for folder in folders for path in folder.iterdir()}
     suffix = {name: name[name.rfind(".") :] for name in paths}
     files = {name: paths[name].read_bytes() for name, kind in suffix.items() if kind in _TYPES}

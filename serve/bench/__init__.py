@@ -1,1 +1,1 @@
-"""``python -m serve.bench``: the server under load, next to llama.cpp's limit and other servers."""
+"""``python -m slm.serve.bench``: the server under load, next to llama.cpp's limit and other servers."""

@@ -1,4 +1,5 @@
-"""``python -m serve.bench model=PATH``: our server under load, next to other servers and to llama.cpp's own limit."""
+"""``python -m slm.serve.bench model=PATH``: our server under load, next to other servers and to llama.cpp's own
+limit."""
 
 from __future__ import annotations
 
@@ -7,20 +8,20 @@ import signal
 import sys
 from dataclasses import replace
 
-from serve.bench.config import BenchConfig, BenchOptions
-from serve.bench.contenders import SLOT_CONTEXT, Contender, contenders, ours
-from serve.bench.limit import Limiter, memory_bound
-from serve.bench.measure import Measured, measure, median_figures
-from serve.bench.record import make_record
-from serve.bench.report import show
-from serve.bench.workloads import Case, Prompts, cases, mean_tokens
-from serve.config import load
-from serve.pool.memory_plan import read_facts
-from serve.pool.model_files import resolve_model
 from slm import cli
 from slm.llama.verdict import crash_advice, require_working_build
 from slm.machine.crash_guard import doing, guarded
 from slm.report import final_json
+from slm.serve.bench.config import BenchConfig, BenchOptions
+from slm.serve.bench.contenders import SLOT_CONTEXT, Contender, contenders, ours
+from slm.serve.bench.limit import Limiter, memory_bound
+from slm.serve.bench.measure import Measured, measure, median_figures
+from slm.serve.bench.record import make_record
+from slm.serve.bench.report import show
+from slm.serve.bench.workloads import Case, Prompts, cases, mean_tokens
+from slm.serve.config import load
+from slm.serve.pool.memory_plan import read_facts
+from slm.serve.pool.model_files import resolve_model
 
 
 def main(argv: list[str]) -> int:

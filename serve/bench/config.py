@@ -1,4 +1,4 @@
-"""Configuration of ``serve.bench``.
+"""Configuration of ``slm.serve.bench``.
 
 Tested in tests/serve/bench/test_main.py.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 EXTRA = ("prefix", "repeat")
 """Workloads besides the closed and the open loop."""

@@ -1,4 +1,4 @@
-"""The servers that ``serve.bench`` measures: which there are, how each is started, and when it is ready."""
+"""The servers that ``slm.serve.bench`` measures: which there are, how each is started, and when it is ready."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
-from data.errors import UserError
-from serve.bench.config import BenchOptions
-from serve.bench.tools import find_tool
+from slm.data.errors import UserError
 from slm.machine.hardware import compute_threads
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.tools import find_tool
 
 SLOTS = 16
 """Of llama-server, which splits its context among them."""
@@ -39,8 +39,8 @@ class Contender:
 
 
 def ours(options: list[str]) -> Contender:
-    """``python -m serve`` with its defaults, except for ``options`` and a queue that is never full."""
-    command = (sys.executable, "-m", "serve", "model={model}", "port={port}", "serve.queue=1024", *options)
+    """``python -m slm.serve`` with its defaults, except for ``options`` and a queue that is never full."""
+    command = (sys.executable, "-m", "slm.serve", "model={model}", "port={port}", "serve.queue=1024", *options)
     return Contender(name="ours", command=command)
 
 

@@ -1,9 +1,9 @@
 """What llama.cpp itself can do with a model on this machine: its prompt and decode rates, without a server.
 
 They are measured with llama.cpp's own tools where those are installed, else with the library that the engine uses, in
-a process of its own (``python -m serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a workload
-is the time that these rates give for its tokens: prompts at the prefill rate, replies at the decode rate for as many
-sequences as there are clients, and nothing for HTTP, sampling, text or scheduling.
+a process of its own (``python -m slm.serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a
+workload is the time that these rates give for its tokens: prompts at the prefill rate, replies at the decode rate for
+as many sequences as there are clients, and nothing for HTTP, sampling, text or scheduling.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.errors import UserError
-from serve.bench.config import BenchOptions
-from serve.bench.tools import find_tool
-from serve.pool.memory_plan import read_facts
+from slm.data.errors import UserError
 from slm.kernels import roofline
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import crash_advice
 from slm.machine.crashes import ended_by
 from slm.machine.hardware import compute_threads
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.tools import find_tool
+from slm.serve.pool.memory_plan import read_facts
 
 if TYPE_CHECKING:
     from slm.llama.model import Model
@@ -60,7 +60,7 @@ def bench_library(model: Path, batches: list[int], *, prompt_tokens: int, new_to
     """The rates at each batch size by llama.cpp's library in a fresh process."""
     job = {"model": str(model), "batches": batches, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     done = subprocess.run(
-        [sys.executable, "-m", "serve.bench.limit"], input=json.dumps(job).encode(), stdout=subprocess.PIPE
+        [sys.executable, "-m", "slm.serve.bench.limit"], input=json.dumps(job).encode(), stdout=subprocess.PIPE
     )
     if name := ended_by(done.returncode):
         raise UserError(f"llama.cpp died with {name} while the limit of {model.name} was measured; {crash_advice()}")

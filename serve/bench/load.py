@@ -1,7 +1,7 @@
 """A load generator that takes little processor time: plain sockets, one thread, no parsing while the clock runs.
 
-``python -m serve.bench.load`` reads a ``Load`` as JSON from stdin and writes a ``Report`` to stdout. It is a process of
-its own, so that it shares its interpreter neither with the benchmark nor with a server.
+``python -m slm.serve.bench.load`` reads a ``Load`` as JSON from stdin and writes a ``Report`` to stdout. It is a
+process of its own, so that it shares its interpreter neither with the benchmark nor with a server.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Report:
 def run_load(load: Load) -> Report:
     """Runs the load in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "serve.bench.load"],
+        [sys.executable, "-m", "slm.serve.bench.load"],
         input=json.dumps(asdict(load)).encode(),
         stdout=subprocess.PIPE,
         check=True,

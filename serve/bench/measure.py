@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from serve.bench.contenders import Contender, running
-from serve.bench.load import Load, Report, run_load
-from serve.bench.workloads import Case
+from slm.serve.bench.contenders import Contender, running
+from slm.serve.bench.load import Load, Report, run_load
+from slm.serve.bench.workloads import Case
 
 Figures = dict[str, Any]
 """Of one load; see ``summary``."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from serve.bench.config import BenchOptions
-from serve.bench.limit import Limiter, MemoryBound
 from slm.machine.record import machine_record
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.limit import Limiter, MemoryBound
 
 
 def make_record(

@@ -1,4 +1,4 @@
-"""The tables of ``serve.bench``.
+"""The tables of ``slm.serve.bench``.
 
 Tested in tests/serve/bench/test_main.py.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 
 def find_tool(name: str, given: str | None, next_to: str | None = None) -> str | None:

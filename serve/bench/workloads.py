@@ -10,10 +10,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from data.tales.story import story
-from serve.bench.config import BenchOptions
-from serve.bench.limit import Rates
+from slm.data.errors import UserError
+from slm.data.tales.story import story
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.limit import Rates
 
 _FEWEST = 8
 """Requests of one measurement."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from serve.engine.sequence import Sequence
+from slm.serve.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)

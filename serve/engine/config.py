@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 DEFAULT_CONTEXT = 4096
 """Tokens: the most that a sequence gets where no context is configured."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
-from serve.engine.tokenize import tokenize_within
 from slm.llama.adapter import Adapter
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
+from slm.serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
+from slm.serve.engine.tokenize import tokenize_within
 
 _BATCH = 128
 """Tokens per step. llama.cpp keeps the logits of each of them, too, so more would also cost memory."""

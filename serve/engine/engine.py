@@ -6,12 +6,13 @@ import math
 import time
 from dataclasses import replace
 
-from serve.engine import generation
-from serve.engine.batch_plan import Chunk, Limits, without_drafts
-from serve.engine.config import EngineConfig
-from serve.engine.embedder import Embedder
-from serve.engine.generation import Generation
-from serve.engine.messages import (
+from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
+from slm.serve.engine import generation
+from slm.serve.engine.batch_plan import Chunk, Limits, without_drafts
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.embedder import Embedder
+from slm.serve.engine.generation import Generation
+from slm.serve.engine.messages import (
     Cancel,
     Command,
     Delta,
@@ -28,12 +29,11 @@ from serve.engine.messages import (
     Stats,
     Tokenize,
 )
-from serve.engine.model_runner import ModelRunner
-from serve.engine.scheduler import Scheduler
-from serve.engine.spec_decode.proposer import make_proposer
-from serve.engine.tokenize import BackgroundTokenizer
-from serve.engine.vocabulary import Vocabulary, log_probabilities
-from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
+from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.scheduler import Scheduler
+from slm.serve.engine.spec_decode.proposer import make_proposer
+from slm.serve.engine.tokenize import BackgroundTokenizer
+from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 
 
 class Engine:

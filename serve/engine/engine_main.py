@@ -13,10 +13,10 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from data.errors import UserError, one_line
-from serve.engine.config import EngineConfig
-from serve.engine.delta_buffer import DeltaBuffer
-from serve.engine.messages import Ready, Shutdown, StartFailed
+from slm.data.errors import UserError, one_line
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.delta_buffer import DeltaBuffer
+from slm.serve.engine.messages import Ready, Shutdown, StartFailed
 
 _STATS_EVERY_S = 0.25
 PROCESS_NAME = "slm-engine"
@@ -32,8 +32,8 @@ def run_engine(config: EngineConfig, commands: Connection, events: Connection) -
     _set_process_name(PROCESS_NAME)
     # When llama.cpp aborts, it starts a debugger where there is one. That takes seconds in which nobody is served.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    from serve.engine.engine import Engine
     from slm.llama.errors import LlamaError
+    from slm.serve.engine.engine import Engine
 
     try:
         engine = Engine(config)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.engine.batch_plan import Chunk
-from serve.engine.messages import (
+from slm.llama.model import Model
+from slm.llama.sampler import Sampler
+from slm.serve.engine.batch_plan import Chunk
+from slm.serve.engine.messages import (
     Delta,
     Failure,
     FinishReason,
@@ -23,11 +25,9 @@ from serve.engine.messages import (
     StoppedBy,
     TokenLogprob,
 )
-from serve.engine.sequence import Sequence
-from serve.engine.tokenize import Detokenizer, tokenize_within
-from serve.engine.vocabulary import Vocabulary, log_probabilities
-from slm.llama.model import Model
-from slm.llama.sampler import Sampler
+from slm.serve.engine.sequence import Sequence
+from slm.serve.engine.tokenize import Detokenizer, tokenize_within
+from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

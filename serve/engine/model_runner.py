@@ -7,9 +7,6 @@ import time
 
 import numpy as np
 
-from serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
-from serve.engine.config import DEFAULT_CONTEXT, EngineConfig
-from serve.engine.messages import ModelInfo
 from slm.llama.adapter import Adapter
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
@@ -17,6 +14,9 @@ from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
+from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
+from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
+from slm.serve.engine.messages import ModelInfo
 
 
 class ModelRunner:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from serve.engine.batch_plan import Limits, Plan, make_plan, whole_chunks
-from serve.engine.kv_slots import KvSlots
-from serve.engine.sequence import Sequence
+from slm.serve.engine.batch_plan import Limits, Plan, make_plan, whole_chunks
+from slm.serve.engine.kv_slots import KvSlots
+from slm.serve.engine.sequence import Sequence
 
 
 class Scheduler:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import codecs
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from serve.engine.messages import Event, Failure, Reply, Tokenize
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
+from slm.serve.engine.messages import Event, Failure, Reply, Tokenize
 
 _CHARACTERS_PER_TOKEN = 8
 """How much of a text is looked at first, per token that it may have."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from serve.engine.messages import TokenLogprob
 from slm.llama.model import Model
+from slm.serve.engine.messages import TokenLogprob
 
 
 class Vocabulary:

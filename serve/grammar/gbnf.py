@@ -10,8 +10,8 @@ it up when a token takes too long.
 
 from __future__ import annotations
 
-from serve.grammar.rules import check_rules
-from serve.grammar.tree import (
+from slm.serve.grammar.rules import check_rules
+from slm.serve.grammar.tree import (
     ANY,
     MAX_BYTES,
     MAX_DEPTH,

@@ -12,10 +12,10 @@ import json
 from itertools import combinations
 from typing import Any
 
-from serve.grammar import numbers
-from serve.grammar.gbnf import check
-from serve.grammar.patterns import format_rule, pattern_rule
-from serve.grammar.tree import MAX_REPEATS, GrammarError, quote
+from slm.serve.grammar import numbers
+from slm.serve.grammar.gbnf import check
+from slm.serve.grammar.patterns import format_rule, pattern_rule
+from slm.serve.grammar.tree import MAX_REPEATS, GrammarError, quote
 
 MAX_DEPTH = 32
 """Levels of schemas within schemas; references are not counted."""

@@ -13,7 +13,7 @@ from decimal import Decimal
 from math import ceil, floor
 from typing import Any
 
-from serve.grammar.tree import GrammarError
+from slm.serve.grammar.tree import GrammarError
 
 KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 MAX_DIGITS = 16

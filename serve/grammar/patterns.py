@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve.grammar.tree import MAX_REPEATS, GrammarError, quote
+from slm.serve.grammar.tree import MAX_REPEATS, GrammarError, quote
 
 Ranges = list[tuple[int, int]]
 """Code points, first and last of each range."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
 
-from serve.grammar.tree import MAX_BRANCHES, MAX_ELEMENTS, Chars, Choice, GrammarError, Item, Literal, Ref, Repeat
+from slm.serve.grammar.tree import MAX_BRANCHES, MAX_ELEMENTS, Chars, Choice, GrammarError, Item, Literal, Ref, Repeat
 
 
 def check_rules(rules: dict[str, Choice]) -> None:

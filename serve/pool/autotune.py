@@ -1,7 +1,7 @@
 """Chooses the threads, batch sizes and slots that the configuration leaves open.
 
 Threads and batch sizes are measured once per model file and machine and kept in the cache folder. A process of its own
-measures (``python -m serve.pool.autotune`` reads a job as JSON from stdin). Slots follow from the free memory.
+measures (``python -m slm.serve.pool.autotune`` reads a job as JSON from stdin). Slots follow from the free memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from data.storage import cache_home
-from serve.config import TuneMode
-from serve.engine.config import EngineConfig, KvType
-from serve.pool.memory_plan import ModelFacts
+from slm.data.storage import cache_home
 from slm.machine.free_cores import FreeCores
 from slm.machine.hardware import compute_threads, n_threads
 from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
 from slm.report import atomic_write_json
+from slm.serve.config import TuneMode
+from slm.serve.engine.config import EngineConfig, KvType
+from slm.serve.pool.memory_plan import ModelFacts
 
 if TYPE_CHECKING:
     from slm.llama.model import Model
@@ -111,7 +111,7 @@ _measuring: set[subprocess.Popen[bytes]] = set()
 
 def _in_a_process(job: dict[str, Any]) -> bytes:
     """What the measuring process writes. Raises ``SubprocessError`` and ``OSError``."""
-    command = [sys.executable, "-m", "serve.pool.autotune"]
+    command = [sys.executable, "-m", "slm.serve.pool.autotune"]
     folder = Path(__file__).resolve().parents[2]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder

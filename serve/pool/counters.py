@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from serve.engine.messages import Delta
-from serve.pool.histogram import INTER_TOKEN_S, LATENCY_S, Histogram
+from slm.serve.engine.messages import Delta
+from slm.serve.pool.histogram import INTER_TOKEN_S, LATENCY_S, Histogram
 
 
 @dataclass(slots=True)

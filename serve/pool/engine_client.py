@@ -14,9 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from data.errors import UserError, one_line
-from serve.engine.config import EngineConfig
-from serve.engine.messages import (
+from slm.data.errors import UserError, one_line
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.messages import (
     Cancel,
     Delta,
     Embeddings,
@@ -33,9 +33,9 @@ from serve.engine.messages import (
     StartFailed,
     Stats,
 )
-from serve.pool.counters import Counters, SequenceTimes
-from serve.pool.engine_process import EngineProcess
-from serve.pool.request_stream import (
+from slm.serve.pool.counters import Counters, SequenceTimes
+from slm.serve.pool.engine_process import EngineProcess
+from slm.serve.pool.request_stream import (
     EngineDownError,
     QueueFullError,
     RequestFailedError,

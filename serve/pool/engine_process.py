@@ -16,11 +16,11 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine_main import run_engine
-from serve.engine.messages import Command, Event, Shutdown
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine_main import run_engine
+from slm.serve.engine.messages import Command, Event, Shutdown
 
-_PRELOADED = ["serve.__main__", "serve.engine.engine"]
+_PRELOADED = ["slm.serve.__main__", "slm.serve.engine.engine"]
 _preloading = False
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from serve.config import ServerOptions
-from serve.engine.config import EngineConfig, EngineOptions
-from serve.pool.autotune import slots_for, tuned_for
-from serve.pool.memory_plan import read_facts
-from serve.pool.model_files import resolve_model
+from slm.serve.config import ServerOptions
+from slm.serve.engine.config import EngineConfig, EngineOptions
+from slm.serve.pool.autotune import slots_for, tuned_for
+from slm.serve.pool.memory_plan import read_facts
+from slm.serve.pool.model_files import resolve_model
 
 
 def engine_config(options: ServerOptions, model_path: Path) -> EngineConfig:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
+from slm.data.errors import UserError
 from slm.llama.gguf_check import GgufHeader, read_header
 from slm.machine.memory import available_bytes
+from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
 
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 _KV_PROJECTION = re.compile(r"blk\.\d+\.attn_[kv]\.weight")

@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from data.errors import UserError, nearest
 from slm import runs
 from slm.cli import spelled
+from slm.data.errors import UserError, nearest
 from slm.hub import models
 from slm.hub.name import HubName, hub_name
 from slm.llama.adapter_file import check_fits

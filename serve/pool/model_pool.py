@@ -16,17 +16,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from data.errors import UserError, one_line
-from serve.engine.config import EngineConfig
-from serve.engine.messages import ModelInfo
-from serve.pool.counters import Counters
-from serve.pool.engine_client import EngineClient
-from serve.pool.file_check import FileCheck
-from serve.pool.memory_plan import ModelFacts, check_fits, needed_bytes, read_facts
-from serve.pool.request_stream import QueueFullError
+from slm.data.errors import UserError, one_line
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.messages import ModelInfo
+from slm.serve.pool.counters import Counters
+from slm.serve.pool.engine_client import EngineClient
+from slm.serve.pool.file_check import FileCheck
+from slm.serve.pool.memory_plan import ModelFacts, check_fits, needed_bytes, read_facts
+from slm.serve.pool.request_stream import QueueFullError
 
 if TYPE_CHECKING:
-    from serve.chat_template import ChatPrompt
+    from slm.serve.chat_template import ChatPrompt
 
 State = Literal["unloaded", "loading", "ready", "leaving", "restarting"]
 _RETRY_S = 2.0
@@ -54,7 +54,7 @@ class Loaded:
     def chat(self) -> ChatPrompt:
         """The chat template of that engine's file."""
         if self._chat is None or self._chat[0] is not self.info:
-            from serve.chat_template import ChatPrompt  # its libraries are imported after the engine has started
+            from slm.serve.chat_template import ChatPrompt  # its libraries are imported after the engine has started
 
             self._chat = (self.info, ChatPrompt(self.info))
         return self._chat[1]

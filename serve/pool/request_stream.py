@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from serve.engine.messages import Delta, Failure, PrefillDone
+from slm.serve.engine.messages import Delta, Failure, PrefillDone
 
 
 class QueueFullError(Exception):

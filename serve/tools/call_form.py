@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.chat.template import ChatTemplate, TemplateRefusesError
+from slm.data.chat.template import ChatTemplate, TemplateRefusesError
 
 THINK, END_OF_THINK = "<think>", "</think>"
 

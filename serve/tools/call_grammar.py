@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from serve.grammar.gbnf import check
-from serve.grammar.json_schema import BASE_RULES, object_rules
-from serve.grammar.tree import MAX_BYTES, GrammarError, quote
-from serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm
+from slm.serve.grammar.gbnf import check
+from slm.serve.grammar.json_schema import BASE_RULES, object_rules
+from slm.serve.grammar.tree import MAX_BYTES, GrammarError, quote
+from slm.serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm
 
 Reasoning = Literal["none", "may", "open"]
 """Whether a reply has reasoning between ``<think>`` and ``</think>``: never, perhaps at its beginning, or it begins

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from serve.tools.call_form import END_OF_THINK, THINK, CallForm
-from serve.tools.call_grammar import Reasoning
+from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm
+from slm.serve.tools.call_grammar import Reasoning
 
 
 @dataclass(frozen=True, kw_only=True)

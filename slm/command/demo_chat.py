@@ -5,10 +5,10 @@ The words go to the tuning.
 
 from pathlib import Path
 
-from data.chat.story_chat import exam
-from data.errors import UserError
 from slm import cli
 from slm.command.demo import own_words, run_all, unquoted
+from slm.data.chat.story_chat import exam
+from slm.data.errors import UserError
 from slm.hub.name import hub_name
 
 BASE = "runs/demo"

@@ -9,11 +9,11 @@ import runpy
 import sys
 from typing import NoReturn
 
-from data.errors import UserError, nearest
 from slm import cli
 from slm.command.table import COMMANDS
+from slm.data.errors import UserError, nearest
 
-LAUNCHER = "train.distributed.launch"
+LAUNCHER = "slm.train.distributed.launch"
 SHELLS = ("bash", "zsh", "fish")
 
 

@@ -58,7 +58,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "tune": Command(
-        module="train.tune",
+        module="slm.train.tune",
         config="tune",
         summary="tune a model on conversations, so that it answers",
         examples=(
@@ -70,7 +70,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "qat": Command(
-        module="train.tune.qat",
+        module="slm.train.tune.qat",
         config="qat",
         summary="go on with a trained model for a quantized type (quantization-aware training)",
         examples=(
@@ -80,7 +80,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "sweep": Command(
-        module="train.sweep",
+        module="slm.train.sweep",
         config="sweep",
         summary="train a grid of small runs, stop the losers early, compare the rest",
         examples=(
@@ -90,13 +90,13 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "watch": Command(
-        module="train.report.watch",
+        module="slm.train.report.watch",
         config="watch",
         summary="follow a run from another terminal",
         examples=(("run=runs/mine", "progress, losses, speed, time left, the last sample"),),
     ),
     "report": Command(
-        module="train.report.html",
+        module="slm.train.report.html",
         config="report",
         summary="write a run's report, or compare several, as one HTML file",
         examples=(
@@ -116,7 +116,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "verify": Command(
-        module="export.verify",
+        module="slm.export.verify",
         config="verify",
         summary="check exported files against the SHA-256 that their export recorded",
         examples=(("run=runs/mine", "a line for each file; exit status 1 if one is damaged"),),
@@ -162,7 +162,7 @@ COMMANDS: dict[str, Command] = {
         defaults=(NEWEST,),
     ),
     "chat": Command(
-        module="serve.terminal",
+        module="slm.serve.terminal",
         config="terminal",
         summary="chat with a model in the terminal",
         examples=(
@@ -172,7 +172,7 @@ COMMANDS: dict[str, Command] = {
         defaults=(NEWEST,),
     ),
     "plan": Command(
-        module="train.tools.plan",
+        module="slm.train.tools.plan",
         config="plan",
         summary="show what a run would cost, or what a time would give: sizes, loss, memory, price",
         examples=(
@@ -181,7 +181,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "data-stats": Command(
-        module="train.tools.data_stats",
+        module="slm.train.tools.data_stats",
         config="data_stats",
         summary="count documents, tokens and duplicates of a text",
         examples=(("data=local 'data.files=[notes/*.md]'", "before you train on it"),),
@@ -193,13 +193,13 @@ COMMANDS: dict[str, Command] = {
         examples=(("", "cores, instruction sets, measured rates, compiler, build of llama.cpp"),),
     ),
     "bench-train": Command(
-        module="train.tools.bench",
+        module="slm.train.tools.bench",
         config="bench_train",
         summary="measure training speed against Hugging Face's Trainer and the GEMM peak",
         examples=(("preset=10m", "needs transformers and accelerate for the Trainer"),),
     ),
     "bench-recipe": Command(
-        module="train.bench_recipe",
+        module="slm.train.bench_recipe",
         config="bench_recipe",
         summary="compare models after equal time: ours, Hugging Face's Trainer, nanochat",
         examples=(
@@ -208,14 +208,14 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "bench-serve": Command(
-        module="serve.bench",
+        module="slm.serve.bench",
         config="bench_serve",
         summary="measure the server against llama.cpp's limit and other servers",
         examples=(("model=runs/mine 'bench.clients=[1,4]'", "with one client and with four"),),
         defaults=(NEWEST,),
     ),
     "bench-quant": Command(
-        module="export.bench",
+        module="slm.export.bench",
         config="bench_quant",
         summary="compare size, quality and speed of quantization types",
         examples=(("run=runs/mine quant=q8_0,q4_k_m", "two types next to the unquantized file"),),

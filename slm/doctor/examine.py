@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from data.storage import cache_home
+from slm.data.errors import UserError
+from slm.data.storage import cache_home
 from slm.kernels import roofline
 from slm.llama import verdict
 from slm.llama.speed.kept import STANDARD, STANDARD_TYPES, decode_speeds

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 LONGEST_DEFAULT_CONTEXT = 1024
 """Tokens of the sliding window where no context is given and the model has more."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.evaluate.perplexity import Progress, Window, nll_of
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from slm import report, runs
 from slm.cli import spelled
 from slm.configuration import load
+from slm.data.errors import UserError
 from slm.evaluate.config import LONGEST_DEFAULT_CONTEXT, EvalConfig, EvaluateConfig
 from slm.evaluate.perplexity import (
     Score,

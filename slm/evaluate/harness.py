@@ -14,8 +14,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from data.errors import UserError
 from slm.cli import spelled
+from slm.data.errors import UserError
 from slm.evaluate.continuations import Answer, Request, score_continuations
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer, TorchScorer

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 Progress = Callable[[int], None]
 """Called with the number of tokens run since the last call."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.evaluate.perplexity import Progress, Window, nll_of
 from slm.machine.crash_guard import doing
 from slm.machine.hardware import compute_threads
@@ -108,7 +108,7 @@ def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScor
     """A scorer of a checkpoint directory, f32."""
     import torch
 
-    from data.tokenizers.make import load_tokenizer
+    from slm.data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
     from slm.model.special_tokens import read_special_tokens
 

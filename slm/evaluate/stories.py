@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from data.tales.coherence import mean_coherence
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.tales.coherence import mean_coherence
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.generate import generate_many
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, saved_config
@@ -46,7 +46,7 @@ def is_of_tales(run: Run) -> bool:
 
 def checkpoint_coherence(checkpoint: Path, count: int) -> float | None:
     """``story_coherence`` of a checkpoint directory."""
-    from data.tokenizers.make import load_tokenizer
+    from slm.data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
 
     return story_coherence(load_model(checkpoint), load_tokenizer(checkpoint), count)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.storage import cache_home
+from slm.data.storage import cache_home
 from slm.report import atomic_write_json
 
 _TASK = re.compile(rb"^task:[ \t]*[\"']?([\w.+/-]+)[\"']?[ \t]*\r?$", re.MULTILINE)

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, excerpt, nearest
 from slm import report
+from slm.data.errors import UserError, excerpt, nearest
 from slm.evaluate.config import HarnessConfig
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
 from slm.evaluate.task_index import folders_of_all, harness_folder, scan, written_names

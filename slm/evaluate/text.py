@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.evaluate.perplexity import Scorer
 
 
@@ -35,7 +35,7 @@ def read_text(path: Path | None) -> Text:
 
     The documents (column ``text``) of a Parquet or JSON Lines file are joined by blank lines.
     """
-    from data.sources import files, wikitext
+    from slm.data.sources import files, wikitext
 
     if path is not None and path.is_file() and files.file_format(str(path)) in files.RECORDS:
         reading, name = files.Reading(), str(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, one_line
+from slm.data.errors import UserError, one_line
 from slm.exported import MODELFILE, RECORD_FILE
 from slm.hub.name import cached_name
 from slm.report import perplexity_text, size

@@ -6,7 +6,7 @@ Tested in tests/slm/hub/test_models.py, tests/slm/hub/test_publish.py.
 import contextlib
 from collections.abc import Iterator
 
-from data.errors import UserError, excerpt
+from slm.data.errors import UserError, excerpt
 
 
 def host() -> str:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.errors import UserError, nearest
 from slm import runs
 from slm.cli import spelled
+from slm.data.errors import UserError, nearest
 from slm.hub.errors import host, hub_errors
 from slm.hub.name import HubName, hub_name
 from slm.report import size

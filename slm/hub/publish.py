@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from data.storage import atomic_write_text
 from slm import cli, runs
 from slm.configuration import load
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text
 from slm.exported import MODELFILE, damage, recorded_sums, shown, stale_lines
 from slm.hub import card, models
 from slm.hub.errors import host, hub_errors

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from data.errors import UserError, one_line
+from slm.data.errors import UserError, one_line
 from slm.kernels.native import VARIANTS, Kernels, Precision, Variant, load, variants_for
 from slm.machine.cpp_build import cache_dir
 from slm.machine.crashes import CRASHES, ended_by, run_trial

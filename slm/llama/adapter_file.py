@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.gguf_check import GgufHeader, read_header
 
 _TYPES = ("f32", "f16", "bf16")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, nearest
+from slm.data.errors import UserError, nearest
 
 GGML_TYPES: dict[str, tuple[int, int, int]] = {
     "f32": (0, 1, 4),

@@ -16,7 +16,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import read_header
 from slm.llama.log import clear_log, first_error

@@ -12,7 +12,7 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from data.errors import UserError, nearest
+from slm.data.errors import UserError, nearest
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import ggml_type_id, read_header
 from slm.llama.log import clear_log, first_error, log_lines

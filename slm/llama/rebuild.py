@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from importlib import metadata
 
-from data.errors import UserError, excerpt
 from slm import cli
+from slm.data.errors import UserError, excerpt
 from slm.llama.verdict import PACKAGE, Verdict, examine
 from slm.machine.cpp_build import cpu_flags
 

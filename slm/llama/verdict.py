@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, excerpt
-from data.storage import cache_home
+from slm.data.errors import UserError, excerpt
+from slm.data.storage import cache_home
 from slm.machine.cpp_build import cpu_flags
 from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.machine.record import cpu_name

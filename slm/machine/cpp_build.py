@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data.storage import cache_home, fsync
+from slm.data.storage import cache_home, fsync
 
 _LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from data.storage import fingerprint
+from slm.data.storage import fingerprint
 from slm.machine.hardware import n_threads
 
 VERSIONED = ("torch", "llama-cpp-python", "gguf", "tokenizers", "tiktoken", "datasets", "numpy")

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.errors import UserError, one_line
-from data.storage import fsync
+from slm.data.errors import UserError, one_line
+from slm.data.storage import fsync
 from slm.model import lora
 from slm.model.config import ModelConfig
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.architectures import TRAITS, Architecture, Traits, known_classes
 
 WIDTH_MULTIPLE = 256

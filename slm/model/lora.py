@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.report import atomic_write_json
 
 FOLDER = "adapter"

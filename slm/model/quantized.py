@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 BLOCKS = "qat.safetensors"
 RECORD = "qat.json"

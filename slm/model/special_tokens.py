@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.chat.tokens import end_of_turn
-from data.errors import UserError, one_line
-from data.tokenizers.make import load_tokenizer
+from slm.data.chat.tokens import end_of_turn
+from slm.data.errors import UserError, one_line
+from slm.data.tokenizers.make import load_tokenizer
 
 _IDS = ("bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom")
 """Those for which GGUF has a key."""

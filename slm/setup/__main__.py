@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from data.errors import UserError, nearest
 from slm import cli
+from slm.data.errors import UserError, nearest
 from slm.setup import environment, install, requirements
 
 OPTIONS = {"venv": ".venv", "torch_index": "https://download.pytorch.org/whl/cpu", "check": "yes"}

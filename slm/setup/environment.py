@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 _EXEC = re.compile(rb"'''exec' [\"']?([^\"'\n]+?)[\"']? \"\$0\"")
 

@@ -10,7 +10,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.setup import index
 from slm.setup.requirements import may_write
 

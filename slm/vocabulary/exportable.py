@@ -15,10 +15,10 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
-from data.errors import UserError, excerpt, one_line
-from data.storage import atomic_write_text, cache_home, fingerprint
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.errors import UserError, excerpt, one_line
+from slm.data.storage import atomic_write_text, cache_home, fingerprint
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.verdict import build_stamp
 from slm.machine.crashes import ended_by, run_trial
 from slm.vocabulary.gguf_vocab import Vocab, build_vocab

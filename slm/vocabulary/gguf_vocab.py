@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from data.tokenizers import from_sentencepiece
+from slm.data.errors import UserError
+from slm.data.tokenizers import from_sentencepiece
 from slm.model.special_tokens import SpecialTokens, read_special_tokens
 from slm.vocabulary.pretokenizer import FINGERPRINT_TEXT, identify
 

@@ -13,7 +13,7 @@ Whatever name comes out, export compares token ids afterwards and refuses the fi
 import hashlib
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 FINGERPRINT_TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ "

@@ -10,10 +10,10 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
-from data.chat.tokens import ChatEncoder, own_template
-from data.errors import UserError
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder, own_template
+from slm.data.errors import UserError
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.model import Model
 
 CONVERSATIONS = 200

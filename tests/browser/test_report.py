@@ -241,7 +241,7 @@ def test_without_scripts_the_figures_are_there(page, runs):
 
 def compare(runs: Path) -> Path:
     if not (runs / "compare.html").exists():
-        process = Program("train.report.html", [f"runs=[{runs / 'one'},{runs / 'two'}]"], runs)
+        process = Program("slm.train.report.html", [f"runs=[{runs / 'one'},{runs / 'two'}]"], runs)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, out + err
     return runs / "compare.html"

@@ -16,10 +16,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data.config import DataConfig, TokenizerConfig
-from data.stream.loader import Loader
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.stream.loader import Loader
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
 
 SEQ_LEN, MICRO_BATCH = 1024, 8
 

@@ -1,6 +1,6 @@
 """The tally: each place once, by reason, with the first place; and what workers send."""
 
-from data.bad_records import REPLACED, BadRecordError, Tally
+from slm.data.bad_records import REPLACED, BadRecordError, Tally
 
 
 def add(tally, position, path="a", reason="torn", **more):

@@ -5,9 +5,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 import yaml
 
-from data.config import DataConfig, SourceConfig, TokenizerConfig
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
+from slm.data.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["tales", "local", "wikitext", "tinystories", "wikipedia_stories"])

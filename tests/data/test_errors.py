@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UnreachableError, UserError, excerpt, nearest, one_line
+from slm.data.errors import UnreachableError, UserError, excerpt, nearest, one_line
 
 
 @pytest.mark.parametrize(

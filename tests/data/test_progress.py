@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from data import progress
-from data.progress import Progress
+from slm.data import progress
+from slm.data.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -9,15 +9,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data.config import DataConfig, SourceConfig, TokenizerConfig
-from data.errors import UserError
-from data.sources.contents import unit_hash
-from data.sources.documents import iter_documents
-from data.stream import blocks, token_cache
-from data.stream.loader import EndOfTextError, Loader, validation_blocks
-from data.tales.story import story
-from data.tales.words import ANIMALS
-from data.tokenizers.make import make_tokenizer
+from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.documents import iter_documents
+from slm.data.stream import blocks, token_cache
+from slm.data.stream.loader import EndOfTextError, Loader, validation_blocks
+from slm.data.tales.story import story
+from slm.data.tales.words import ANIMALS
+from slm.data.tokenizers.make import make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from data.config import DataConfig
-from data.sources.contents import unit_hash
-from data.sources.documents import make_plans
-from data.sources.duplicates import Finder
-from data.statistics import Statistics, histogram, read
-from data.tales.story import story
+from slm.data.config import DataConfig
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.documents import make_plans
+from slm.data.sources.duplicates import Finder
+from slm.data.statistics import Statistics, histogram, read
+from slm.data.tales.story import story
 
 ROWS = ["alpha beta", "alpha  BETA", "x", "123 456 789", "gamma delta", "alpha beta gamma delta epsilon"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data import storage
-from data.storage import (
+from slm.data import storage
+from slm.data.storage import (
     NoRoomError,
     atomic_write_bytes,
     atomic_write_text,
@@ -27,7 +27,7 @@ from data.storage import (
 HOLD = """
 import sys, time
 from pathlib import Path
-from data.storage import locked
+from slm.data.storage import locked
 
 with locked(Path(sys.argv[1])):
     print("held", flush=True)

@@ -1,6 +1,6 @@
 """Classes of characters, counted by hand."""
 
-from data.unicode_scripts import LETTER, OTHER, SPACE, count_classes, scripts
+from slm.data.unicode_scripts import LETTER, OTHER, SPACE, count_classes, scripts
 
 
 def test_scripts_are_the_names_people_know():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.gguf.adapter import write_adapter
-from export.gguf.writer import Identity
-from export.pipeline import export
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig
+from slm.export.gguf.adapter import write_adapter
+from slm.export.gguf.writer import Identity
+from slm.export.pipeline import export
 from slm.llama.adapter import Adapter
 from slm.llama.adapter_file import adapter_header, check_fits
 from slm.llama.context import Batch, Context

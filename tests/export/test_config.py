@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
-from export.config import ExportConfig, resolve_types
 from slm.configuration import load
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig, resolve_types
 from slm.llama.quantize import quant_types
 
 

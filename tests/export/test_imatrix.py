@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
-from export.imatrix import collect, quick_kernels
+from slm.data.errors import UserError
+from slm.export.imatrix import collect, quick_kernels
 from slm.kernels.choice import open_kernels
 from slm.model.transformer import LanguageModel
 from tests.helpers import tiny_checkpoint as tiny

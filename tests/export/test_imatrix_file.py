@@ -7,12 +7,12 @@ import gguf
 import numpy as np
 import pytest
 
-from data.errors import UserError
-from export.config import CalibrationConfig, ExportConfig, ProofConfig
-from export.imatrix import ImportanceMatrix
-from export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
-from export.pipeline import export
-from export.quantize import quantize_file
+from slm.data.errors import UserError
+from slm.export.config import CalibrationConfig, ExportConfig, ProofConfig
+from slm.export.imatrix import ImportanceMatrix
+from slm.export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
+from slm.export.pipeline import export
+from slm.export.quantize import quantize_file
 from slm.llama.gguf_check import read_header
 from tests.helpers import tiny_checkpoint as tiny
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from data.chat.template import CHATML
-from data.chat.tokens import ChatEncoder
-from export import modelfile
+from slm.data.chat.template import CHATML
+from slm.data.chat.tokens import ChatEncoder
+from slm.export import modelfile
 from slm.exported import MODELFILE
 from tests.helpers import tool_templates as templates
 from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.errors import UserError
-from export.__main__ import main
-from export.config import ExportConfig
-from export.pipeline import export
+from slm.data.errors import UserError
+from slm.export.__main__ import main
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from slm.llama.gguf_check import read_header
 from tests.helpers import export_faults, programs
 from tests.helpers import tiny_checkpoint as tiny
@@ -142,7 +142,7 @@ def test_a_sentencepiece_model(tmp_path, bare):
     """With its tokenizer.model, and with only the tokenizer.json made of it (as published copies often come)."""
     import sentencepiece
 
-    from data.tokenizers.make import load_tokenizer
+    from slm.data.tokenizers.make import load_tokenizer
 
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(tiny.text(30_000), encoding="utf-8")

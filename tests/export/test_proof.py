@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-import export.gguf.tensors
-import export.source
-from export.__main__ import EXIT_NOT_PROVEN, main
-from export.proof import TOLERANCES, LogitDifference, Proof, compare_logits, logit_failures
+import slm.export.gguf.tensors
+import slm.export.source
+from slm.export.__main__ import EXIT_NOT_PROVEN, main
+from slm.export.proof import TOLERANCES, LogitDifference, Proof, compare_logits, logit_failures
 from slm.vocabulary.same_ids import token_failures
 from tests.helpers import tiny_checkpoint as tiny
 
@@ -76,7 +76,7 @@ def export_broken(root: Path, capsys, *options: str) -> str:
 
 def test_a_forgotten_permutation_is_caught(tmp_path, monkeypatch, capsys):
     """The classic silent conversion error: the file loads and speaks, but not as the checkpoint does."""
-    monkeypatch.setattr(export.gguf.tensors, "interleave_heads", lambda weight, n_heads: weight)
+    monkeypatch.setattr(slm.export.gguf.tensors, "interleave_heads", lambda weight, n_heads: weight)
     said = export_broken(tiny.run(tmp_path / "run"), capsys)
     assert "a logit differs" in said
     assert "nothing was written" in said
@@ -87,7 +87,7 @@ def test_a_wrong_pre_tokenizer_is_caught(tmp_path, capsys):
 
 
 def test_a_wrong_beginning_of_text_is_caught(tmp_path, monkeypatch, capsys):
-    build = export.source.build_vocab
+    build = slm.export.source.build_vocab
 
     def wrong(*arguments, **options):
         vocab = build(*arguments, **options)
@@ -97,7 +97,7 @@ def test_a_wrong_beginning_of_text_is_caught(tmp_path, monkeypatch, capsys):
     def _add_bos(writer):
         writer.kv_data[0]["tokenizer.ggml.add_bos_token"].value = True
 
-    monkeypatch.setattr(export.source, "build_vocab", wrong)
+    monkeypatch.setattr(slm.export.source, "build_vocab", wrong)
     assert "before a text" in export_broken(tiny.run(tmp_path / "run"), capsys, "quant=f32")
 
 

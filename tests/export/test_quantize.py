@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
-from export.__main__ import main
-from export.config import UNQUANTIZED, CalibrationConfig, ExportConfig, ProofConfig, resolve_types
-from export.pipeline import export
-from export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
+from slm.data.errors import UserError
+from slm.export.__main__ import main
+from slm.export.config import UNQUANTIZED, CalibrationConfig, ExportConfig, ProofConfig, resolve_types
+from slm.export.pipeline import export
+from slm.export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
 from slm.llama.gguf_check import GGML_TYPES, read_header
 from slm.llama.quantize import quant_types
 from tests.helpers import tiny_checkpoint as tiny

@@ -5,9 +5,9 @@ import gguf
 import pytest
 import torch
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.pipeline import export
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from slm.llama.quantize import quantize
 from tests.helpers import tiny_checkpoint as tiny
 

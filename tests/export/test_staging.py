@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from data.errors import UserError
-from export.staging import Staging, check_room, exit_on_sigterm
+from slm.data.errors import UserError
+from slm.export.staging import Staging, check_room, exit_on_sigterm
 
 
 def test_published_files_appear_and_staging_goes(tmp_path):

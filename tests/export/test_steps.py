@@ -2,7 +2,7 @@ import mmap
 
 import pytest
 
-from export.steps import Steps, show_steps
+from slm.export.steps import Steps, show_steps
 from slm.machine import hardware
 
 LARGE = 40_000_000  # bytes

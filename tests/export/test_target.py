@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
-from export.config import ExportConfig, resolve_types
-from export.target import parse_target
 from slm.configuration import load
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig, resolve_types
+from slm.export.target import parse_target
 from slm.exported import quant_of
 from slm.llama.quantize import quant_types
 

@@ -3,10 +3,10 @@ from collections import Counter
 
 import pytest
 
-from data.errors import UserError
-from export.__main__ import main
-from export.texts import GENERAL_TEXT, calibration_text, read_text, validation_text
 from slm import runs
+from slm.data.errors import UserError
+from slm.export.__main__ import main
+from slm.export.texts import GENERAL_TEXT, calibration_text, read_text, validation_text
 from tests.helpers import tiny_checkpoint as tiny
 
 

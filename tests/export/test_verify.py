@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.pipeline import export
-from export.staging import Staging
-from export.verify import main
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
+from slm.export.staging import Staging
+from slm.export.verify import main
 from slm.exported import sha256
 from tests.helpers import REPOSITORY
 from tests.helpers.tiny_gguf import exported_run
@@ -56,7 +56,7 @@ def test_damaged_and_missing_files(run):
     damaged.write_bytes(content)
     (run / "gguf" / "imatrix.gguf").unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "export.verify", f"run={run}"], capture_output=True, text=True, cwd=REPOSITORY
+        [sys.executable, "-m", "slm.export.verify", f"run={run}"], capture_output=True, text=True, cwd=REPOSITORY
     )
     assert done.returncode == 1
     missing, line = done.stderr.splitlines()

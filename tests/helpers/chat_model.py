@@ -4,10 +4,10 @@ import json
 from functools import cache
 from pathlib import Path
 
-from data.chat.story_chat import conversation
-from data.chat.tokens import with_chatml
-from data.tokenizers.tokenizer import Tokenizer, special_token
-from data.tokenizers.train_bpe import train
+from slm.data.chat.story_chat import conversation
+from slm.data.chat.tokens import with_chatml
+from slm.data.tokenizers.tokenizer import Tokenizer, special_token
+from slm.data.tokenizers.train_bpe import train
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
 from tests.helpers import programs
@@ -34,8 +34,8 @@ def with_template(tokenizer: Tokenizer, template: str, marks: tuple[str, ...], *
 
 def write_chat_gguf(folder: Path, tokenizer: Tokenizer) -> Path:
     """A model of one small layer with this tokenizer, as a Hugging Face directory and as a GGUF file in it."""
-    from export.config import Naming
-    from export.gguf.writer import identify_model, write_gguf
+    from slm.export.config import Naming
+    from slm.export.gguf.writer import identify_model, write_gguf
     from slm.runs import Run
     from slm.vocabulary.gguf_vocab import build_vocab
 

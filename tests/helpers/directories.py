@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from data.errors import UserError
-from train.run.run_directory import RunDirectory
+from slm.data.errors import UserError
+from slm.train.run.run_directory import RunDirectory
 
 
 def start_anew(root: Path, times: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 
-from data.config import DataConfig
+from slm.data.config import DataConfig
 
 
 def write_jsonl(path, rows):

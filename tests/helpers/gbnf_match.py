@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from serve.grammar.gbnf import _Parser
-from serve.grammar.tree import Chars, Choice, Item, Literal, Ref, Repeat
+from slm.serve.grammar.gbnf import _Parser
+from slm.serve.grammar.tree import Chars, Choice, Item, Literal, Ref, Repeat
 
 
 class Matcher:

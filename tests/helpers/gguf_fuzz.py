@@ -164,11 +164,11 @@ KINDS = [flip, byte, number, counts, cut, remove, insert, *[value] * 8, *[tensor
 
 def load(path: str) -> None:
     """What the engine process does with a file, to the first tokens and embedding. Ends the process."""
-    from data.errors import UserError
-    from serve.engine.config import EngineConfig
-    from serve.engine.engine import Engine
-    from serve.engine.messages import Embed, Generate, SamplingParams
+    from slm.data.errors import UserError
     from slm.llama.errors import LlamaError
+    from slm.serve.engine.config import EngineConfig
+    from slm.serve.engine.engine import Engine
+    from slm.serve.engine.messages import Embed, Generate, SamplingParams
 
     try:
         engine = Engine(EngineConfig(model_path=Path(path), context=64, slots=1, threads=1, batch=64, ubatch=64))
@@ -204,7 +204,7 @@ def outcome(pid: int) -> tuple[str, float]:
 
 
 def main(path: str, count: int, seed: int) -> None:
-    importlib.import_module("serve.engine.engine")  # once, before the forks
+    importlib.import_module("slm.serve.engine.engine")  # once, before the forks
     from slm.llama.gguf_check import read_header
 
     raw = Path(path).read_bytes()

@@ -8,8 +8,8 @@ import json
 import struct
 from pathlib import Path
 
-from data.tokenizers import from_sentencepiece
-from data.tokenizers.tokenizer import Tokenizer, special_token, token_first, tokenizer_config
+from slm.data.tokenizers import from_sentencepiece
+from slm.data.tokenizers.tokenizer import Tokenizer, special_token, token_first, tokenizer_config
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 _LLAMA3 = "|".join(

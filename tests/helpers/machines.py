@@ -1,6 +1,6 @@
 """A machine whose training speed is given, so that a choice does not depend on where the tests run."""
 
-from train.budget.machine import Machine, Rates
+from slm.train.budget.machine import Machine, Rates
 
 MACHINE = Machine(
     tuple(

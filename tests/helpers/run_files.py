@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from train.report.html import render
-from train.report.run_record import RunRecord
+from slm.train.report.html import render
+from slm.train.report.run_record import RunRecord
 
 
 def training(step: int, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Real servers for tests: ``python -m serve`` on a free port."""
+"""Real servers for tests: ``python -m slm.serve`` on a free port."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from serve.engine.engine_main import PROCESS_NAME
+from slm.serve.engine.engine_main import PROCESS_NAME
 from tests.helpers import REPOSITORY
 from tests.helpers.programs import Program
 
@@ -48,7 +48,7 @@ class Server:
 def running_server(
     log: Path, model: Path, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
 ):
-    """A real ``python -m serve`` on a free port. ``prefix``: a command that goes over to the one that follows it.
+    """A real ``python -m slm.serve`` on a free port. ``prefix``: a command that goes over to the one that follows it.
 
     Without one, and where ``env`` does not change what Python itself reads, it is forked with everything imported.
     """
@@ -60,7 +60,7 @@ def running_server(
     if prefix or "PYTHONPATH" in environment:
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "serve", *options],
+                [*prefix, sys.executable, "-m", "slm.serve", *options],
                 cwd=REPOSITORY,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -44,7 +44,7 @@ def write_corpus(path: Path, documents: int = 400, seed: int = 11) -> Path:
 
 
 class SmallRun(Program):
-    """``python -m train`` with ``OPTIONS`` and ``overrides``; validated only where ``overrides`` say so.
+    """``python -m slm.train`` with ``OPTIONS`` and ``overrides``; validated only where ``overrides`` say so.
 
     ``logs``: where its output goes, if not next to the runs. The others are ``Program``'s.
     """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from data.config import TokenizerConfig
-from data.tokenizers.make import make_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.config import TokenizerConfig
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.checkpoint import save_model
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
@@ -81,8 +81,8 @@ def checkpoint(directory: Path, *, own_tokenizer: bool = False, **changes) -> Pa
 
 def gguf_file(path: Path, **changes) -> Path:
     """A checkpoint of our own making as an f32 GGUF; the checkpoint is in a folder next to it."""
-    from export.config import Naming
-    from export.gguf.writer import identify_model, write_gguf
+    from slm.export.config import Naming
+    from slm.export.gguf.writer import identify_model, write_gguf
     from slm.model.checkpoint import load_model
     from slm.runs import Run
     from slm.vocabulary.gguf_vocab import build_vocab

@@ -5,7 +5,7 @@ import json
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from data.tales.story import story
+from slm.data.tales.story import story
 
 # Everything that pre-tokenizers disagree about, and arbitrary Unicode besides.
 PIECES = [

@@ -15,9 +15,9 @@ import torch
 
 def poison_weights(steps: tuple[int, ...]) -> None:
     """Before each of these calls of the step a weight is NaN in memory; afterwards it is what it was."""
-    import train.trainer
+    import slm.train.trainer
 
-    true_step, calls = train.trainer.train_step, iter(range(1, 1_000_000))
+    true_step, calls = slm.train.trainer.train_step, iter(range(1, 1_000_000))
 
     @functools.wraps(true_step)
     def step(trained, *rest, **options):
@@ -33,14 +33,14 @@ def poison_weights(steps: tuple[int, ...]) -> None:
             with torch.no_grad():
                 weight.copy_(good)
 
-    train.trainer.train_step = step
+    slm.train.trainer.train_step = step
 
 
 def pass_over_data(counts: dict[int, int]) -> None:
     """Before each of these calls of the step so many batches are taken and left alone."""
-    import train.trainer
+    import slm.train.trainer
 
-    true_step, calls = train.trainer.train_step, iter(range(1, 1_000_000))
+    true_step, calls = slm.train.trainer.train_step, iter(range(1, 1_000_000))
 
     @functools.wraps(true_step)
     def step(model, optimizer, batches, **options):
@@ -48,14 +48,14 @@ def pass_over_data(counts: dict[int, int]) -> None:
             next(batches)
         return true_step(model, optimizer, batches, **options)
 
-    train.trainer.train_step = step
+    slm.train.trainer.train_step = step
 
 
 def log_batches(path: Path) -> None:
     """Append a hash of every batch that the training takes to ``path``."""
-    import train.trainer
+    import slm.train.trainer
 
-    true_step = train.trainer.train_step
+    true_step = slm.train.trainer.train_step
 
     @functools.wraps(true_step)
     def step(model, optimizer, batches, **options):
@@ -67,7 +67,7 @@ def log_batches(path: Path) -> None:
 
         return true_step(model, optimizer, told(), **options)
 
-    train.trainer.train_step = step
+    slm.train.trainer.train_step = step
 
 
 def set_environment(values: dict[str, str]) -> None:

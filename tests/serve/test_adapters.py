@@ -10,13 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
-from data.errors import UserError
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Delta, Embed, Failure, Generate, Reply, SamplingParams
-from serve.pool.model_files import named_adapters
+from slm.data.errors import UserError
 from slm.llama import random_model
 from slm.llama.model import Model
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Delta, Embed, Failure, Generate, Reply, SamplingParams
+from slm.serve.pool.model_files import named_adapters
 
 CLIENTS = 16
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "

@@ -8,10 +8,10 @@ import time
 import httpx
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Generate, SamplingParams
 from slm.machine.hardware import compute_threads
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Generate, SamplingParams
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compute_threads() < 2, reason="needs Linux and two cores to compute on"

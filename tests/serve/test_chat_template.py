@@ -2,8 +2,8 @@ from dataclasses import fields
 
 import pytest
 
-from serve.chat_template import ChatPrompt, ChatTemplateError, RenderedChat
-from serve.engine.messages import ModelInfo
+from slm.serve.chat_template import ChatPrompt, ChatTemplateError, RenderedChat
+from slm.serve.engine.messages import ModelInfo
 from tests.helpers import tool_templates
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo)}

@@ -2,9 +2,9 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from data.errors import UserError
-from serve.bench.config import BenchConfig
-from serve.config import ServeConfig, ServerOptions, TerminalConfig, load
+from slm.data.errors import UserError
+from slm.serve.bench.config import BenchConfig
+from slm.serve.config import ServeConfig, ServerOptions, TerminalConfig, load
 
 LITERAL = ("model", "serve.models")
 

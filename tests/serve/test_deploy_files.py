@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from serve.config import ServeConfig, ServerOptions, load
+from slm.serve.config import ServeConfig, ServerOptions, load
 
 ROOMS = ("data", "slm", "train", "export", "serve")
 UNITS = {"s": 1, "m": 60}

@@ -7,8 +7,8 @@ import time
 import httpx
 import pytest
 
-from serve.pool.file_check import THREAD_NAME, FileCheck
 from slm import exported
+from slm.serve.pool.file_check import THREAD_NAME, FileCheck
 from tests.helpers.servers import running_server
 from tests.helpers.tiny_gguf import exported_run
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from serve.history import HistoryWindow, prompt_limit
+from slm.serve.history import HistoryWindow, prompt_limit
 
 
 def talk(n, *, system="Be kind."):

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from serve.engine.engine_main import PROCESS_NAME
+from slm.serve.engine.engine_main import PROCESS_NAME
 from tests.helpers import REPOSITORY, programs
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
@@ -177,7 +177,7 @@ def test_two_signals_to_an_idle_server(tmp_path, tiny_path, start_server, number
 def test_two_signals_while_a_model_loads(tmp_path, slow_path, pause_s):
     """One line and the status of an interrupted command, whenever the second comes."""
     log = tmp_path / "log"
-    command = [sys.executable, "-m", "serve", f"model={slow_path}", "port=0", "serve.threads=1"]
+    command = [sys.executable, "-m", "slm.serve", f"model={slow_path}", "port=0", "serve.threads=1"]
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

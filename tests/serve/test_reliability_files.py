@@ -60,7 +60,7 @@ def test_the_server_says_what_is_wrong_with_a_file(tmp_path, tiny_path, name):
     else:
         bad.write_bytes(b"")
     began = time.perf_counter()
-    command = [sys.executable, "-m", "serve", f"model={bad}", "port=0"]
+    command = [sys.executable, "-m", "slm.serve", f"model={bad}", "port=0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     assert time.perf_counter() - began < 15  # nearly all of it is Python's start, twice, on a busy machine
     assert done.returncode == 2
@@ -118,8 +118,8 @@ def test_a_hostile_template_does_nothing(tmp_path, name):
     """List, 13: code in a file's chat template reaches nothing of the machine, and does not stop the server's work."""
     from dataclasses import fields
 
-    from serve.chat_template import ChatPrompt, ChatTemplateError
-    from serve.engine.messages import ModelInfo
+    from slm.serve.chat_template import ChatPrompt, ChatTemplateError
+    from slm.serve.engine.messages import ModelInfo
 
     marker = tmp_path / "marker"
     blank = {field.name: 0 for field in fields(ModelInfo)}

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serve.api.errors import ApiError
-from serve.api.openai.parsing import parse
-from serve.api.openai.requests import ChatRequest, CompletionRequest
-from serve.api.openai.responses import ResponsesRequest
-from serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams
-from serve.grammar.gbnf import check
-from serve.grammar.json_schema import schema_grammar
-from serve.grammar.tree import GrammarError
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.parsing import parse
+from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
+from slm.serve.api.openai.responses import ResponsesRequest
+from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams
+from slm.serve.grammar.gbnf import check
+from slm.serve.grammar.json_schema import schema_grammar
+from slm.serve.grammar.tree import GrammarError
 
 N_CASES = int(os.environ.get("SLM_FUZZ_CASES", "300"))
 LIMITS = settings(

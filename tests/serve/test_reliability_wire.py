@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from serve.__main__ import _listen
+from slm.serve.__main__ import _listen
 from tests.helpers.sockets import PATIENCE_S, connection, everything, is_well
 
 GENERATION = {

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine_main import PROCESS_NAME
-from serve.pool.memory_plan import needed_bytes, read_facts
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine_main import PROCESS_NAME
+from slm.serve.pool.memory_plan import needed_bytes, read_facts
 from tests.helpers import programs
 
 GIB = 2**30

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from data.chat.formats import read_record
-from data.errors import UserError
-from serve.config import TerminalConfig
-from serve.terminal import Conversation, Reply, _typed
+from slm.data.chat.formats import read_record
+from slm.data.errors import UserError
 from slm.llama import verdict
 from slm.llama.quantize import quantize
+from slm.serve.config import TerminalConfig
+from slm.serve.terminal import Conversation, Reply, _typed
 from tests.helpers import broken_llama
 from tests.helpers.tiny_gguf import exported_run
 
 
 def terminal(*words, typed=None, env=None):
-    command = [sys.executable, "-m", "serve.terminal", *words, "threads=1"]
+    command = [sys.executable, "-m", "slm.serve.terminal", *words, "threads=1"]
     done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=30, env=env)
     assert "Traceback" not in done.stderr
     return done
@@ -152,7 +152,7 @@ def test_a_base_model_says_that_it_continues(tiny_path):
 
 
 def test_bytes_that_are_no_text_are_replaced(chat_path, tmp_path):
-    command = [sys.executable, "-m", "serve.terminal", f"model={chat_path}", "max_tokens=3", "threads=1"]
+    command = [sys.executable, "-m", "slm.serve.terminal", f"model={chat_path}", "max_tokens=3", "threads=1"]
     typed = b"caf\xe9\n/save " + str(tmp_path / "chat.jsonl").encode() + b"\n"
     done = subprocess.run(command, input=typed, capture_output=True, timeout=30, env={**os.environ, "LANG": "C.UTF-8"})
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,15 @@ def test_a_text_too_long_is_one_line(tiny_path):
 
 def test_ctrl_c_stops_the_reply_not_the_program(slow_path):
     # Of this seed the reply is long: others end after a few tokens, before the signal.
-    command = [sys.executable, "-m", "serve.terminal", f"model={slow_path}", "max_tokens=4000", "threads=1", "seed=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "slm.serve.terminal",
+        f"model={slow_path}",
+        "max_tokens=4000",
+        "threads=1",
+        "seed=1",
+    ]
     talk = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.set_blocking(talk.stdout.fileno(), False)
     out = b""

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from data.errors import UserError
 from slm import cli
+from slm.data.errors import UserError
 
 
 def status(main, argv=()) -> int:
@@ -68,10 +68,10 @@ sys.meta_path.insert(0, Finder())
     [
         (["-m", "slm", "--help"], "slm.cli"),
         (["-m", "slm", "--help"], "slm.command"),
-        (["-m", "train"], "slm.machine.hardware"),
-        (["-m", "train.tune"], "slm.cli"),
-        (["-m", "export"], "slm.cli"),
-        (["-m", "serve.terminal"], "serve.config"),
+        (["-m", "slm.train"], "slm.machine.hardware"),
+        (["-m", "slm.train.tune"], "slm.cli"),
+        (["-m", "slm.export"], "slm.cli"),
+        (["-m", "slm.serve.terminal"], "slm.serve.config"),
         (["{slm}", "train"], "slm.command.main"),
         (["{slm}", "train"], "slm.machine.hardware"),
     ],

@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from data.errors import UserError
 from slm.configuration import build, choices, load, load_config, to_dict
+from slm.data.errors import UserError
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ import torch
 
 from slm.configuration import build, choices, load_config
 from slm.model.transformer import LanguageModel
-from train.config import RunConfig
+from slm.train.config import RunConfig
 
 GPT2_IDS = 50257
 

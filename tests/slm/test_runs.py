@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.runs import best_checkpoint, list_checkpoints, point_best, point_latest, resolve, saved_config
 
 

@@ -17,8 +17,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.errors import UserError
 from slm import cli
+from slm.data.errors import UserError
 from slm.machine.record import machine_record
 from slm.model.checkpoint import verify
 from slm.report import final_json, table

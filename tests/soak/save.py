@@ -34,14 +34,14 @@ def main(argv: list[str]) -> int:
 
     from slm.model.checkpoint import take_snapshot, write_checkpoint
     from slm.model.transformer import LanguageModel
-    from train.backend import make_backend
-    from train.config import RunConfig
-    from train.environment import prepare
-    from train.model_shape import model_shape
-    from train.optim.make import make_optimizer
-    from train.optim.state import state_tensors
-    from train.run.checkpointer import Checkpointer
-    from train.step import train_step
+    from slm.train.backend import make_backend
+    from slm.train.config import RunConfig
+    from slm.train.environment import prepare
+    from slm.train.model_shape import model_shape
+    from slm.train.optim.make import make_optimizer
+    from slm.train.optim.state import state_tensors
+    from slm.train.run.checkpointer import Checkpointer
+    from slm.train.step import train_step
 
     config = build(RunConfig, resolved)
     environment = prepare(config.train)

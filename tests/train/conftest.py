@@ -45,7 +45,7 @@ def command(corpus, tmp_path):
 
 @pytest.fixture
 def launch(tmp_path):
-    """Start ``python -m train`` and hand over the process; what still runs at the end of the test is killed."""
+    """Start ``python -m slm.train`` and hand over the process; what still runs at the end of the test is killed."""
     started = []
 
     def run(arguments: list[str], unset: tuple[str, ...] = ()) -> Program:
@@ -62,7 +62,7 @@ def launch(tmp_path):
 
 @pytest.fixture
 def train(launch):
-    """Run ``python -m train`` with arguments to its end: (exit code, stdout, stderr)."""
+    """Run ``python -m slm.train`` with arguments to its end: (exit code, stdout, stderr)."""
 
     def run(arguments: list[str], unset: tuple[str, ...] = ()) -> tuple[int, str, str]:
         program = launch(arguments, unset)

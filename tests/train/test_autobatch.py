@@ -2,11 +2,11 @@
 
 import pytest
 
-from data.errors import UserError
 from slm.configuration import load_config
-from train import autobatch
-from train.config import TrainConfig
-from train.resolve import resolve
+from slm.data.errors import UserError
+from slm.train import autobatch
+from slm.train.config import TrainConfig
+from slm.train.resolve import resolve
 
 SMALL = [
     *("preset=tiny", "model.n_layers=1", "train.micro_batch=auto", "train.seq_len=64"),

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.runs import list_checkpoints
+from slm.train.born_again import TEACHER, BornAgain
+from slm.train.config import RunConfig
+from slm.train.objective.objective import CROSS_ENTROPY
 from tests.helpers.small_run import SmallRun, differences, records
-from train.born_again import TEACHER, BornAgain
-from train.config import RunConfig
-from train.objective.objective import CROSS_ENTROPY
 
 WORDS = (
     "optim=muon",

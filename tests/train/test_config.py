@@ -3,11 +3,11 @@
 import pytest
 from omegaconf import OmegaConf
 
-from data.errors import UserError
 from slm.configuration import build, load_config, to_yaml
-from train import autobatch
-from train.config import RunConfig, TrainConfig
-from train.resolve import resolve
+from slm.data.errors import UserError
+from slm.train import autobatch
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.resolve import resolve
 
 
 def test_a_step_is_divided_evenly_or_not_at_all():

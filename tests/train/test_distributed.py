@@ -93,7 +93,7 @@ def one(arguments: list[str]) -> Program:
 
 def two(arguments: list[str], *options: str) -> Program:
     words = ["nproc=2", *options, *arguments]
-    return Program("train.distributed.launch", words, output_of(arguments), prepare=fork_ranks)
+    return Program("slm.train.distributed.launch", words, output_of(arguments), prepare=fork_ranks)
 
 
 def output_of(arguments: list[str]) -> Path:
@@ -142,7 +142,7 @@ def pair(corpus, tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("pair")
     arguments = [*COMMON, f"data.files=[{corpus}]", f"runs_dir={folder}", "name=pair", TWO]
     out, _ = run(
-        start([*TORCHRUN, "--standalone", "--nproc-per-node=2", f"--log-dir={folder}", "-m", "train", *arguments])
+        start([*TORCHRUN, "--standalone", "--nproc-per-node=2", f"--log-dir={folder}", "-m", "slm.train", *arguments])
     )
     return folder / "pair", out
 
@@ -369,7 +369,7 @@ def hosts():
 
 def on(hosts, index: int, arguments: list[str]) -> subprocess.Popen:
     """The run's command on one of two machines; the first keeps the run."""
-    command = [PYTHON, "-m", "train.distributed.launch", "nnodes=2", f"main={hosts[0][1]}", *arguments]
+    command = [PYTHON, "-m", "slm.train.distributed.launch", "nnodes=2", f"main={hosts[0][1]}", *arguments]
     return start(["ip", "netns", "exec", hosts[index][0], *command])
 
 

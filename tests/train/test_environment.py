@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.native import VARIANTS, Variant
 from slm.machine import hardware
-from train.config import TrainConfig
-from train.environment import prepare
+from slm.train.config import TrainConfig
+from slm.train.environment import prepare
 
 
 @pytest.fixture(autouse=True)

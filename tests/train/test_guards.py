@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from data.errors import UserError
-from train.config import TrainConfig
-from train.guards import ROLLBACKS_IN_A_ROW, SKIPS_IN_A_ROW, SPIKE_WARMUP, AwakeClock, Guards, NonFiniteError
+from slm.data.errors import UserError
+from slm.train.config import TrainConfig
+from slm.train.guards import ROLLBACKS_IN_A_ROW, SKIPS_IN_A_ROW, SPIKE_WARMUP, AwakeClock, Guards, NonFiniteError
 
 
 def guards(**changes) -> Guards:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 
-from train.interrupt import Interrupt, Watcher, signal_name
+from slm.train.interrupt import Interrupt, Watcher, signal_name
 
 
 def test_a_signal_is_heard_while_the_main_thread_computes():

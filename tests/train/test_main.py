@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
+from slm.train.config import TrainConfig
 from tests.helpers.small_run import SmallRun
-from train.config import TrainConfig
 
 
 def losses(root) -> dict[int, float]:
@@ -80,8 +80,8 @@ def test_a_run_says_that_its_text_was_learnt_by_heart(tmp_path):
 
 def test_a_run_whose_loss_falls_or_hardly_rises_says_nothing_of_it(finished):
     from slm.configuration import build, load_config
-    from train.config import RunConfig
-    from train.run.run_state import RunState
+    from slm.train.config import RunConfig
+    from slm.train.run.run_state import RunState
 
     records = [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
     first, last = (record["val_loss"] for record in records if "val_loss" in record)
@@ -96,7 +96,7 @@ def test_a_run_whose_loss_falls_or_hardly_rises_says_nothing_of_it(finished):
 def test_transformers_loads_the_checkpoint_and_its_tokenizer(finished):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from data.tokenizers.make import load_tokenizer
+    from slm.data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
 
     (last,) = list_checkpoints(finished[0])
@@ -290,7 +290,7 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
 )
 def test_too_short_a_quantization_aware_training_is_told(options, says):
     """Not where any number of steps will do (make qat), and not of ternary weights, which cannot do without."""
-    from train.start import _short_qat
+    from slm.train.start import _short_qat
 
     line = _short_qat(TrainConfig(seq_len=8, micro_batch=1, **options))
     assert line is None if says is None else line.startswith(says)
@@ -309,7 +309,7 @@ def test_a_vocabulary_that_the_text_fills_is_not_told(finished):
 
 @pytest.mark.parametrize(("steps", "says"), [(100, "the run ends in its warm-up: 100 steps"), (101, None)])
 def test_a_run_shorter_than_its_warm_up_is_told(steps, says):
-    from train.start import _short_run
+    from slm.train.start import _short_run
 
     line = _short_run(steps, 100)
     assert (line or "").startswith(says or "")

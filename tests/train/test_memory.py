@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from train import memory
-from train.backend import attention_bytes
-from train.config import TrainConfig
-from train.environment import Environment
-from train.memory import advice, check_memory, resource_errors
+from slm.train import memory
+from slm.train.backend import attention_bytes
+from slm.train.config import TrainConfig
+from slm.train.environment import Environment
+from slm.train.memory import advice, check_memory, resource_errors
 
 SMALL = ModelConfig(
     vocab_size=64, n_layers=1, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=256, seq_len=32

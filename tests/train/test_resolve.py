@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from slm.train.config import RunConfig
+from slm.train.resolve import resolve
 from tests.helpers import REPOSITORY
-from train.config import RunConfig
-from train.resolve import resolve
 
 
 def no_choice(config: RunConfig) -> RunConfig:
@@ -61,7 +61,7 @@ def test_auto_is_given_the_presets_own_numbers():
 
 def test_mistakes_are_found_before_torch_is_imported():
     program = (
-        "import sys\nfrom data.errors import UserError\nfrom train.__main__ import main\n"
+        "import sys\nfrom slm.data.errors import UserError\nfrom slm.train.__main__ import main\n"
         "try: main(['model.d_model=700'])\nexcept UserError as error: print(error)\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)

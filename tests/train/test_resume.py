@@ -8,8 +8,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from data.sources.mixture import latest_epoch
 from slm.configuration import load_config
+from slm.data.sources.mixture import latest_epoch
 from slm.runs import list_checkpoints
 from tests.helpers.small_run import SmallRun, differences, losses, newest_step, write_corpus
 

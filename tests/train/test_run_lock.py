@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
+from slm.train.run_lock import LOCK, is_locked, take_lock
 from tests.helpers import REPOSITORY
-from train.run_lock import LOCK, is_locked, take_lock
 
 HOLD = (
-    "import pathlib, sys, time\nfrom train.run_lock import take_lock\n"
+    "import pathlib, sys, time\nfrom slm.train.run_lock import take_lock\n"
     "lock = take_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
 )
 

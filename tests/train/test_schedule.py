@@ -2,8 +2,8 @@
 
 import pytest
 
-from train.config import OptimConfig
-from train.schedule import learning_rate
+from slm.train.config import OptimConfig
+from slm.train.schedule import learning_rate
 
 CONFIG = OptimConfig(lr=1.0, warmup_steps=10, min_lr_ratio=0.1)
 

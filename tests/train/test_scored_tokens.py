@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from data.stream import marks
+from slm.data.stream import marks
 from slm.kernels.fused import Fused
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
+from slm.train.backend import AutogradBackend, KernelBackend
+from slm.train.environment import Environment
+from slm.train.objective.batch import split
+from slm.train.step import train_step
 from tests.helpers.kernels import kernels_for_test
 from tests.helpers.programs import CONTEXT
-from train.backend import AutogradBackend, KernelBackend
-from train.environment import Environment
-from train.objective.batch import split
-from train.step import train_step
 
 SHAPE = ModelConfig(
     vocab_size=128, n_layers=2, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=96, seq_len=32
@@ -107,8 +107,8 @@ def test_a_micro_batch_without_a_scored_token_adds_nothing(kind):
 def _rank(rank: int, port: int, results) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    from train.distributed.gradient_sync import make_gradient_sync
-    from train.distributed.join import join
+    from slm.train.distributed.gradient_sync import make_gradient_sync
+    from slm.train.distributed.join import join
 
     ranks = join(pin=False)
     model = new_model()

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
-from data.tales.story import story
+from slm.data.errors import UserError
+from slm.data.tales.story import story
 from slm.kernels.native import VARIANTS, load
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from train.backend import AutogradBackend, make_backend
-from train.config import OptimConfig, TrainConfig
-from train.environment import Environment
-from train.optim.make import make_optimizer
-from train.step import train_step
+from slm.train.backend import AutogradBackend, make_backend
+from slm.train.config import OptimConfig, TrainConfig
+from slm.train.environment import Environment
+from slm.train.optim.make import make_optimizer
+from slm.train.step import train_step
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
 PLAIN = Environment(threads=1, precision="f32", compile=False, notes=())

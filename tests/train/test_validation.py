@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
+from slm.train.backend import LOSS_ROWS, AutogradBackend, fallback_line
+from slm.train.config import TrainConfig
+from slm.train.environment import Environment
+from slm.train.validation import Validator
 from tests.helpers.chat_model import base_tokenizer
-from train.backend import LOSS_ROWS, AutogradBackend, fallback_line
-from train.config import TrainConfig
-from train.environment import Environment
-from train.validation import Validator
 
 PLAIN = Environment(threads=1, precision="f32", compile=False, notes=())
 VOCAB = 700

@@ -1,7 +1,7 @@
-"""``python -m train.bench_recipe``: equal wall clock for everybody, from the start of a process."""
+"""``python -m slm.train.bench_recipe``: equal wall clock for everybody, from the start of a process."""
 
 from slm import cli
-from train.bench_recipe.bench import main
+from slm.train.bench_recipe.bench import main
 
 if __name__ == "__main__":
     cli.run(main)

@@ -14,20 +14,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from slm.cli import EXIT_INTERRUPTED
 from slm.configuration import load
+from slm.data.errors import UserError
 from slm.machine.record import machine_record
 from slm.report import duration, final_json, table
-from train.bench_recipe.config import FINISHED, BenchRecipeConfig
-from train.bench_recipe.contender import Entry, StoppedContenderError, append_finished, read_finished
-from train.bench_recipe.hf_trainer import available, hf_trainer
-from train.bench_recipe.nanochat import nanochat, python_of, score_nanochat, ways_note
-from train.bench_recipe.ours import NAME as OURS
-from train.bench_recipe.ours import chosen, ours
-from train.bench_recipe.score import score
-from train.bench_recipe.texts import documents_of, validation_documents, write_documents
-from train.resolve import AUTO, given_value
+from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
+from slm.train.bench_recipe.contender import Entry, StoppedContenderError, append_finished, read_finished
+from slm.train.bench_recipe.hf_trainer import available, hf_trainer
+from slm.train.bench_recipe.nanochat import nanochat, python_of, score_nanochat, ways_note
+from slm.train.bench_recipe.ours import NAME as OURS
+from slm.train.bench_recipe.ours import chosen, ours
+from slm.train.bench_recipe.score import score
+from slm.train.bench_recipe.texts import documents_of, validation_documents, write_documents
+from slm.train.resolve import AUTO, given_value
 
 NOT_TRAININGS = ("minutes", "budget", "name", "runs_dir", "resume")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from train.config import RunConfig
+from slm.data.errors import UserError
+from slm.train.config import RunConfig
 
 BASELINES = ("hf_trainer", "nanochat")
 FINISHED = "finished.jsonl"

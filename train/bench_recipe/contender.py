@@ -16,11 +16,11 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from data.errors import UserError
-from train.config import TrainConfig
-from train.interrupt import handle_stop_signals, start_apart
-from train.run.run_state import SET_UP_TOOK
-from train.sweep.outcome import last_error
+from slm.data.errors import UserError
+from slm.train.config import TrainConfig
+from slm.train.interrupt import handle_stop_signals, start_apart
+from slm.train.run.run_state import SET_UP_TOOK
+from slm.train.sweep.outcome import last_error
 
 
 @dataclass(frozen=True)

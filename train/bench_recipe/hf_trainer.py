@@ -1,7 +1,7 @@
 """The other contender: Hugging Face's Trainer on a Llama of our shape, AdamW and a cosine over the time there is.
 
-``python -m train.bench_recipe.hf_trainer SPEC.json`` is the process that is timed. It reads the same text through our
-loader, and trains its own tokenizer of the same kind.
+``python -m slm.train.bench_recipe.hf_trainer SPEC.json`` is the process that is timed. It reads the same text through
+our loader, and trains its own tokenizer of the same kind.
 
 Tested in tests/train/bench_recipe/test_bench_recipe.py.
 """
@@ -17,12 +17,12 @@ from typing import Any
 
 from slm.configuration import build, to_dict
 from slm.report import duration
-from train.bench_recipe import hugging_face
-from train.bench_recipe.config import BenchRecipeConfig, run_options
-from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, timed
-from train.config import RunConfig
-from train.interrupt import Interrupt
-from train.run.run_state import SET_UP_TOOK
+from slm.train.bench_recipe import hugging_face
+from slm.train.bench_recipe.config import BenchRecipeConfig, run_options
+from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, timed
+from slm.train.config import RunConfig
+from slm.train.interrupt import Interrupt
+from slm.train.run.run_state import SET_UP_TOOK
 
 BETAS, WEIGHT_DECAY, WARMUP, FLOOR = (0.9, 0.95), 0.1, 0.03, 0.1
 """AdamW's; the share of the time in which the rate rises; the last rate as a share of the peak."""
@@ -47,7 +47,7 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
     }
     (out / "spec.json").write_text(json.dumps(spec))
     with fresh_cache(folder) as environment:
-        command = python_module("train.bench_recipe.hf_trainer", str(out / "spec.json"))
+        command = python_module("slm.train.bench_recipe.hf_trainer", str(out / "spec.json"))
         log = folder / f"hf_trainer-{lr:g}.log"
         seconds = timed(command, log, environment=environment, minutes=config.minutes, continues=True)
     result = json.loads((out / "result.json").read_text())
@@ -106,9 +106,9 @@ def main(spec: dict[str, Any], started: float) -> int:
     import torch
     import transformers
 
-    from data.sources.documents import sample_documents
-    from data.stream.loader import Loader
-    from data.tokenizers.make import make_tokenizer
+    from slm.data.sources.documents import sample_documents
+    from slm.data.stream.loader import Loader
+    from slm.data.tokenizers.make import make_tokenizer
     from slm.machine.cpp_build import torch_compile_lacks
     from slm.machine.hardware import n_threads
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.model.config import ModelConfig
-from train.config import TrainConfig
+from slm.train.config import TrainConfig
 
 
 def new_model(shape: ModelConfig) -> Any:
@@ -37,7 +37,7 @@ def make_trainer(
     """
     import transformers
 
-    from train.environment import number_format
+    from slm.train.environment import number_format
 
     ours: dict[str, Any] = dict(
         output_dir=str(folder),

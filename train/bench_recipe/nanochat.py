@@ -20,11 +20,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from data.errors import UserError
-from data.sources.documents import iter_documents
-from train.bench_recipe.config import BenchRecipeConfig
-from train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, timed
-from train.bench_recipe.nanochat_scripts import PIECES, SCORE
+from slm.data.errors import UserError
+from slm.data.sources.documents import iter_documents
+from slm.train.bench_recipe.config import BenchRecipeConfig
+from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, timed
+from slm.train.bench_recipe.nanochat_scripts import PIECES, SCORE
 
 LEAST_REHEARSAL, MOST_REHEARSAL, REHEARSAL_PER_MINUTE = 12, 72, 2
 """Iterations. Twelve last some 20 s, and were up to a quarter faster than those of the half hour after them."""

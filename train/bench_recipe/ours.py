@@ -9,10 +9,10 @@ from pathlib import Path
 
 from slm.configuration import assigned, build
 from slm.runs import list_checkpoints
-from train.bench_recipe.config import BenchRecipeConfig, run_options
-from train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
-from train.config import RunConfig
-from train.report.run_record import RunRecord
+from slm.train.bench_recipe.config import BenchRecipeConfig, run_options
+from slm.train.bench_recipe.contender import Entry, fresh_cache, python_module, timed
+from slm.train.config import RunConfig
+from slm.train.report.run_record import RunRecord
 
 QUIET = ("train.eval_every=1000000000", "train.checkpoint_every=1000000000", "train.sample_prompts=[]")
 """Time goes to training, unless the command line says otherwise. The last state is validated and saved."""

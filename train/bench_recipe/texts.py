@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.sources.documents import sample_documents
+from slm.data.sources.documents import sample_documents
 from slm.evaluate.text import read_text
-from train.bench_recipe.config import BenchRecipeConfig
+from slm.train.bench_recipe.config import BenchRecipeConfig
 
 
 def validation_documents(config: BenchRecipeConfig) -> tuple[str, list[str]]:

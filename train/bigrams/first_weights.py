@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slm.model.transformer import LanguageModel
-from train.bigrams.counts import Bigrams
-from train.bigrams.low_rank import low_rank
+from slm.train.bigrams.counts import Bigrams
+from slm.train.bigrams.low_rank import low_rank
 
 LEVEL = 0.4
 """The dimension that all rows share, in units of the root of the width."""

@@ -17,7 +17,7 @@ from warnings import catch_warnings, simplefilter
 import torch
 from torch import Tensor
 
-from train.bigrams.counts import Bigrams
+from slm.train.bigrams.counts import Bigrams
 
 SMOOTHING = 150.0
 """Each token is counted so many times more, followed by each other as often as that occurs in the whole text."""

@@ -11,13 +11,13 @@ from time import perf_counter
 
 import numpy as np
 
-from data.config import DataConfig
-from data.stream.loader import EndOfTextError, Loader
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.config import DataConfig
+from slm.data.stream.loader import EndOfTextError, Loader
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
-from train.bigrams.counts import count_bigrams
-from train.bigrams.first_weights import set_first_weights
-from train.config import RunConfig
+from slm.train.bigrams.counts import count_bigrams
+from slm.train.bigrams.first_weights import set_first_weights
+from slm.train.config import RunConfig
 
 
 def start_from_bigrams(config: RunConfig, tokenizer: Tokenizer, model: LanguageModel) -> str:

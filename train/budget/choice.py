@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from slm.model.config import ModelConfig
-from train.budget.corpus import BYTES_PER_MERGE, CorpusSize
-from train.budget.machine import SAMPLED_WORDS, Machine
-from train.budget.shapes import SHAPES, Shape
-from train.config import bags_fit
-from train.predict.law import LossLaw, calibrated, learns_slower, taught, text_factor, text_read, text_worth
+from slm.train.budget.corpus import BYTES_PER_MERGE, CorpusSize
+from slm.train.budget.machine import SAMPLED_WORDS, Machine
+from slm.train.budget.shapes import SHAPES, Shape
+from slm.train.config import bags_fit
+from slm.train.predict.law import LossLaw, calibrated, learns_slower, taught, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
 """The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from slm.cli import spelled
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.machine.hardware import process_seconds
 from slm.machine.memory import available_bytes
 from slm.report import duration, table
 from slm.runs import list_checkpoints, saved_config
-from train.budget import choice, corpus
-from train.budget.choice import Candidate, Wanted
-from train.budget.corpus import CorpusSize
-from train.budget.machine import SECONDS, Machine, measured
-from train.config import OptimConfig, RunConfig
-from train.model_shape import model_shape
-from train.predict import records
-from train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
-from train.resolve import Chosen, given_value, with_run_directory
+from slm.train.budget import choice, corpus
+from slm.train.budget.choice import Candidate, Wanted
+from slm.train.budget.corpus import CorpusSize
+from slm.train.budget.machine import SECONDS, Machine, measured
+from slm.train.config import OptimConfig, RunConfig
+from slm.train.model_shape import model_shape
+from slm.train.predict import records
+from slm.train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
+from slm.train.resolve import Chosen, given_value, with_run_directory
 
 SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""

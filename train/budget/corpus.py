@@ -13,12 +13,12 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from data.config import DataConfig
-from data.sources.corpus import records
-from data.sources.documents import open_corpus, sample_documents
-from data.sources.plan import Plan, plan_sources
-from data.tokenizers import train_bpe
-from train.budget.shapes import VOCABULARIES
+from slm.data.config import DataConfig
+from slm.data.sources.corpus import records
+from slm.data.sources.documents import open_corpus, sample_documents
+from slm.data.sources.plan import Plan, plan_sources
+from slm.data.tokenizers import train_bpe
+from slm.train.budget.shapes import VOCABULARIES
 
 READ_BYTES = 12_000_000
 """Text that is read of a source at most."""

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.errors import UserError
-from data.storage import atomic_write_text, cache_home, fingerprint
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text, cache_home, fingerprint
 from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
-from train.budget.shapes import SHAPES
-from train.config import OptimConfig, TrainConfig
+from slm.train.budget.shapes import SHAPES
+from slm.train.config import OptimConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from train.environment import Environment
+    from slm.train.environment import Environment
 
 SECONDS = 45.0
 """No further shape is measured after this time."""
@@ -228,7 +228,7 @@ def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) ->
 def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     wait_awake()  # as training does
     from slm.machine.probes import memory_gb_per_s
-    from train.environment import prepare
+    from slm.train.environment import prepare
 
     # torch.compile would take longer than the measurement. Where there are no kernels, the true step is faster.
     train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
@@ -272,7 +272,7 @@ def _time_width(train: TrainConfig, optim: OptimConfig, environment: "Environmen
     """Both depths, step by step in turn: what slows this machine down for some seconds slows both down."""
     import torch
 
-    from train.objective.sampled_softmax import draw
+    from slm.train.objective.sampled_softmax import draw
 
     small = [
         _steps(train, optim, environment, spec_of(width, n, VOCAB), _block(VOCAB, SEQUENCES[width])) for n in DEPTHS
@@ -320,10 +320,10 @@ def _steps(
 ) -> Iterator[tuple[float, float]]:
     """Steps of ``passes`` passes over ``block`` without an end: the seconds of each one's passes, and of its update."""
     from slm.model.transformer import LanguageModel
-    from train.backend import make_backend
-    from train.objective.sampled_softmax import plain_text
-    from train.optim.make import make_optimizer
-    from train.step import train_step
+    from slm.train.backend import make_backend
+    from slm.train.objective.sampled_softmax import plain_text
+    from slm.train.optim.make import make_optimizer
+    from slm.train.step import train_step
 
     model = LanguageModel(shape, optim.init).train()
     optimizer = make_optimizer(model, optim, environment.precision, kernels=environment.kernels)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slm.model.config import ModelConfig
-from train.config import ModelSpec
+from slm.train.config import ModelSpec
 
 HEAD_DIM = 64
 VOCABULARIES = (2048, 4096, 8192, 16384, 32768, 49152)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.stream import marks
+from slm.data.stream import marks
 from slm.model.cross_entropy import IGNORED
 from slm.model.transformer import LanguageModel
-from train.calibration.head import Calibration, calibrate
-from train.distributed.ranks import Ranks
-from train.objective.batch import split
+from slm.train.calibration.head import Calibration, calibrate
+from slm.train.distributed.ranks import Ranks
+from slm.train.objective.batch import split
 
 COUNTS = "calibration.counts"
 """In a checkpoint's optimizer state: how often each word was a target so far, int64 [V]."""

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.distributed.ranks import Ranks, lost_peer_errors
-from train.interrupt import STOP_SIGNALS, Interrupt, drop_lost_output
-from train.optim.interface import Parameters
+from slm.train.distributed.ranks import Ranks, lost_peer_errors
+from slm.train.interrupt import STOP_SIGNALS, Interrupt, drop_lost_output
+from slm.train.optim.interface import Parameters
 
 BUCKET_BYTES = 8 * 2**20
 """A bucket is closed when it has this many bytes of f32 gradients: small enough to start early, large enough that

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from slm.machine import hardware, topology
 from slm.machine.crashes import end_with_parent
-from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, restarts, stop_file
-from train.distributed.ranks import SINGLE_PROCESS, GlooRanks, Ranks, lost_peer_errors
+from slm.train.distributed.launch_files import EXIT_FILE, MAIN_HOST, restarts, stop_file
+from slm.train.distributed.ranks import SINGLE_PROCESS, GlooRanks, Ranks, lost_peer_errors
 
 PATIENCE = timedelta(minutes=60)
 """How long a rank waits for the others: rank 0 may train a tokenizer, save or write samples meanwhile."""

@@ -1,12 +1,12 @@
-"""``python -m train.distributed.launch``: one training run in several processes, on this machine or on several.
+"""``python -m slm.train.distributed.launch``: one training run in several processes, on this machine or on several.
 
-Starts torchrun's agent with the options that fit this program and passes everything else on to ``python -m train``, or
-to another module that trains (``train.tune.processes``):
+Starts torchrun's agent with the options that fit this program and passes everything else on to ``python -m slm.train``,
+or to another module that trains (``slm.train.tune.processes``):
 
-    python -m train.distributed.launch nproc=2 preset=10m name=mine
-    python -m train.distributed.launch nnodes=2 main=192.168.1.10:29400 preset=125m name=mine   (on both machines)
+    python -m slm.train.distributed.launch nproc=2 preset=10m name=mine
+    python -m slm.train.distributed.launch nnodes=2 main=192.168.1.10:29400 preset=125m name=mine   (on both machines)
 
-What it adds to ``torchrun -m train``: mistakes are reported in one line before anything starts; a stopped run exits
+What it adds to ``torchrun -m slm.train``: mistakes are reported in one line before anything starts; a stopped run exits
 with the code that a single process would have (130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 2 for a mistake)
 on every machine;
 processes that are asked to stop get time to save; the machine named by ``main`` holds the run's directory.
@@ -24,14 +24,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.errors import UserError, one_line
 from slm import cli
 from slm.configuration import build
+from slm.data.errors import UserError, one_line
 from slm.machine.hardware import share_cores
-from train.config import RunConfig
-from train.distributed.launch_files import EXIT_FILE, MAIN_HOST, exit_code, launch_folder, stop_file
-from train.interrupt import drop_lost_output, handle_stop_signals
-from train.resolve import ChooseMicroBatch, resolve
+from slm.train.config import RunConfig
+from slm.train.distributed.launch_files import EXIT_FILE, MAIN_HOST, exit_code, launch_folder, stop_file
+from slm.train.interrupt import drop_lost_output, handle_stop_signals
+from slm.train.resolve import ChooseMicroBatch, resolve
 
 Configure = Callable[[list[str], int, ChooseMicroBatch], RunConfig]
 """From the words of a command, the number of processes and a way to choose the micro-batch to the configuration."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from train.run_lock import is_locked
+from slm.train.run_lock import is_locked
 
 EXIT_FILE = "SLM_EXIT_FILE"
 """Environment variable: the file in which a process leaves its exit code for the launcher."""

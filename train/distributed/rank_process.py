@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
-from data.errors import UserError, one_line
-from data.stream.loader import EndOfTextError
-from train.distributed.launch_files import EXIT_FILE, exit_code, in_use
-from train.distributed.ranks import LostPeerError, MainRankError, Ranks
-from train.guards import NonFiniteError
-from train.interrupt import STOP_SIGNALS
+from slm.data.errors import UserError, one_line
+from slm.data.stream.loader import EndOfTextError
+from slm.train.distributed.launch_files import EXIT_FILE, exit_code, in_use
+from slm.train.distributed.ranks import LostPeerError, MainRankError, Ranks
+from slm.train.guards import NonFiniteError
+from slm.train.interrupt import STOP_SIGNALS
 
 STOPPED = tuple(128 + number for number in STOP_SIGNALS)
 """The exit codes of a run that saved because a signal asked it to end."""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 T = TypeVar("T")
 

@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import DataConfig
-from data.errors import UserError
-from data.stream.loader import EndOfTextError, Loader
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.stream.loader import EndOfTextError, Loader
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.kernels.native import Kernels
-from train.config import OptimConfig
-from train.distributed.ranks import Ranks
-from train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
-from train.optim.average import TRAINED, Average
-from train.optim.interface import Optimizer
-from train.optim.make import make_optimizer
-from train.optim.state import load_state_tensors, state_tensors
-from train.optim.trained import Trained
-from train.qat.fake_quant import FakeQuant, is_state
-from train.run.resume import ResumePoint
+from slm.train.config import OptimConfig
+from slm.train.distributed.ranks import Ranks
+from slm.train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
+from slm.train.optim.average import TRAINED, Average
+from slm.train.optim.interface import Optimizer
+from slm.train.optim.make import make_optimizer
+from slm.train.optim.state import load_state_tensors, state_tensors
+from slm.train.optim.trained import Trained
+from slm.train.qat.fake_quant import FakeQuant, is_state
+from slm.train.run.resume import ResumePoint
 
 RNG = "rng.torch"
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.distributed.ranks import Ranks, lost_peer_errors
-from train.optim.interface import Parameters
+from slm.train.distributed.ranks import Ranks, lost_peer_errors
+from slm.train.optim.interface import Parameters
 
 BUCKET_BYTES = 16 * 2**20
 """Weights are broadcast in buckets of about this size."""

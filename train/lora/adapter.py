@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.gradients import run_hooks, set_projection
 from slm.kernels.native import Kernels
 from slm.kernels.operations import weight_gradient
@@ -25,9 +25,9 @@ from slm.model import checkpoint, lora
 from slm.model.fingerprint import fingerprint
 from slm.model.head_loss import HeadLoss
 from slm.model.transformer import LanguageModel
-from train.backend import Backend
-from train.config import LoraConfig
-from train.optim.trained import Trained
+from slm.train.backend import Backend
+from slm.train.config import LoraConfig
+from slm.train.optim.trained import Trained
 
 TOLERANCE = 1e-3
 """How far merged weights may be from those of a checkpoint that another processor rounded."""

@@ -8,15 +8,15 @@ Tested in tests/train/lora/test_lora_run.py.
 
 from pathlib import Path
 
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
-from train.backend import Backend
-from train.config import LoraConfig, RunConfig
-from train.distributed.ranks import Ranks
-from train.lora.adapter import AdapterBackend, AdapterParameters
-from train.optim.trained import Trained
-from train.run.kept_model import keep_model, remove_model
+from slm.train.backend import Backend
+from slm.train.config import LoraConfig, RunConfig
+from slm.train.distributed.ranks import Ranks
+from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+from slm.train.optim.trained import Trained
+from slm.train.run.kept_model import keep_model, remove_model
 
 BASE = "base"
 """The folder of a run that holds the base of its adapter."""

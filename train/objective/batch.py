@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.stream import marks
+from slm.data.stream import marks
 from slm.model.cross_entropy import IGNORED
 
 

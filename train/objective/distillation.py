@@ -12,12 +12,12 @@ from typing import Protocol
 from torch import Tensor
 
 from slm.model.head_loss import HeadPass, Soften
-from train.backend import Backend, count_scored
-from train.config import DistillConfig
-from train.objective.batch import Batch
-from train.objective.objective import Objective, Part
-from train.objective.sampled_softmax import Words, draw
-from train.objective.soft_targets import SoftTargets
+from slm.train.backend import Backend, count_scored
+from slm.train.config import DistillConfig
+from slm.train.objective.batch import Batch
+from slm.train.objective.objective import Objective, Part
+from slm.train.objective.sampled_softmax import Words, draw
+from slm.train.objective.soft_targets import SoftTargets
 
 TEACHER_KL = "teacher_kl"
 

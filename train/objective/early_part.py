@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from train.config import TrainConfig
-from train.objective.objective import Objective
-from train.objective.superposition import Superposition, joined
+from slm.train.config import TrainConfig
+from slm.train.objective.objective import Objective
+from slm.train.objective.superposition import Superposition, joined
 
 
 def of_step(

@@ -1,7 +1,7 @@
-"""``python -m train.objective.gguf_child PIPE MEMORY``: llama.cpp, computing what a GGUF teacher predicts.
+"""``python -m slm.train.objective.gguf_child PIPE MEMORY``: llama.cpp, computing what a GGUF teacher predicts.
 
 A wrong build of llama.cpp, or a damaged file, can end a process in native code. So llama.cpp is not in the process
-that trains: ``train.objective.gguf_teacher`` starts this one, sends calls, and reads the logits in memory that both
+that trains: ``slm.train.objective.gguf_teacher`` starts this one, sends calls, and reads the logits in memory that both
 share. It loads no torch.
 
 Tested in tests/train/objective/test_gguf_teacher.py.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model

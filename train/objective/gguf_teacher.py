@@ -1,5 +1,5 @@
-"""A GGUF file as teacher: llama.cpp computes in a process of its own (``train.objective.gguf_child``), whose death is
-one line and leaves the run's checkpoints whole.
+"""A GGUF file as teacher: llama.cpp computes in a process of its own (``slm.train.objective.gguf_child``), whose death
+is one line and leaves the run's checkpoints whole.
 
 Shape suffixes: N positions of a micro-batch, R some of them, S scored ones, V vocabulary.
 """
@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import UserError
-from data.stream.loader import without_interrupts
+from slm.data.errors import UserError
+from slm.data.stream.loader import without_interrupts
 from slm.llama.verdict import crash_advice
 from slm.machine.crashes import CRASHES, ended_by
-from train.objective.batch import Batch
-from train.objective.sampled_softmax import Words
-from train.objective.segments import segments
-from train.objective.soft_targets import DenseTargets
+from slm.train.objective.batch import Batch
+from slm.train.objective.sampled_softmax import Words
+from slm.train.objective.segments import segments
+from slm.train.objective.soft_targets import DenseTargets
 
-_PROGRAM = "train.objective.gguf_child"
+_PROGRAM = "slm.train.objective.gguf_child"
 _END_S = 30
 """How long the end of a process that has closed its pipe may take."""
 

@@ -5,19 +5,19 @@ Tested in tests/train/objective/test_preference_run.py, tests/train/objective/te
 
 from pathlib import Path
 
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
-from train.backend import make_frozen_backend
-from train.config import RunConfig
-from train.distributed.ranks import Ranks
-from train.environment import Environment
-from train.objective.distillation import DistillObjective, Teacher
-from train.objective.objective import Objective
-from train.objective.preference import PreferenceObjective
-from train.objective.reference import FILE, KeptReference, digest_of, frozen_copy
-from train.objective.sampled_softmax import plain_text
-from train.objective.teacher import Named, frozen_teacher
-from train.objective.teacher_cache import CachedTeacher
+from slm.train.backend import make_frozen_backend
+from slm.train.config import RunConfig
+from slm.train.distributed.ranks import Ranks
+from slm.train.environment import Environment
+from slm.train.objective.distillation import DistillObjective, Teacher
+from slm.train.objective.objective import Objective
+from slm.train.objective.preference import PreferenceObjective
+from slm.train.objective.reference import FILE, KeptReference, digest_of, frozen_copy
+from slm.train.objective.sampled_softmax import plain_text
+from slm.train.objective.teacher import Named, frozen_teacher
+from slm.train.objective.teacher_cache import CachedTeacher
 
 SELF = "self"
 """``distill.teacher``: the model that the run starts from."""

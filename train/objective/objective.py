@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from slm.model.cross_entropy import IGNORED
-from train.backend import Backend, count_scored
-from train.objective.batch import Batch, split
+from slm.train.backend import Backend, count_scored
+from slm.train.objective.batch import Batch, split
 
 
 @dataclass(frozen=True)

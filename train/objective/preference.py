@@ -19,10 +19,10 @@ from torch import Tensor
 
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadPass
-from train.backend import Backend
-from train.config import PreferenceConfig
-from train.objective.batch import Batch
-from train.objective.objective import Objective, Part
+from slm.train.backend import Backend
+from slm.train.config import PreferenceConfig
+from slm.train.objective.batch import Batch
+from slm.train.objective.objective import Objective, Part
 
 ALMOST_SURE = -1e-9
 """The highest mean log-probability that has odds."""

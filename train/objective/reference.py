@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.transformer import LanguageModel, empty_model
-from train.backend import Backend
-from train.objective.batch import Batch
-from train.objective.preference import Answers
+from slm.train.backend import Backend
+from slm.train.objective.batch import Batch
+from slm.train.objective.preference import Answers
 
 FILE = "reference.bin"
 """In the run's directory: the digest of the reference's weights, then a record for each pair."""

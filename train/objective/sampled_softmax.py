@@ -24,9 +24,9 @@ from torch import Tensor
 
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadPass
-from train.backend import Backend, count_scored
-from train.objective.batch import Batch
-from train.objective.objective import CROSS_ENTROPY, Objective, Part
+from slm.train.backend import Backend, count_scored
+from slm.train.objective.batch import Batch
+from slm.train.objective.objective import CROSS_ENTROPY, Objective, Part
 
 LEAST_DRAWN = 0.25
 """Of ``train.sampled_softmax``, for words that are no targets: where targets leave fewer, more logits are computed."""

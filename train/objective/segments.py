@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from data.stream.packing import document_starts
+from slm.data.stream.packing import document_starts
 from slm.model.cross_entropy import IGNORED
-from train.objective.batch import Batch
+from slm.train.objective.batch import Batch
 
 
 @dataclass(frozen=True)

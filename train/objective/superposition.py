@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.stream import marks
+from slm.data.stream import marks
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadPass
-from train.backend import Backend, count_scored
-from train.objective.batch import Batch
-from train.objective.objective import Objective, Part
-from train.objective.sampled_softmax import Words, draw
+from slm.train.backend import Backend, count_scored
+from slm.train.objective.batch import Batch
+from slm.train.objective.objective import Objective, Part
+from slm.train.objective.sampled_softmax import Words, draw
 
 LEAST_PROBABILITY = 1e-30
 """Of a token, for its cross-entropy: a probability that is rounded to zero must not make the loss infinite."""

@@ -1,4 +1,4 @@
-"""Teachers: a model in torch or with the training kernels, or a GGUF file (``train.objective.gguf_teacher``).
+"""Teachers: a model in torch or with the training kernels, or a GGUF file (``slm.train.objective.gguf_teacher``).
 
 Shape suffixes: N positions of a micro-batch, R some of them, D model width, V vocabulary.
 
@@ -12,21 +12,21 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.errors import UserError, nearest
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.errors import UserError, nearest
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.hub.models import resolve
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
-from train.backend import Backend, make_frozen_backend
-from train.config import TrainConfig
-from train.environment import Environment
-from train.objective.batch import Batch
-from train.objective.gguf_teacher import GGUFTeacher, vocabulary
-from train.objective.sampled_softmax import Words
-from train.objective.soft_targets import ComputedTargets, DenseTargets
+from slm.train.backend import Backend, make_frozen_backend
+from slm.train.config import TrainConfig
+from slm.train.environment import Environment
+from slm.train.objective.batch import Batch
+from slm.train.objective.gguf_teacher import GGUFTeacher, vocabulary
+from slm.train.objective.sampled_softmax import Words
+from slm.train.objective.soft_targets import ComputedTargets, DenseTargets
 
 SAMPLE = 1 << 20
 """Bytes at each end of a file by which a teacher is recognised, with the file's length."""

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import UserError
-from data.storage import atomic_write_text
-from train.objective.batch import Batch
-from train.objective.sampled_softmax import Words
-from train.objective.segments import Segment, segments
-from train.objective.soft_targets import Sampled, SparseTargets, sample
-from train.objective.teacher import Live
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text
+from slm.train.objective.batch import Batch
+from slm.train.objective.sampled_softmax import Words
+from slm.train.objective.segments import Segment, segments
+from slm.train.objective.soft_targets import Sampled, SparseTargets, sample
+from slm.train.objective.teacher import Live
 
 FACTS = "teacher.json"
 KEY = 16

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from slm.kernels.native import Kernels
-from train.optim.interface import Optimizer
+from slm.train.optim.interface import Optimizer
 
 NO_FACTORS = (1.0, 1.0)
 State = dict[str, Tensor]

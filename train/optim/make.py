@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from slm.kernels.native import Kernels
-from train.config import OptimConfig
-from train.optim.interface import Parameters
-from train.optim.muon import Muon
-from train.optim.plain import AdamW
+from slm.train.config import OptimConfig
+from slm.train.optim.interface import Parameters
+from slm.train.optim.muon import Muon
+from slm.train.optim.plain import AdamW
 
 
 def make_optimizer(

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from slm.kernels.native import Kernels
-from train.optim.fused import NO_FACTORS, adamw_step, scale
-from train.optim.orthogonalize import orthogonalize
-from train.optim.plain import Optimizer
+from slm.train.optim.fused import NO_FACTORS, adamw_step, scale
+from slm.train.optim.orthogonalize import orthogonalize
+from slm.train.optim.plain import Optimizer
 
 MOMENTUM, SECOND_MOMENT = "momentum", "row_moment"
 """Muon's state of one matrix, besides ``step``."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slm.kernels.native import Kernels
-from train.optim.fused import NO_FACTORS, adamw_step, new_state
+from slm.train.optim.fused import NO_FACTORS, adamw_step, new_state
 
 
 class Optimizer(torch.optim.Optimizer):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from data.errors import UserError
-from train.optim.average import TRAINED
-from train.optim.interface import Optimizer, Parameters
-from train.optim.muon import Muon
+from slm.data.errors import UserError
+from slm.train.optim.average import TRAINED
+from slm.train.optim.interface import Optimizer, Parameters
+from slm.train.optim.muon import Muon
 
 ADAMW_KEYS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's state of one parameter."""

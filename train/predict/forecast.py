@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train.config import RunConfig
-from train.predict import records
-from train.predict.law import LossLaw, calibrated, fit
+from slm.train.config import RunConfig
+from slm.train.predict import records
+from slm.train.predict.law import LossLaw, calibrated, fit
 
 UNDECAYED = 0.045
 """By what share the loss at the peak learning rate is above that of a run that has decayed by then. An estimate: it was

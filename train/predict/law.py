@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from train.predict.records import Record
+from slm.train.predict.records import Record
 
 REPEATED_TEXT = 2.0
 """R* of repeated text: however often a text is repeated, that is worth at most so much new text. Muennighoff et al.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from data.storage import atomic_write_text, cache_home
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text, cache_home
 
 SHIPPED = Path(__file__).with_name("records.csv")
 

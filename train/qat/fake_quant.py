@@ -21,7 +21,7 @@ from slm.llama.blocks.grids import KINDS
 from slm.llama.gguf_check import GGML_TYPES
 from slm.model.quantized import QuantizedWeights
 from slm.model.transformer import LanguageModel
-from train.qat.matrix import TURNS, Quantized, compensate
+from slm.train.qat.matrix import TURNS, Quantized, compensate
 
 FILE_TYPES = {"q4_k": "q4_k_m", "q3_k": "q3_k_m"}
 """``train.qat`` -> the type of file, where they differ."""

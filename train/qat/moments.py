@@ -11,7 +11,7 @@ Shape suffixes: D input columns.
 import numpy as np
 from torch import Tensor
 
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.kernels.column_squares import column_products
 from slm.kernels.fused import usable
 from slm.kernels.native import Kernels

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from train.report.curves import POINTS
-from train.report.event_text import describe_events, is_serious
-from train.report.formatting import rounded, thin_out
-from train.report.run_record import Event, RunRecord
+from slm.train.report.curves import POINTS
+from slm.train.report.event_text import describe_events, is_serious
+from slm.train.report.formatting import rounded, thin_out
+from slm.train.report.run_record import Event, RunRecord
 
 SHOWN_EVENTS = 200
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from slm.report import duration
 from slm.runs import VALIDATION
-from train.report.formatting import number_text
-from train.report.run_record import RunRecord
-from train.report.sections import flatten, machine_rows
+from slm.train.report.formatting import number_text
+from slm.train.report.run_record import RunRecord
+from slm.train.report.sections import flatten, machine_rows
 
 OWN_OPTIONS = ("name", "runs_dir", "resume", "facts.")
 """Options that name a run or describe its preset; they are no difference between runs."""

@@ -7,8 +7,8 @@ import signal
 from typing import Any
 
 from slm.report import duration
-from train.report.formatting import fact_text
-from train.report.run_record import Event, RunRecord
+from slm.train.report.formatting import fact_text
+from slm.train.report.run_record import Event, RunRecord
 
 PLANNED = ("start", "end", "quantized", "superposed", "single_tokens", "born_again", "calibrated", "slept", "asked")
 

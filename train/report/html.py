@@ -1,6 +1,6 @@
 """``report.html``: one run, or several next to each other, as one file that needs nothing else.
 
-``python -m train.report.html 'runs=[runs/a,runs/b]' out=compare.html``
+``python -m slm.train.report.html 'runs=[runs/a,runs/b]' out=compare.html``
 """
 
 import base64
@@ -16,15 +16,15 @@ from typing import Any
 from jinja2 import Environment, Template
 from markupsafe import Markup
 
-from data.errors import UserError
-from data.storage import atomic_write_text
 from slm import cli
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text
 from slm.report import finite
-from train.report import sections
-from train.report.chart_data import chart_data
-from train.report.comparison import comparison, same_file
-from train.report.run_record import RunRecord, find_run
+from slm.train.report import sections
+from slm.train.report.chart_data import chart_data
+from slm.train.report.comparison import comparison, same_file
+from slm.train.report.run_record import RunRecord, find_run
 
 MOST_RUNS = 8
 """As many as there are colours that can be distinguished."""
@@ -122,7 +122,7 @@ def render(runs: Sequence[RunRecord], statuses: Sequence[str]) -> str:
 @cache
 def _page() -> tuple[Template, dict[str, str]]:
     """The template, and the parts of the page that are the same for every run."""
-    folder = resources.files("train.report") / "web"
+    folder = resources.files("slm.train.report") / "web"
     text, own_style, charts, drawing = (
         (folder / name).read_text(encoding="utf-8")
         for name in ("report.html.j2", "report.css", "charts.js", "report.js")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write_bytes
+from slm.data.storage import atomic_write_bytes
 
 
 def plot_losses(records: list[dict[str, Any]], path: Path, title: str, unit: str = "nats per token") -> None:

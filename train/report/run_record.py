@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.runs import CHECKPOINT_NAME, CONFIG, LATEST, list_checkpoints, resolve, saved_config
-from train.report.curves import Curves, Tail, number, records
-from train.report.samples import SAMPLES, Samples
-from train.run_lock import LOCK, is_locked
+from slm.train.report.curves import Curves, Tail, number, records
+from slm.train.report.samples import SAMPLES, Samples
+from slm.train.run_lock import LOCK, is_locked
 
 RECENT = 20
 """The number of last records whose means are shown as the figures of the moment."""

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from slm.report import duration, plain
-from train.report.event_text import describe_events
-from train.report.formatting import count_text, number_text
-from train.report.run_record import RunRecord, Validation
-from train.report.samples import expected_and_given
-from train.report.sections import STATUS
+from slm.train.report.event_text import describe_events
+from slm.train.report.formatting import count_text, number_text
+from slm.train.report.run_record import RunRecord, Validation
+from slm.train.report.samples import expected_and_given
+from slm.train.report.sections import STATUS
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from slm.report import duration
-from train.report.chart_data import SHOWN_EVENTS
-from train.report.curves import number
-from train.report.event_text import describe_events, is_serious
-from train.report.formatting import count_text, fact_text, number_text, thin_out, time_text
-from train.report.run_record import RunRecord
-from train.report.samples import expected_and_given
+from slm.train.report.chart_data import SHOWN_EVENTS
+from slm.train.report.curves import number
+from slm.train.report.event_text import describe_events, is_serious
+from slm.train.report.formatting import count_text, fact_text, number_text, thin_out, time_text
+from slm.train.report.run_record import RunRecord
+from slm.train.report.samples import expected_and_given
 
 SHOWN_SAMPLES, SAMPLE_CHARACTERS, FOLDED_CHARACTERS = 6, 4000, 700
 """Samples at first sight, the longest text of one, and from where a text is folded."""

@@ -1,4 +1,4 @@
-"""``python -m train.report.watch``: follow a run from another terminal.
+"""``python -m slm.train.report.watch``: follow a run from another terminal.
 
 It only reads the run's files, so it can be started and left at any time, as often as one likes.
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.runs import LATEST
-from train.report.run_record import RunRecord, find_run
-from train.report.run_view import headline, validation_line, view
-from train.report.terminal_keys import leave_key
-from train.run_lock import LOCK, is_locked
+from slm.train.report.run_record import RunRecord, find_run
+from slm.train.report.run_view import headline, validation_line, view
+from slm.train.report.terminal_keys import leave_key
+from slm.train.run_lock import LOCK, is_locked
 
 
 @dataclass(frozen=True, kw_only=True)

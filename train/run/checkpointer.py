@@ -9,13 +9,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.snapshot import Snapshot
 from slm.runs import best_checkpoint, checkpoint_step, list_checkpoints, point_best, point_latest
-from train.run.resume import remove_rolled_back
+from slm.train.run.resume import remove_rolled_back
 
 WRITER_NICENESS = 5
 """Added to the writing thread's niceness, so that training's threads go first."""

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.errors import one_line
+from slm.data.errors import one_line
 from slm.machine.record import machine_record
 from slm.model.config import ModelConfig
 from slm.report import finite
-from train.environment import Environment
-from train.report.run_record import RunRecord
+from slm.train.environment import Environment
+from slm.train.report.run_record import RunRecord
 
 
 class EventLog:
@@ -75,13 +75,13 @@ class EventLog:
         self._guarded("loss.png", self._plot)
 
     def _report(self, status: str) -> None:
-        from train.report.html import write_report
+        from slm.train.report.html import write_report
 
         self._record.update()
         write_report(self.root / "report.html", [self._record], statuses=[status])
 
     def _plot(self) -> None:
-        from train.report.plot import plot_losses
+        from slm.train.report.plot import plot_losses
 
         seen = (len(self._record.curves), len(self._record.validations), self._record.step())
         if seen != self._drawn:  # the last validation and the end of a run are often one and the same picture

@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from data.storage import fsync
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.storage import fsync
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write_text
+from slm.data.storage import atomic_write_text
 from slm.report import finite
 
 

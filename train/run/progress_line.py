@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from slm.report import duration, plain
-from train.predict.forecast import Outlook
+from slm.train.predict.forecast import Outlook
 
 PLAIN_SECONDS = 10.0
 """Where there is no terminal, a line of progress at most this often; where a step takes longer, about this often."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from data.chat.formats import to_document
-from data.config import DataConfig
-from data.errors import UserError
-from data.sources.documents import make_plans, open_stream
-from data.sources.plan import Split
-from data.storage import atomic_write_text
-from data.tokenizers.tokenizer import Tokenizer
 from slm.cli import spelled
+from slm.data.chat.formats import to_document
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.sources.documents import make_plans, open_stream
+from slm.data.sources.plan import Split
+from slm.data.storage import atomic_write_text
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.evaluate.exam import own, questions
 from slm.evaluate.exam.answers import CheckpointAnswers
 from slm.evaluate.exam.questions import Question
@@ -22,8 +22,8 @@ from slm.evaluate.exam.table import ASKED_CHARS, SAID_CHARS, shortened
 from slm.exported import shown as typed
 from slm.model.transformer import LanguageModel
 from slm.runs import QUESTIONS
-from train.config import RunConfig
-from train.report.samples import answered
+from slm.train.config import RunConfig
+from slm.train.report.samples import answered
 
 SCORED_SHARE, SHOWN_SHARE = 0.02, 0.02
 """Shares of a run's time: for the score before the first step (and again at the end), and for all validations' answers

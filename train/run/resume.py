@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import torch
 
-from data.config import WHOLE_FILE, DataConfig, SourceConfig
-from data.errors import UserError
-from data.sources.plan import earlier_document_chars
 from slm.configuration import build, to_dict
+from slm.data.config import WHOLE_FILE, DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources.plan import earlier_document_chars
 from slm.model import checkpoint
 from slm.runs import checkpoint_step, list_checkpoints
-from train.config import RunConfig, TrainConfig
-from train.environment import Environment
-from train.run.run_directory import back_up
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.environment import Environment
+from slm.train.run.run_directory import back_up
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model import checkpoint
 from slm.runs import BEST, CONFIG, list_checkpoints
-from train.run_lock import LOCK, RunLock, take_lock
+from slm.train.run_lock import LOCK, RunLock, take_lock
 
 TOKENIZER = "tokenizer"
 """The folder of the run's tokenizer."""

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write_text
+from slm.data.storage import atomic_write_text
 from slm.evaluate.exam.own import Outcome
-from train.config import RunConfig
-from train.predict.forecast import make_forecast
-from train.report.samples import SAMPLES, before
-from train.run.event_log import EventLog
-from train.run.metrics_file import MetricsFile, read
-from train.run.progress_line import ProgressLine, Work
-from train.run.wandb_logger import WANDB_ID, WandbLogger
+from slm.train.config import RunConfig
+from slm.train.predict.forecast import make_forecast
+from slm.train.report.samples import SAMPLES, before
+from slm.train.run.event_log import EventLog
+from slm.train.run.metrics_file import MetricsFile, read
+from slm.train.run.progress_line import ProgressLine, Work
+from slm.train.run.wandb_logger import WANDB_ID, WandbLogger
 
 GUARD_EVENTS = {
     "skipped": "{error}: the update is skipped with its data ({skipped} so far)",

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.report import duration
-from train.config import TrainConfig
-from train.guards import AwakeClock, Guards
-from train.run.metrics_window import MetricsWindow
+from slm.train.config import TrainConfig
+from slm.train.guards import AwakeClock, Guards
+from slm.train.run.metrics_window import MetricsWindow
 
 STATE_FORMAT = 1
 """Version of the JSON state in a checkpoint."""

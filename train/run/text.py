@@ -7,17 +7,17 @@ import os
 import shutil
 from pathlib import Path
 
-from data.sources.documents import sample_documents
-from data.sources.plan import Split
-from data.storage import atomic_write_text, fsync
-from data.stream.chat_setup import chat_setup
-from data.tokenizers.make import load_tokenizer, make_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.sources.documents import sample_documents
+from slm.data.sources.plan import Split
+from slm.data.storage import atomic_write_text, fsync
+from slm.data.stream.chat_setup import chat_setup
+from slm.data.tokenizers.make import load_tokenizer, make_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model import checkpoint, resize
 from slm.runs import CALIBRATION, VALIDATION
+from slm.train.config import RunConfig
+from slm.train.run.run_directory import TOKENIZER
 from slm.vocabulary.exportable import require_exportable
-from train.config import RunConfig
-from train.run.run_directory import TOKENIZER
 
 REFUSED = "Take another base or tokenizer, or train without a file for llama.cpp: train.check_export=false"
 

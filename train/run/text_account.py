@@ -6,10 +6,10 @@ Tested in tests/train/run/test_text_account.py.
 from collections.abc import Sequence
 from typing import Any
 
-from data.account.account import Account, account, count_tokens
-from data.sources.plan import Plan
-from data.tokenizers.tokenizer import Tokenizer
-from train.config import RunConfig
+from slm.data.account.account import Account, account, count_tokens
+from slm.data.sources.plan import Plan
+from slm.data.tokenizers.tokenizer import Tokenizer
+from slm.train.config import RunConfig
 
 SEVERAL = 2.0
 """From so many times on a text is called read several times."""

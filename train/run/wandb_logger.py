@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data.errors import one_line
 from slm.configuration import to_dict
-from train.config import RunConfig
-from train.resolve import require_wandb
+from slm.data.errors import one_line
+from slm.train.config import RunConfig
+from slm.train.resolve import require_wandb
 
 FINISH_SECONDS = 60.0
 WANDB_ID = "wandb-id"

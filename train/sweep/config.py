@@ -5,8 +5,8 @@ Tested in tests/train/sweep/test_sweep.py.
 
 from dataclasses import dataclass, field
 
-from data.errors import UserError
-from train.config import RunConfig
+from slm.data.errors import UserError
+from slm.train.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from data.progress import Progress
+from slm.data.progress import Progress
 from slm.report import duration
-from train.interrupt import handle_stop_signals, start_apart
-from train.report.run_record import RunRecord
-from train.sweep.grid import Values, describe
-from train.sweep.halving import survivors
-from train.sweep.outcome import NOT_REPEATED, Outcome, last_error, read_outcome
-from train.sweep.planned import PlannedRun
+from slm.train.interrupt import handle_stop_signals, start_apart
+from slm.train.report.run_record import RunRecord
+from slm.train.sweep.grid import Values, describe
+from slm.train.sweep.halving import survivors
+from slm.train.sweep.outcome import NOT_REPEATED, Outcome, last_error, read_outcome
+from slm.train.sweep.planned import PlannedRun
 
 POLL_S = 0.1
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 SEED = "train.seed"
 """Runs that differ in it only are one setting: mean and spread."""

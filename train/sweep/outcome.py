@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from train.report.run_record import RunRecord
-from train.sweep.halving import deviation, mean
-from train.sweep.planned import PlannedRun
+from slm.train.report.run_record import RunRecord
+from slm.train.sweep.halving import deviation, mean
+from slm.train.sweep.planned import PlannedRun
 
 Status = Literal["finished", "stopped", "diverged", "failed", "waiting"]
 NOT_REPEATED = ("finished", "diverged")

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.errors import UserError
 from slm.configuration import assigned
-from train.config import RunConfig
-from train.model_shape import model_shape
-from train.resolve import resolve
-from train.sweep.config import SweepOptions
-from train.sweep.grid import Grid, Point
+from slm.data.errors import UserError
+from slm.train.config import RunConfig
+from slm.train.model_shape import model_shape
+from slm.train.resolve import resolve
+from slm.train.sweep.config import SweepOptions
+from slm.train.sweep.grid import Grid, Point
 
 VALIDATIONS = 8
 """Validations of a run whose ``train.eval_every`` is not given."""

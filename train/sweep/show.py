@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from slm import cli
 from slm.report import table
-from train.sweep.grid import Grid, short_names
-from train.sweep.outcome import Setting
-from train.sweep.planned import PlannedRun
-from train.sweep.range_test import RangeResult
+from slm.train.sweep.grid import Grid, short_names
+from slm.train.sweep.outcome import Setting
+from slm.train.sweep.planned import PlannedRun
+from slm.train.sweep.range_test import RangeResult
 
 CAPTION = (
     "bits per byte: of held-out text, bits of its tokens over the UTF-8 bytes they stand for; nats: mean cross-entropy "

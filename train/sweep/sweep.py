@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from slm.command.option_names import options as option_defaults
 from slm.configuration import load, to_dict
+from slm.data.errors import UserError
 from slm.report import atomic_write_json, duration, final_json
-from train.report.html import MOST_RUNS as MOST_COMPARED
-from train.report.html import write_report
-from train.report.run_record import RunRecord
-from train.run.run_directory import back_up
-from train.run_lock import RunLock, take_lock
-from train.sweep.config import SweepConfig
-from train.sweep.execute import Execution, Interrupted, Start, guess_flops_per_s, start_training
-from train.sweep.grid import Grid, Values, describe, read_grid
-from train.sweep.outcome import Setting, best_first
-from train.sweep.planned import PlannedRun, plan_runs
-from train.sweep.range_test import RangeResult, rates_to_try, read_range
-from train.sweep.show import command_line, show_ranges, show_settings
+from slm.train.report.html import MOST_RUNS as MOST_COMPARED
+from slm.train.report.html import write_report
+from slm.train.report.run_record import RunRecord
+from slm.train.run.run_directory import back_up
+from slm.train.run_lock import RunLock, take_lock
+from slm.train.sweep.config import SweepConfig
+from slm.train.sweep.execute import Execution, Interrupted, Start, guess_flops_per_s, start_training
+from slm.train.sweep.grid import Grid, Values, describe, read_grid
+from slm.train.sweep.outcome import Setting, best_first
+from slm.train.sweep.planned import PlannedRun, plan_runs
+from slm.train.sweep.range_test import RangeResult, rates_to_try, read_range
+from slm.train.sweep.show import command_line, show_ranges, show_settings
 
 DEFINITION = "sweep.json"
 START_SECONDS = 8

@@ -1,4 +1,4 @@
-"""``python -m train.tools.bench``: tokens/s of whole training steps, compared with the machine's limit and others.
+"""``python -m slm.train.tools.bench``: tokens/s of whole training steps, compared with the machine's limit and others.
 
 Each contender runs in a process of its own, one after the other, on the same seeded random token ids, as frequent as
 words by Zipf's law, in the same shapes: forward, backward, clipping and the update. The limit is the rate of one large
@@ -9,15 +9,15 @@ attention, without recomputation. The roofline stands next to it: what registers
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.errors import UserError
 from slm import cli
 from slm.configuration import load
+from slm.data.errors import UserError
 from slm.kernels import roofline
 from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.record import machine_record
 from slm.report import final_json, table
-from train.config import RunConfig
-from train.tools.contenders import CONTENDERS, Task
+from slm.train.config import RunConfig
+from slm.train.tools.contenders import CONTENDERS, Task
 
 MOST_MICRO_BATCHES = 4
 

@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import Any
 
 from slm.kernels.native import SIGNATURES, Kernels
-from train.backend import Backend, KernelBackend
-from train.step import StepResult
+from slm.train.backend import Backend, KernelBackend
+from slm.train.step import StepResult
 
 PARTS = {
     "slm_attention_forward": "attention",

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from data.chat.formats import from_document
-from data.chat.template import Rendered, TemplateRefusesError
-from data.chat.tokens import ChatEncoder
-from data.config import DataConfig
-from data.errors import one_line
-from data.sources.documents import open_stream
-from data.sources.plan import Plan, plan_sources
-from data.stream.chat_setup import findings_of
+from slm.data.chat.formats import from_document
+from slm.data.chat.template import Rendered, TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder
+from slm.data.config import DataConfig
+from slm.data.errors import one_line
+from slm.data.sources.documents import open_stream
+from slm.data.sources.plan import Plan, plan_sources
+from slm.data.stream.chat_setup import findings_of
 from slm.report import plain, table
 
 EXAMPLES = 3
@@ -86,7 +86,7 @@ def count(
 
 def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:
     stats = ChatStatistics()
-    if plan.files:  # data.stream.chat_setup has said it of the Hub's
+    if plan.files:  # slm.data.stream.chat_setup has said it of the Hub's
         found = findings_of(plan.source)
         stats.found = found.line() if found else ""
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)

@@ -17,7 +17,7 @@ from typing import Any
 from slm.machine.hardware import compute_threads, peak_rss_bytes
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
-from train.config import LoraConfig, RunConfig
+from slm.train.config import LoraConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Task:
 
 
 def ours(task: Task) -> dict[str, Any]:
-    """The step that ``python -m train`` takes, with ``train.sampled_softmax`` where that is set."""
+    """The step that ``python -m slm.train`` takes, with ``train.sampled_softmax`` where that is set."""
     return _own(task, compile=True)
 
 
@@ -60,13 +60,13 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
         wait_awake()  # as training does, before torch is imported; the others run with what torch does by itself
     import torch
 
-    from train.backend import make_backend
-    from train.environment import Environment, number_format, prepare
-    from train.lora.adapter import AdapterBackend, AdapterParameters
-    from train.objective.sampled_softmax import plain_text
-    from train.optim.make import make_optimizer
-    from train.step import StepResult, train_step
-    from train.tools.breakdown import breakdown
+    from slm.train.backend import make_backend
+    from slm.train.environment import Environment, number_format, prepare
+    from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+    from slm.train.objective.sampled_softmax import plain_text
+    from slm.train.optim.make import make_optimizer
+    from slm.train.step import StepResult, train_step
+    from slm.train.tools.breakdown import breakdown
 
     config = task.config
     if compile:
@@ -129,7 +129,7 @@ def hf_trainer(task: Task) -> dict[str, Any]:
         return {"skipped": f"{error}; install it with pip install 'slm[dev]'"}
     import tempfile
 
-    from train.bench_recipe import hugging_face
+    from slm.train.bench_recipe import hugging_face
 
     config = task.config
     torch.set_num_threads(config.train.threads or compute_threads())
@@ -172,7 +172,7 @@ def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
     import torch
 
     from slm.model.transformer import LanguageModel
-    from train.model_shape import model_shape
+    from slm.train.model_shape import model_shape
 
     shape = model_shape(config)
     torch.manual_seed(config.train.seed)

@@ -1,4 +1,4 @@
-"""``python -m train.tools.data_stats``: counts over a run's text, before a model is trained on it."""
+"""``python -m slm.train.tools.data_stats``: counts over a run's text, before a model is trained on it."""
 
 import io
 from array import array
@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data import statistics
-from data.account.account import account, count_tokens
-from data.account.listing import show_files
-from data.chat.tokens import ChatEncoder
-from data.config import DataConfig
-from data.errors import UserError, one_line
-from data.sources.documents import make_plans, sample_documents
-from data.sources.duplicates import Finder
-from data.sources.plan import SMALL_CORPUS, plan_sources
-from data.statistics import Statistics
-from data.storage import atomic_write_bytes
-from data.stream.chat_setup import chat_setup
-from data.tokenizers.fast_encode import make_encode
-from data.tokenizers.make import make_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
 from slm import cli
 from slm.configuration import load
+from slm.data import statistics
+from slm.data.account.account import account, count_tokens
+from slm.data.account.listing import show_files
+from slm.data.chat.tokens import ChatEncoder
+from slm.data.config import DataConfig
+from slm.data.errors import UserError, one_line
+from slm.data.sources.documents import make_plans, sample_documents
+from slm.data.sources.duplicates import Finder
+from slm.data.sources.plan import SMALL_CORPUS, plan_sources
+from slm.data.statistics import Statistics
+from slm.data.storage import atomic_write_bytes
+from slm.data.stream.chat_setup import chat_setup
+from slm.data.tokenizers.fast_encode import make_encode
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.report import final_json, table
-from train.config import RunConfig
-from train.tools import chat_stats
+from slm.train.config import RunConfig
+from slm.train.tools import chat_stats
 
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.storage import atomic_write_bytes
 from slm.cli import spelled
+from slm.data.storage import atomic_write_bytes
 from slm.report import duration, final_json, table
-from train.budget import choice
-from train.budget.choice import Candidate
-from train.budget.choose import READING, Basis, basis_of, candidates, compose, reading, reason
-from train.budget.costs import Costs, costs, q4_k_m_bytes
-from train.tools.plan_config import PlanOptions
+from slm.train.budget import choice
+from slm.train.budget.choice import Candidate
+from slm.train.budget.choose import READING, Basis, basis_of, candidates, compose, reading, reason
+from slm.train.budget.costs import Costs, costs, q4_k_m_bytes
+from slm.train.tools.plan_config import PlanOptions
 
 
 def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:

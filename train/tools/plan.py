@@ -1,16 +1,16 @@
-"""``python -m train.tools.plan``: what a run costs before it is started, or what a given time would give."""
+"""``python -m slm.train.tools.plan``: what a run costs before it is started, or what a given time would give."""
 
-from data.errors import UserError
 from slm import cli
 from slm.configuration import load
+from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.report import duration, final_json, table
-from train.model_shape import model_shape
-from train.resolve import AUTO, given_value
-from train.tools.menu import show_menu
-from train.tools.plan_config import PlanConfig
-from train.tools.preset_plan import predicted
-from train.tools.run_records import add
+from slm.train.model_shape import model_shape
+from slm.train.resolve import AUTO, given_value
+from slm.train.tools.menu import show_menu
+from slm.train.tools.plan_config import PlanConfig
+from slm.train.tools.preset_plan import predicted
+from slm.train.tools.run_records import add
 
 SPEEDS = (500, 2_000, 10_000)
 """Tokens per second for which times are shown, if none are given."""

@@ -5,17 +5,17 @@ Tested in tests/train/tools/test_plan.py.
 
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.model.config import ModelConfig
 from slm.report import duration
-from train.budget.choice import OVERHEAD, STARTING_SECONDS, VALIDATION_SHARE, memory_bytes
-from train.budget.costs import costs, q4_k_m_bytes
-from train.budget.machine import measured
-from train.predict import records
-from train.predict.law import fitted
-from train.tools.menu import cost_rows
-from train.tools.plan_config import PlanConfig
+from slm.train.budget.choice import OVERHEAD, STARTING_SECONDS, VALIDATION_SHARE, memory_bytes
+from slm.train.budget.costs import costs, q4_k_m_bytes
+from slm.train.budget.machine import measured
+from slm.train.predict import records
+from slm.train.predict.law import fitted
+from slm.train.tools.menu import cost_rows
+from slm.train.tools.plan_config import PlanConfig
 
 BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
 """Of English books, by the size of the vocabulary."""

@@ -7,15 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.machine.record import cpu_name
 from slm.model.config import ModelConfig
 from slm.runs import VALIDATION
-from train.budget.corpus import BOOKS_BITS, bits_of
-from train.predict import records
-from train.predict.law import DEEP_LR, calibrated, learns_slower, text_read, text_worth
-from train.predict.records import Record
-from train.report.run_record import RunRecord, find_run
+from slm.train.budget.corpus import BOOKS_BITS, bits_of
+from slm.train.predict import records
+from slm.train.predict.law import DEEP_LR, calibrated, learns_slower, text_read, text_worth
+from slm.train.predict.records import Record
+from slm.train.report.run_record import RunRecord, find_run
 
 LAST_RATE = 0.12
 """The most that is left of the peak learning rate at the end of a run that the law is about."""

@@ -1,4 +1,4 @@
-"""``python -m train.tune base=runs/demo data=chat 'data.files=[chats.jsonl]'``: a model tuned on conversations.
+"""``python -m slm.train.tune base=runs/demo data=chat 'data.files=[chats.jsonl]'``: a model tuned on conversations.
 
 It is a training run that starts from the base (``init_from``), with the options that the base and the conversations
 call for. The options that were chosen are printed; every one can be set instead.
@@ -8,27 +8,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from data.account.listing import show_files
-from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
+from slm.data.account.listing import show_files
+from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.model import checkpoint
-from train import autobatch
-from train.config import RunConfig, TrainConfig
-from train.resolve import ChooseMicroBatch, resolve
-from train.tune import lines, recipe, rule
-from train.tune import look as looked
-from train.tune import processes as several
-from train.tune.config import TuneConfig
-from train.tune.own_answers import own_answers
+from slm.train import autobatch
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.resolve import ChooseMicroBatch, resolve
+from slm.train.tune import lines, recipe, rule
+from slm.train.tune import look as looked
+from slm.train.tune import processes as several
+from slm.train.tune.config import TuneConfig
+from slm.train.tune.own_answers import own_answers
 
 SHOWN = ("optim.lr", "optim.warmup_steps", "train.seq_len", "train.pack_tokens", "train.max_steps", "train.patience")
 
 
 def main(argv: list[str]) -> int:
     """Choose the options, then train. Returns the exit code."""
-    return several.run(argv, "train.tune", tuning, lines.end)
+    return several.run(argv, "slm.train.tune", tuning, lines.end)
 
 
 def tuning(

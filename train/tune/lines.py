@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slm.report import duration
-from train.config import RunConfig
-from train.tune.look import Look
-from train.tune.rule import HELD_OUT_FROM, Choice
+from slm.train.config import RunConfig
+from slm.train.tune.look import Look
+from slm.train.tune.rule import HELD_OUT_FROM, Choice
 
 
 def plan(choice: Choice, seen: Look | None, *, max_minutes: float | None) -> str:

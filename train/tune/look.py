@@ -6,17 +6,17 @@ Tested in tests/train/tune/test_look.py.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder
-from data.config import DataConfig
-from data.errors import UserError, one_line
-from data.sources import files
-from data.sources.contents import unit_hash
-from data.sources.conversations import chat_files
-from data.sources.documents import make_plans, open_stream
-from data.stream.chat_setup import chat_setup
-from data.stream.conversations import in_block
-from data.tokenizers.make import load_tokenizer
+from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder
+from slm.data.config import DataConfig
+from slm.data.errors import UserError, one_line
+from slm.data.sources import files
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.conversations import chat_files
+from slm.data.sources.documents import make_plans, open_stream
+from slm.data.stream.chat_setup import chat_setup
+from slm.data.stream.conversations import in_block
+from slm.data.tokenizers.make import load_tokenizer
 
 MEASURED = 1000
 """Conversations that are tokenized; the others are counted."""

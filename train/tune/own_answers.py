@@ -12,11 +12,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder, own_template
-from data.errors import UserError
-from data.storage import atomic_write_text, cache_home, fingerprint, stamps
-from data.tokenizers.make import load_tokenizer
+from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder, own_template
+from slm.data.errors import UserError
+from slm.data.storage import atomic_write_text, cache_home, fingerprint, stamps
+from slm.data.tokenizers.make import load_tokenizer
 
 QUESTIONS = (
     "What is the capital of Italy?",

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from slm.machine.waiting import wait_awake
-from train import autobatch
-from train.config import RunConfig, TrainConfig
-from train.distributed.launch import parse, start_processes
-from train.resolve import ChooseMicroBatch
+from slm.train import autobatch
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.distributed.launch import parse, start_processes
+from slm.train.resolve import ChooseMicroBatch
 
 
 class Configure(Protocol):
@@ -46,11 +46,11 @@ def run(
     log = print if rank == 0 else _silent
     config = configure(words, processes=processes, choose=autobatch.choose_micro_batch, log=log)
     # What follows takes seconds to import. Wrong options have been reported by now.
-    from train.distributed.join import join
-    from train.distributed.rank_process import run_rank
+    from slm.train.distributed.join import join
+    from slm.train.distributed.rank_process import run_rank
 
     ranks = join(pin=config.train.pin)
-    from train.start import start
+    from slm.train.start import start
 
     code = run_rank(ranks, config.root, partial(start, config, ranks))
     if code == 0 and rank == 0 and (line := end(config)):

@@ -1,4 +1,4 @@
-"""``python -m train.tune.qat base=runs/mine train.qat=q4_0``: a trained model, continued for a quantized type.
+"""``python -m slm.train.tune.qat base=runs/mine train.qat=q4_0``: a trained model, continued for a quantized type.
 
 It is a training run that starts from the base (``init_from``), reads the base's own text in another order, and computes
 with quantized weights from its first step (``train.qat_share=1``). Its export of that type holds these very weights.
@@ -12,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConfig
-from data.errors import UserError
 from slm import cli
 from slm.configuration import build, load_config
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
 from slm.model.checkpoint import TRAINER_STATE
 from slm.runs import Run, saved_config
-from train import autobatch
-from train.config import RunConfig
-from train.resolve import ChooseMicroBatch, resolve
-from train.tune import processes as several
-from train.tune import recipe
-from train.tune.config import QatConfig
+from slm.train import autobatch
+from slm.train.config import RunConfig
+from slm.train.resolve import ChooseMicroBatch, resolve
+from slm.train.tune import processes as several
+from slm.train.tune import recipe
+from slm.train.tune.config import QatConfig
 
 DEFAULT_TYPE = "q4_0"
 FEWEST_STEPS = 20
@@ -36,7 +36,7 @@ SHOWN = ("train.qat", "train.max_steps", "optim.lr", "train.seq_len", "train.mic
 
 def main(argv: list[str]) -> int:
     """Choose the options, then train. Returns the exit code."""
-    return several.run(argv, "train.tune.qat", continuing)
+    return several.run(argv, "slm.train.tune.qat", continuing)
 
 
 def continuing(

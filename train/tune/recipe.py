@@ -12,17 +12,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConfig, SourceConfig
-from data.errors import UserError
-from data.sources import files
 from slm.configuration import assigned, build
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources import files
 from slm.hub import models
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
-from train.config import TrainConfig
-from train.report.run_record import RunRecord
-from train.tune.config import TuneOptions
+from slm.train.config import TrainConfig
+from slm.train.report.run_record import RunRecord
+from slm.train.tune.config import TuneOptions
 
 SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
 OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from data.stream.conversations import LENGTH_MULTIPLE, n_blocks
+from slm.data.stream.conversations import LENGTH_MULTIPLE, n_blocks
 
 LEAST_STEP, MOST_STEP = 128, 1024
 """Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from data.bad_records import BadRecordError
-from data.readers.bounds import OneDocument, open_parts, part
-from data.readers.html import tidy
+from slm.data.bad_records import BadRecordError
+from slm.data.readers.bounds import OneDocument, open_parts, part
+from slm.data.readers.html import tidy
 
 KIND = "Word document"
 PARTS = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}

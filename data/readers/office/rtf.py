@@ -3,9 +3,9 @@
 Tested in tests/data/readers/office/test_office.py.
 """
 
-from data.bad_records import BadRecordError
-from data.readers.bounds import OneDocument, need
-from data.readers.html import tidy
+from slm.data.bad_records import BadRecordError
+from slm.data.readers.bounds import OneDocument, need
+from slm.data.readers.html import tidy
 
 
 def text(data: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Conversations from local files and from rows of a data set, as documents of ``data.chat.formats``.
+"""Conversations from local files and from rows of a data set, as documents of ``slm.data.chat.formats``.
 
 A record that is no conversation is left out, or ends the run (``data.on_bad``).
-``data.sources.conversations.chat_records`` reads the files.
+``slm.data.sources.conversations.chat_records`` reads the files.
 """
 
 import functools
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.chat.formats import TITLES, BadRecordError, Format, Read, read_record, to_document
-from data.errors import UserError
-from data.sources.conversations.chat_records import Record, read
-from data.sources.corpus import Reader
-from data.storage import stamps
+from slm.data.chat.formats import TITLES, BadRecordError, Format, Read, read_record, to_document
+from slm.data.errors import UserError
+from slm.data.sources.conversations.chat_records import Record, read
+from slm.data.sources.corpus import Reader
+from slm.data.storage import stamps
 
 INSPECTED_BYTES = 64 << 20
 """Of conversations that are looked at before training; what follows is read as it comes."""

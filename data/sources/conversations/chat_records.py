@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from data.chat import message_trees
-from data.errors import UserError, one_line
-from data.sources import kinds
-from data.sources.compressed import open_binary
+from slm.data.chat import message_trees
+from slm.data.errors import UserError, one_line
+from slm.data.sources import kinds
+from slm.data.sources.compressed import open_binary
 
 _BATCH = 64
 """Rows of a parquet file read at a time."""

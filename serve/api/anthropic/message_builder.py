@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from serve.api.anthropic.response_shapes import (
+from slm.serve.api.anthropic.response_shapes import (
     AnthropicError,
     AnthropicErrorDetail,
     AnthropicMessage,
@@ -20,9 +20,9 @@ from serve.api.anthropic.response_shapes import (
     ThinkingContent,
     ToolUseContent,
 )
-from serve.api.errors import Error
-from serve.api.openai.blocks import Block, BlockBuilder
-from serve.api.openai.chat import ReplyForm
+from slm.serve.api.errors import Error
+from slm.serve.api.openai.blocks import Block, BlockBuilder
+from slm.serve.api.openai.chat import ReplyForm
 
 _ERROR_TYPES = {
     400: "invalid_request_error",

@@ -10,10 +10,10 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from serve.api.openai.chat import ReplyForm
-from serve.api.openai.response_builder import ResponseBuilder
-from serve.engine.messages import Delta, PrefillDone
-from serve.tools.reply_reader import ReplyReader
+from slm.serve.api.openai.chat import ReplyForm
+from slm.serve.api.openai.response_builder import ResponseBuilder
+from slm.serve.engine.messages import Delta, PrefillDone
+from slm.serve.tools.reply_reader import ReplyReader
 
 BlockKind = Literal["reasoning", "content", "call"]
 

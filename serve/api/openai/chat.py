@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serve.api.openai.response_builder import ResponseBuilder, finite, token_text
-from serve.api.openai.response_shapes import (
+from slm.serve.api.openai.response_builder import ResponseBuilder, finite, token_text
+from slm.serve.api.openai.response_shapes import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -20,10 +20,10 @@ from serve.api.openai.response_shapes import (
     ResponseToolCall,
     TopLogprob,
 )
-from serve.engine.messages import Delta, PrefillDone, StoppedBy, TokenLogprob
-from serve.tools.call_form import CallForm
-from serve.tools.call_grammar import Reasoning
-from serve.tools.reply_reader import Piece, ReplyReader
+from slm.serve.engine.messages import Delta, PrefillDone, StoppedBy, TokenLogprob
+from slm.serve.tools.call_form import CallForm
+from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.reply_reader import Piece, ReplyReader
 
 
 @dataclass(frozen=True, kw_only=True)

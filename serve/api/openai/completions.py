@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from serve.api.openai.response_builder import ResponseBuilder, finite, token_text
-from serve.api.openai.response_shapes import Completion, CompletionChoice, CompletionLogprobs
-from serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.api.openai.response_builder import ResponseBuilder, finite, token_text
+from slm.serve.api.openai.response_shapes import Completion, CompletionChoice, CompletionLogprobs
+from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
 
 
 class CompletionBuilder(ResponseBuilder):

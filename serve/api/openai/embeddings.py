@@ -6,8 +6,8 @@ import base64
 import struct
 from typing import Literal
 
-from serve.api.openai.response_shapes import Embedding, Embeddings, EmbeddingUsage
-from serve.engine import messages
+from slm.serve.api.openai.response_shapes import Embedding, Embeddings, EmbeddingUsage
+from slm.serve.engine import messages
 
 
 def embedding_body(result: messages.Embeddings, model: str, encoding: Literal["float", "base64"]) -> Embeddings:

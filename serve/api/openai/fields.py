@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve.api.errors import ApiError
-from serve.engine.messages import ModelInfo
+from slm.serve.api.errors import ApiError
+from slm.serve.engine.messages import ModelInfo
 
 MAX_FIELDS = 1024
 """Most fields of one object."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from serve.api.errors import ApiError
-from serve.api.openai.fields import Strict
-from serve.tools.call_grammar import ToolUse
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.fields import Strict
+from slm.serve.tools.call_grammar import ToolUse
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]

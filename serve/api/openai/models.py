@@ -5,9 +5,9 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_server.py.
 
 from __future__ import annotations
 
-from data.errors import UserError
-from serve.api.openai.response_shapes import Model, ModelMeta
-from serve.pool.model_pool import Served
+from slm.data.errors import UserError
+from slm.serve.api.openai.response_shapes import Model, ModelMeta
+from slm.serve.pool.model_pool import Served
 
 
 def model_card(served: Served) -> Model:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from data.errors import nearest
-from serve.api.errors import ApiError
-from serve.api.openai.requests import CompletionRequest
-from serve.api.openai.token_requests import EmbeddingRequest
+from slm.data.errors import nearest
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.requests import CompletionRequest
+from slm.serve.api.openai.token_requests import EmbeddingRequest
 
 IGNORED = {
     "user",

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from serve.api.errors import ApiError
-from serve.api.openai.fields import (
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.fields import (
     MAX_FIELDS,
     ModelRequest,
     Number,
@@ -23,13 +23,13 @@ from serve.api.openai.fields import (
     few_fields,
     texts_or_tokens,
 )
-from serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
-from serve.engine.messages import ModelInfo, SamplingParams
-from serve.grammar.gbnf import check
-from serve.grammar.json_schema import json_object_grammar, schema_grammar
-from serve.grammar.tree import MAX_BYTES, GrammarError
-from serve.tools.call_form import CallForm
-from serve.tools.call_grammar import Reasoning, ToolUse, after_thought, reply_grammar
+from slm.serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
+from slm.serve.engine.messages import ModelInfo, SamplingParams
+from slm.serve.grammar.gbnf import check
+from slm.serve.grammar.json_schema import json_object_grammar, schema_grammar
+from slm.serve.grammar.tree import MAX_BYTES, GrammarError
+from slm.serve.tools.call_form import CallForm
+from slm.serve.tools.call_grammar import Reasoning, ToolUse, after_thought, reply_grammar
 
 MAX_STOPS = 16
 MAX_MESSAGES = 4096

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from serve.api.errors import Error
-from serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Usage
-from serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
+from slm.serve.api.errors import Error
+from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Usage
+from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 

@@ -18,8 +18,8 @@ from typing import (
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from serve.engine.messages import FinishReason, StoppedBy
-from serve.pool.model_pool import State
+from slm.serve.engine.messages import FinishReason, StoppedBy
+from slm.serve.pool.model_pool import State
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete"]

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from serve.api.errors import ApiError
-from serve.api.openai.fields import ModelRequest, Number, Strict
-from serve.api.openai.messages import (
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.fields import ModelRequest, Number, Strict
+from slm.serve.api.openai.messages import (
     MAX_TOOLS,
     CalledFunction,
     Function,
@@ -25,7 +25,7 @@ from serve.api.openai.messages import (
     ToolChoice,
     ToolName,
 )
-from serve.api.openai.requests import (
+from slm.serve.api.openai.requests import (
     MAX_MESSAGES,
     ChatRequest,
     JsonObjectFormat,

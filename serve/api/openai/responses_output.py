@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from serve.api.errors import Error
-from serve.api.openai.blocks import Block, BlockBuilder
-from serve.api.openai.chat import ReplyForm
-from serve.api.openai.response_shapes import (
+from slm.serve.api.errors import Error
+from slm.serve.api.openai.blocks import Block, BlockBuilder
+from slm.serve.api.openai.chat import ReplyForm
+from slm.serve.api.openai.response_shapes import (
     IncompleteDetails,
     InputTokensDetails,
     OutputFunctionCall,
@@ -24,8 +24,8 @@ from serve.api.openai.response_shapes import (
     ResponseStatus,
     ResponseUsage,
 )
-from serve.api.openai.responses import FlatNamedTool, ResponsesRequest
-from serve.config import Truncation
+from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
+from slm.serve.config import Truncation
 
 
 class ResponsesBuilder(BlockBuilder):

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from serve.api.access_log import Record
-from serve.api.errors import request_failed
-from serve.api.openai.response_builder import ResponseBuilder
-from serve.api.server_sent_events import DONE, encode_event
-from serve.engine.messages import Delta, PrefillDone
-from serve.pool.request_stream import RequestFailedError, RequestStream
+from slm.serve.api.access_log import Record
+from slm.serve.api.errors import request_failed
+from slm.serve.api.openai.response_builder import ResponseBuilder
+from slm.serve.api.server_sent_events import DONE, encode_event
+from slm.serve.engine.messages import Delta, PrefillDone
+from slm.serve.pool.request_stream import RequestFailedError, RequestStream
 
 _GRACE_S = 2.0
 """The engine ends requests whose time is over by itself; an engine that hangs cannot."""

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from serve.api.errors import ApiError
-from serve.api.openai.fields import MAX_TOKENS, ModelRequest, Texts, TokenId, TokenLists, Tokens, texts_or_tokens
-from serve.engine.messages import ModelInfo
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.fields import MAX_TOKENS, ModelRequest, Texts, TokenId, TokenLists, Tokens, texts_or_tokens
+from slm.serve.engine.messages import ModelInfo
 
 MAX_INPUTS = 2048
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from starlette.requests import Request
 
-from serve.api.access_log import Record, record_of
-from serve.api.disconnects import unless_disconnected
-from serve.api.errors import ApiError, no_such_model, out_of_time
-from serve.api.openai.parsing import Body, parse
-from serve.api.request_body import read_body
-from serve.config import ServerOptions
-from serve.engine.messages import Query
-from serve.pool.model_pool import Lease, Pool
+from slm.serve.api.access_log import Record, record_of
+from slm.serve.api.disconnects import unless_disconnected
+from slm.serve.api.errors import ApiError, no_such_model, out_of_time
+from slm.serve.api.openai.parsing import Body, parse
+from slm.serve.api.request_body import read_body
+from slm.serve.config import ServerOptions
+from slm.serve.engine.messages import Query
+from slm.serve.pool.model_pool import Lease, Pool
 
 
 @dataclass(kw_only=True)

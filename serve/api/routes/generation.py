@@ -15,26 +15,26 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve.api.anthropic.message_builder import MessageBuilder
-from serve.api.anthropic.requests import MessagesRequest, chat_request
-from serve.api.disconnects import unless_disconnected
-from serve.api.errors import ApiError, request_failed
-from serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
-from serve.api.openai.completions import CompletionBuilder
-from serve.api.openai.messages import template_messages, template_tools
-from serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
-from serve.api.openai.response_builder import ResponseBuilder
-from serve.api.openai.responses import ResponsesRequest
-from serve.api.openai.responses_output import ResponsesBuilder
-from serve.api.openai.streaming import collect, expire_later, stream
-from serve.api.routes.base import ModelRoutes, RequestContext
-from serve.api.server_sent_events import EventStream
-from serve.chat_template import ChatTemplateError, RenderedChat
-from serve.engine.messages import Generate, Tokenize
-from serve.history import HistoryWindow, prompt_limit
-from serve.pool.request_stream import RequestFailedError
-from serve.tools.call_form import END_OF_THINK
-from serve.tools.call_grammar import Reasoning
+from slm.serve.api.anthropic.message_builder import MessageBuilder
+from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
+from slm.serve.api.disconnects import unless_disconnected
+from slm.serve.api.errors import ApiError, request_failed
+from slm.serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
+from slm.serve.api.openai.completions import CompletionBuilder
+from slm.serve.api.openai.messages import template_messages, template_tools
+from slm.serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
+from slm.serve.api.openai.response_builder import ResponseBuilder
+from slm.serve.api.openai.responses import ResponsesRequest
+from slm.serve.api.openai.responses_output import ResponsesBuilder
+from slm.serve.api.openai.streaming import collect, expire_later, stream
+from slm.serve.api.routes.base import ModelRoutes, RequestContext
+from slm.serve.api.server_sent_events import EventStream
+from slm.serve.chat_template import ChatTemplateError, RenderedChat
+from slm.serve.engine.messages import Generate, Tokenize
+from slm.serve.history import HistoryWindow, prompt_limit
+from slm.serve.pool.request_stream import RequestFailedError
+from slm.serve.tools.call_form import END_OF_THINK
+from slm.serve.tools.call_grammar import Reasoning
 
 _ADVICE = {
     False: '"truncation": "auto" drops the oldest messages instead.',

@@ -12,12 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve.api.access_log import record_of
-from serve.api.openai.models import model_card
-from serve.api.openai.response_shapes import Health, Models
-from serve.api.routes.base import ModelRoutes
-from serve.config import ServerOptions
-from serve.pool.model_pool import Pool
+from slm.serve.api.access_log import record_of
+from slm.serve.api.openai.models import model_card
+from slm.serve.api.openai.response_shapes import Health, Models
+from slm.serve.api.routes.base import ModelRoutes
+from slm.serve.config import ServerOptions
+from slm.serve.pool.model_pool import Pool
 
 
 class StatusRoutes(ModelRoutes):
@@ -45,7 +45,7 @@ class StatusRoutes(ModelRoutes):
     async def metrics(self, _: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""
         # Imported by the first request, in a thread: prometheus_client takes a tenth of a second.
-        module = await run_in_threadpool(importlib.import_module, "serve.api.metrics")
+        module = await run_in_threadpool(importlib.import_module, "slm.serve.api.metrics")
         return Response(module.exposition(self._pool), media_type=module.CONTENT_TYPE)
 
     async def openapi(self, _: Request) -> Response:
@@ -55,7 +55,7 @@ class StatusRoutes(ModelRoutes):
 
     @cached_property
     def _document(self) -> bytes:
-        from serve.api.openapi import document
+        from slm.serve.api.openapi import document
 
         return bytes(JSONResponse(document(self._options, keyed=self._keyed)).body)
 

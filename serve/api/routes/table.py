@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from serve.api.routes.generation import GenerationRoutes
-from serve.api.routes.status import StatusRoutes
-from serve.api.routes.tokens import TokenRoutes
-from serve.config import ServerOptions
-from serve.pool.model_pool import Pool
+from slm.serve.api.routes.generation import GenerationRoutes
+from slm.serve.api.routes.status import StatusRoutes
+from slm.serve.api.routes.tokens import TokenRoutes
+from slm.serve.config import ServerOptions
+from slm.serve.pool.model_pool import Pool
 
 
 def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route]:

@@ -9,14 +9,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve.api.errors import request_failed
-from serve.api.openai.embeddings import embedding_body
-from serve.api.openai.fields import check_tokens
-from serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
-from serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from serve.api.routes.base import ModelRoutes
-from serve.engine.messages import Detokenize, Embed, Tokenize
-from serve.pool.request_stream import RequestFailedError
+from slm.serve.api.errors import request_failed
+from slm.serve.api.openai.embeddings import embedding_body
+from slm.serve.api.openai.fields import check_tokens
+from slm.serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
+from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from slm.serve.api.routes.base import ModelRoutes
+from slm.serve.engine.messages import Detokenize, Embed, Tokenize
+from slm.serve.pool.request_stream import RequestFailedError
 
 
 class TokenRoutes(ModelRoutes):

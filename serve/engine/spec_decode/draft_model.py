@@ -7,15 +7,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.errors import UserError
-from serve.engine.config import EngineConfig
-from serve.engine.model_runner import ModelRunner
-from serve.engine.sequence import Sequence
-from serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
-from serve.engine.spec_decode.step_cost import measure_step_cost
+from slm.data.errors import UserError
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.sequence import Sequence
+from slm.serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
+from slm.serve.engine.spec_decode.step_cost import measure_step_cost
 
 _MATCH = 8
 """The class of ``Acceptance`` in which a draft model's tokens are counted."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from serve.engine.sequence import Sequence
-from serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
+from slm.serve.engine.sequence import Sequence
+from slm.serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
 
 NGRAM_LENGTHS = (3, 2)
 """Lengths of the n-grams that are looked up, the longest first."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from serve.engine.config import EngineConfig
-from serve.engine.model_runner import ModelRunner
-from serve.engine.sequence import Sequence
-from serve.engine.spec_decode.draft_model import DraftModelProposer
-from serve.engine.spec_decode.ngram import NgramProposer
-from serve.engine.spec_decode.planner import Planner
-from serve.engine.spec_decode.step_cost import measure_step_cost
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.sequence import Sequence
+from slm.serve.engine.spec_decode.draft_model import DraftModelProposer
+from slm.serve.engine.spec_decode.ngram import NgramProposer
+from slm.serve.engine.spec_decode.planner import Planner
+from slm.serve.engine.spec_decode.step_cost import measure_step_cost
 
 
 class Proposer(Protocol):

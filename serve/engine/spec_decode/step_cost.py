@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from data.errors import UserError
-from serve.engine.spec_decode.planner import StepCost
+from slm.data.errors import UserError
 from slm.llama.context import Batch, Context
+from slm.serve.engine.spec_decode.planner import StepCost
 
 _MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
 """Matrix kernels take rows by fours or sixteens, so one row less can cost more."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.chat.formats import to_document
-from data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
+from slm.data.chat.formats import to_document
+from slm.data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
 from slm.evaluate.continuations import Request, score_continuations
 from slm.evaluate.exam.questions import Question
 from slm.evaluate.perplexity import Progress
 
 if TYPE_CHECKING:
-    from data.tokenizers.tokenizer import Tokenizer
+    from slm.data.tokenizers.tokenizer import Tokenizer
     from slm.model.transformer import LanguageModel
 
 Message = dict[str, Any]
@@ -166,7 +166,7 @@ class CheckpointAnswers(Answers):
     engine = "torch"
 
     def __init__(self, model: "LanguageModel", tokenizer: "Tokenizer", name: str) -> None:
-        from data.chat.tokens import ChatEncoder, own_template
+        from slm.data.chat.tokens import ChatEncoder, own_template
 
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.context = model.config.seq_len
@@ -220,7 +220,7 @@ def checkpoint_answers(directory: Path, threads: int) -> CheckpointAnswers:
     """The model of a checkpoint directory."""
     import torch
 
-    from data.tokenizers.make import load_tokenizer
+    from slm.data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
 
     torch.set_num_threads(threads)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data.chat.story_chat import exam
-from data.errors import UserError
-from data.sources import files as data_files
 from slm import cli, report, runs
 from slm.configuration import load
+from slm.data.chat.story_chat import exam
+from slm.data.errors import UserError
+from slm.data.sources import files as data_files
 from slm.evaluate.evaluate import check_is_model
 from slm.evaluate.exam import own, questions, stories
 from slm.evaluate.exam.answers import Answers, GGUFAnswers, checkpoint_answers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from data.errors import UserError
+from slm.data.errors import UserError
 
 ScoreName = Literal["auto", "exact", "contains", "json", "tools", "likelihood"]
 

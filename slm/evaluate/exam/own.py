@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from data.chat.template import TemplateRefusesError
 from slm import report
+from slm.data.chat.template import TemplateRefusesError
 from slm.evaluate.exam.answers import Answers, Likelihood, Reply
 from slm.evaluate.exam.grading import Z_95, Grade, grade, interval
 from slm.evaluate.exam.questions import Question, in_order

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from data.chat.formats import from_document
-from data.config import DataConfig
-from data.errors import UserError
-from data.sources import files
-from data.sources.conversations import chat_files
-from data.sources.corpus import CorpusStream
-from data.sources.plan import open_whole_corpus, plan_sources
+from slm.data.chat.formats import from_document
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.sources import files
+from slm.data.sources.conversations import chat_files
+from slm.data.sources.corpus import CorpusStream
+from slm.data.sources.plan import open_whole_corpus, plan_sources
 from slm.evaluate.exam.config import ScoreName
 from slm.evaluate.exam.reading import calls_in, json_in
 from slm.hub.name import hub_name
@@ -44,7 +44,7 @@ class Question:
 
     @property
     def conversation(self) -> dict[str, Any]:
-        """Question and expected answer together, as ``data.chat.formats`` has it."""
+        """Question and expected answer together, as ``slm.data.chat.formats`` has it."""
         return {"messages": [*self.messages, self.expected]} | ({"tools": self.tools} if self.tools else {})
 
     @property

@@ -91,7 +91,7 @@ def _parsed(arguments: Any) -> Any:
 
 
 def expected_calls(message: dict[str, Any]) -> list[Call]:
-    """The calls of an assistant's message (``data.chat.formats``), or those that its text spells."""
+    """The calls of an assistant's message (``slm.data.chat.formats``), or those that its text spells."""
     calls = message.get("tool_calls")
     return [call for each in calls for call in _calls(each)] if calls else calls_in(message["content"])
 

@@ -1,14 +1,14 @@
 """The embedded exam: held-out questions about embedded stories, each with one right answer.
 
-The right answer is a few words of the story, so no judge is needed (``data.chat.story_chat``).
+The right answer is a few words of the story, so no judge is needed (``slm.data.chat.story_chat``).
 """
 
 from collections import Counter
 from time import perf_counter
 from typing import Any
 
-from data.chat.story_chat import ExamQuestion
 from slm import report
+from slm.data.chat.story_chat import ExamQuestion
 from slm.evaluate.exam.answers import Answers
 from slm.evaluate.exam.grading import interval
 from slm.evaluate.exam.table import Wrong, show_wrong, too_long_line

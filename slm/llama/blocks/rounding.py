@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.blocks.codec import can_hold_weights, dequantize_into, quantize_chunk, row_bytes
 from slm.llama.gguf_check import GGML_TYPES
 

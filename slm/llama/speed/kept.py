@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.errors import UserError, excerpt
-from data.storage import cache_home
+from slm.data.errors import UserError, excerpt
+from slm.data.storage import cache_home
 from slm.llama.speed.workload import USUAL, Workload
 from slm.llama.verdict import build_stamp
 from slm.model.architectures import Architecture

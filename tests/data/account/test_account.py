@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from data.account.account import HELD_OUT, IN_VALIDATION, REFUSED, TOO_LONG, account, count_tokens
-from data.chat.tokens import ChatEncoder, chat_tokenizer
-from data.config import DataConfig, TokenizerConfig
-from data.sources.documents import make_plans, open_documents, open_stream
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
+from slm.data.account.account import HELD_OUT, IN_VALIDATION, REFUSED, TOO_LONG, account, count_tokens
+from slm.data.chat.tokens import ChatEncoder, chat_tokenizer
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.sources.documents import make_plans, open_documents, open_stream
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
 from tests.helpers.documents import local, take, write_jsonl
 
 

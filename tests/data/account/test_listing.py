@@ -2,9 +2,9 @@
 
 import os
 
-from data.account import listing
-from data.account.listing import list_files, show_files
-from data.config import DataConfig, SourceConfig
+from slm.data.account import listing
+from slm.data.account.listing import list_files, show_files
+from slm.data.config import DataConfig, SourceConfig
 
 
 def folder(root):

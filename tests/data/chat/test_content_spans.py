@@ -3,7 +3,7 @@
 import pytest
 from jinja2 import Environment
 
-from data.chat.content_spans import ControlTokens
+from slm.data.chat.content_spans import ControlTokens
 
 NAMES = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
 CHATML = "{% for m in messages %}<|im_start|>user\n{{ CONTENT }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from data.chat.formats import BadRecordError, format_of, from_document, plain_text, read_record, to_document
+from slm.data.chat.formats import BadRecordError, format_of, from_document, plain_text, read_record, to_document
 
 ASKED, ANSWERED = {"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Fine."}
 SAME = {

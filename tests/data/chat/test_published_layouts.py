@@ -10,9 +10,9 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from data.chat.formats import read_record, to_document
-from data.chat.template import CHATML
-from data.chat.tokens import ChatEncoder
+from slm.data.chat.formats import read_record, to_document
+from slm.data.chat.template import CHATML
+from slm.data.chat.tokens import ChatEncoder
 from tests.helpers import chat_model
 from tests.helpers import tool_templates as templates
 

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from data.chat import questions
-from data.chat.story_chat import conversation, exam
-from data.chat.story_facts import HELD_OUT_NAMES, NotingTeller
-from data.tales.plots import PLOTS
+from slm.data.chat import questions
+from slm.data.chat.story_chat import conversation, exam
+from slm.data.chat.story_facts import HELD_OUT_NAMES, NotingTeller
+from slm.data.tales.plots import PLOTS
 
 
 def test_the_same_number_is_always_the_same_conversation():

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from data.chat.template import CHATML, ChatTemplate, TemplateRefusesError
-from data.errors import UserError
+from slm.data.chat.template import CHATML, ChatTemplate, TemplateRefusesError
+from slm.data.errors import UserError
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 LLAMA3 = (

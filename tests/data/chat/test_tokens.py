@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from data.chat.formats import to_document
-from data.chat.tokens import ChatEncoder, chat_tokenizer, own_template, with_chatml
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import EOT, Tokenizer, special_token, token_first, tokenizer_config
-from data.tokenizers.train_bpe import train
+from slm.data.chat.formats import to_document
+from slm.data.chat.tokens import ChatEncoder, chat_tokenizer, own_template, with_chatml
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import EOT, Tokenizer, special_token, token_first, tokenizer_config
+from slm.data.tokenizers.train_bpe import train
 from tests.data.chat.test_template import LLAMA3, talk
 
 TEXTS = ["The quick fox said hello to the lazy dog.", "What is the name of the fox? It is Leo."] * 20

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from data.chat.template import CHATML, ChatTemplate, TemplateRefusesError
-from data.chat.tool_template import with_tools
-from serve.tools.call_form import OWN_FORM, call_form, in_own_form, without_system
+from slm.data.chat.template import CHATML, ChatTemplate, TemplateRefusesError
+from slm.data.chat.tool_template import with_tools
+from slm.serve.tools.call_form import OWN_FORM, call_form, in_own_form, without_system
 from tests.helpers import tool_templates as templates
 
 ALL = ("tools", "calls", "results")

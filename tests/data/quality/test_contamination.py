@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from data.config import DataConfig
-from data.errors import UserError
-from data.quality.contamination import AROUND, GRAM, LONG, Contamination
-from data.sources.documents import iter_documents, make_plans
-from data.sources.filters import make_filter, options
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.quality.contamination import AROUND, GRAM, LONG, Contamination
+from slm.data.sources.documents import iter_documents, make_plans
+from slm.data.sources.filters import make_filter, options
 from tests.helpers.documents import local, write_jsonl
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]

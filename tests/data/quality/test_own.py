@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from data.config import TokenizerConfig
-from data.errors import UserError
-from data.quality.own import _module, own_filter
-from data.sources.documents import iter_documents, make_plans
-from data.stream.loader import Loader
-from data.tokenizers.make import make_tokenizer
+from slm.data.config import TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.quality.own import _module, own_filter
+from slm.data.sources.documents import iter_documents, make_plans
+from slm.data.stream.loader import Loader
+from slm.data.tokenizers.make import make_tokenizer
 from tests.helpers.documents import local, write_jsonl
 
 SOURCE = """

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from data.config import DataConfig
-from data.quality.personal import ADDRESS, CARD, EMAIL, KEY, TELEPHONE, luhn, mask
-from data.sources.documents import iter_documents, make_plans, open_stream
+from slm.data.config import DataConfig
+from slm.data.quality.personal import ADDRESS, CARD, EMAIL, KEY, TELEPHONE, luhn, mask
+from slm.data.sources.documents import iter_documents, make_plans, open_stream
 from tests.helpers.documents import local, take, write_jsonl
 
 MASKED = [

@@ -2,11 +2,11 @@
 
 import pytest
 
-from data.config import SourceConfig
-from data.errors import UserError
-from data.quality.repetition import broken_rule
-from data.sources.filters import make_filter
-from data.tales.story import story
+from slm.data.config import SourceConfig
+from slm.data.errors import UserError
+from slm.data.quality.repetition import broken_rule
+from slm.data.sources.filters import make_filter
+from slm.data.tales.story import story
 
 PROSE = "\n\n".join(story(1, n) for n in range(3))
 SENTENCES = [each.strip() + "." for each in PROSE.replace("\n", " ").split(".") if each.strip()]

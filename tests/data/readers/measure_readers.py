@@ -10,10 +10,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from data.bad_records import TALLY
-from data.readers.reader import Reading
-from data.sources import kinds
-from data.sources.files import TextFile
+from slm.data.bad_records import TALLY
+from slm.data.readers.reader import Reading
+from slm.data.sources import kinds
+from slm.data.sources.files import TextFile
 
 NEEDED = 20.0
 """kB of text a second: what a model of 10 million parameters learns from on two cores (5,000 tokens)."""

@@ -9,13 +9,13 @@ import zipfile
 import pytest
 import zstandard
 
-from data.bad_records import TALLY, BadRecordError
-from data.errors import UserError
-from data.readers import bounds
-from data.readers.reader import Reading
-from data.sources.corpus import CorpusStream, FileCorpus
-from data.sources.files import TextFile
-from data.sources.kinds import READERS
+from slm.data.bad_records import TALLY, BadRecordError
+from slm.data.errors import UserError
+from slm.data.readers import bounds
+from slm.data.readers.reader import Reading
+from slm.data.sources.corpus import CorpusStream, FileCorpus
+from slm.data.sources.files import TextFile
+from slm.data.sources.kinds import READERS
 
 MEMBERS = {
     "notes/a.txt": b"The first text.",

@@ -3,8 +3,8 @@ import zipfile
 
 import pytest
 
-from data.bad_records import BadRecordError
-from data.readers import epub
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import epub
 
 CONTAINER = '<container xmlns="c"><rootfiles><rootfile full-path="OEBPS/book.opf"/></rootfiles></container>'
 PACKAGE = """<?xml version="1.0"?><package xmlns="p"><manifest>

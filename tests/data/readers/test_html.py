@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from data.bad_records import BadRecordError
-from data.readers import html, notebook
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import html, notebook
 
 PAGE = """<!doctype html><html><head><title>t</title><script>bad()</script></head><body>
 <nav><ul><li><a href="/">Home</a><ul><li>Deep menu</li></ul></li></ul></nav>

@@ -4,9 +4,9 @@ from email.message import EmailMessage
 
 import pytest
 
-from data.bad_records import BadRecordError
-from data.readers import mail
-from data.readers.reader import Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import mail
+from slm.data.readers.reader import Reading
 
 
 def read(data, start=0):

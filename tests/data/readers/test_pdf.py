@@ -6,8 +6,8 @@ from reportlab.lib.styles import getSampleStyleSheet
 from reportlab.pdfgen.canvas import Canvas
 from reportlab.platypus import BaseDocTemplate, Frame, PageTemplate, Paragraph, Preformatted
 
-from data.bad_records import BadRecordError
-from data.readers import pdf
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import pdf
 
 STYLES = getSampleStyleSheet()
 SENTENCES = [f"Sentence {i} says something about the matter and is followed by another one." for i in range(12)]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.bad_records import BadRecordError
-from data.readers import table
-from data.readers.reader import Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import table
+from slm.data.readers.reader import Reading
 
 
 def read(data, reader=table.CSV, start=0, **options):

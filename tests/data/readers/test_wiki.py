@@ -3,9 +3,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from data.bad_records import BadRecordError
-from data.readers import wiki
-from data.readers.reader import Reading
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import wiki
+from slm.data.readers.reader import Reading
 
 HEAD = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11">\n<siteinfo/>\n'
 

@@ -6,10 +6,10 @@ import io
 import pytest
 import zstandard
 
-from data.errors import UserError
-from data.sources import compressed
-from data.sources.compressed import open_binary
-from data.sources.files import Reading, read
+from slm.data.errors import UserError
+from slm.data.sources import compressed
+from slm.data.sources.compressed import open_binary
+from slm.data.sources.files import Reading, read
 
 TEXT = b"".join(b"Sentence %d of the text.\n\n" % i for i in range(4000))
 HALF = len(TEXT) // 2

@@ -5,16 +5,16 @@ import zipfile
 
 import pytest
 
-from data.bad_records import TALLY
-from data.config import DataConfig, TokenizerConfig
-from data.errors import UserError
-from data.sources import files, kinds
-from data.sources.documents import iter_documents
-from data.sources.plan import plan_sources
-from data.stream import token_cache
-from data.stream.loader import Loader
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
+from slm.data.bad_records import TALLY
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.sources import files, kinds
+from slm.data.sources.documents import iter_documents
+from slm.data.sources.plan import plan_sources
+from slm.data.stream import token_cache
+from slm.data.stream.loader import Loader
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
 
 PAGE = "<html><body><nav>Menu</nav><main><h1>{0}</h1><p>{1}</p></main></body></html>"
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from data.sources.corpus import CorpusStream, FileCorpus, SelectedCorpus
-from data.sources.files import Reading
+from slm.data.sources.corpus import CorpusStream, FileCorpus, SelectedCorpus
+from slm.data.sources.files import Reading
 from tests.helpers.documents import take, write_jsonl
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from data.config import DataConfig, SourceConfig
-from data.sources.contents import unit_hash
-from data.sources.documents import iter_documents, make_plans, open_documents, sample_documents
-from data.tales.story import story
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.documents import iter_documents, make_plans, open_documents, sample_documents
+from slm.data.tales.story import story
 from tests.helpers.documents import local, take, write_jsonl
 
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from data.config import DataConfig, SourceConfig
-from data.sources.contents import unit_hash
-from data.sources.documents import iter_documents, make_plans
-from data.sources.duplicates import Finder, normalized, shingles
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.documents import iter_documents, make_plans
+from slm.data.sources.duplicates import Finder, normalized, shingles
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 

@@ -12,11 +12,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.bad_records import REPLACED, TALLY
-from data.errors import UserError
-from data.readers import reader
-from data.sources.documents import iter_documents, make_plans
-from data.sources.files import Reading, expand, is_undivided, parse, read
+from slm.data.bad_records import REPLACED, TALLY
+from slm.data.errors import UserError
+from slm.data.readers import reader
+from slm.data.sources.documents import iter_documents, make_plans
+from slm.data.sources.files import Reading, expand, is_undivided, parse, read
 from tests.helpers.documents import local, write_jsonl
 
 

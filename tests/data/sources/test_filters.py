@@ -2,9 +2,9 @@
 
 import pytest
 
-from data.config import DataConfig, SourceConfig
-from data.sources.documents import iter_documents
-from data.sources.filters import make_filter
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.sources.documents import iter_documents
+from slm.data.sources.filters import make_filter
 
 
 def reason(text, **options):

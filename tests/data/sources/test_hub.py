@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.bad_records import TALLY
-from data.config import DataConfig, SourceConfig, TokenizerConfig
-from data.errors import UserError
-from data.sources import hub
-from data.sources.corpus import CorpusStream
-from data.sources.documents import iter_documents, make_plans, open_documents, open_stream
-from data.stream.loader import Loader, validation_blocks
-from data.tokenizers.make import make_tokenizer
+from slm.data.bad_records import TALLY
+from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.sources import hub
+from slm.data.sources.corpus import CorpusStream
+from slm.data.sources.documents import iter_documents, make_plans, open_documents, open_stream
+from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.tokenizers.make import make_tokenizer
 from tests.helpers.documents import take
 
 

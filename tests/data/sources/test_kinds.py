@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
-from data.readers.encodings import advice, guess, not_text
-from data.sources.kinds import KINDS, READERS, file_format, suffix, tell
+from slm.data.readers.encodings import advice, guess, not_text
+from slm.data.sources.kinds import KINDS, READERS, file_format, suffix, tell
 
 ENGLISH = "He said that it’s fine — the quick brown fox jumps over the lazy dog, and then some.\n" * 20
 RUSSIAN = "Широкая электрификация южных губерний даст мощный толчок подъёму сельского хозяйства.\n" * 20

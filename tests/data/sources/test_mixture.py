@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from data.sources.mixture import Filtered, Mixture, Repeated, Shuffled, latest_epoch, text_bytes
+from slm.data.sources.mixture import Filtered, Mixture, Repeated, Shuffled, latest_epoch, text_bytes
 from tests.helpers.documents import Listed, take
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_began_with_groups_of_several_epochs_reads_on_so():
 
 
 def test_a_group_is_bounded_in_characters(monkeypatch):
-    monkeypatch.setattr("data.sources.mixture.GROUP_CHARS", 25)
+    monkeypatch.setattr("slm.data.sources.mixture.GROUP_CHARS", 25)
     texts = named("a", 12)
     shuffled = take(Shuffled(once(texts), size=100, seed="1"))
     assert [sorted(shuffled[i : i + 3]) for i in range(0, 12, 3)] == [texts[i : i + 3] for i in range(0, 12, 3)]

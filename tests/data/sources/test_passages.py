@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sources.passages import middle, without
+from slm.data.sources.passages import middle, without
 
 PROSE = "\n\n".join(f"Paragraph {i}. " + "Some words follow, and some more. " * 6 for i in range(400))
 

@@ -4,10 +4,10 @@ import tracemalloc
 
 import pytest
 
-from data.config import DataConfig, SourceConfig
-from data.errors import UserError
-from data.sources.contents import unit_hash
-from data.sources.documents import iter_documents, make_plans
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.documents import iter_documents, make_plans
 from tests.helpers.documents import local, write_jsonl
 
 
@@ -30,7 +30,7 @@ def test_validation_files_are_kept_apart(tmp_path):
 
 
 def test_a_changed_corpus_has_another_selection(tmp_path):
-    """The fingerprint leaves what is in local files to ``data.stream.read_so_far``."""
+    """The fingerprint leaves what is in local files to ``slm.data.stream.read_so_far``."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three"])
     before = make_plans(local(path), "train")[0].selection
     assert before == make_plans(local(path), "train")[0].selection
@@ -59,8 +59,8 @@ def test_no_files_named():
 
 def test_a_large_corpus_is_not_read_to_split_it(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", [f"Document {i}" for i in range(1000)])
-    monkeypatch.setattr("data.sources.plan.SMALL_CORPUS", 100)
-    monkeypatch.setattr("data.sources.plan.hold_out", None)  # calling it would fail
+    monkeypatch.setattr("slm.data.sources.plan.SMALL_CORPUS", 100)
+    monkeypatch.setattr("slm.data.sources.plan.hold_out", None)  # calling it would fail
     assert make_plans(local(path), "train")[0].held_out == 0.01
 
 
@@ -193,7 +193,7 @@ def test_no_passage_of_one_source_is_trained_on_in_another(tmp_path):
 
 def test_a_large_file_stays_streamed(tmp_path, monkeypatch):
     """Beyond ``document_chars`` a file is cut at blank lines, and the memory that reading takes is bounded."""
-    monkeypatch.setattr("data.sources.plan.SMALL_CORPUS", 1 << 20)
+    monkeypatch.setattr("slm.data.sources.plan.SMALL_CORPUS", 1 << 20)
     (tmp_path / "a.txt").write_text(book(1) * 30)
     config = local(tmp_path, document_chars=1 << 20)
     size = (tmp_path / "a.txt").stat().st_size

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.errors import UserError
-from data.sources import retry
+from slm.data.errors import UserError
+from slm.data.sources import retry
 from tests.helpers import flaky_hub
 
 READ = """
 import json, sys, time
 sleep = time.sleep
 time.sleep = lambda seconds: sleep(min(seconds, 0.01))  # every library's patience, shortened
-from data.config import DataConfig, TokenizerConfig
-from data.stream.loader import Loader
-from data.sources.documents import make_plans, open_documents
-from data.tokenizers.make import load_tokenizer
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.stream.loader import Loader
+from slm.data.sources.documents import make_plans, open_documents
+from slm.data.tokenizers.make import load_tokenizer
 
 def documents(stream):
     found = []
@@ -68,8 +68,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from data.config import TokenizerConfig
-    from data.tokenizers.make import make_tokenizer
+    from slm.data.config import TokenizerConfig
+    from slm.data.tokenizers.make import make_tokenizer
 
     tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300), lambda: iter(["0123456789abcdef " * 50]))
     tokenizer.save(tmp_path_factory.mktemp("tokenizer"))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.errors import UserError
-from data.sources import wikitext
+from slm.data.errors import UserError
+from slm.data.sources import wikitext
 
 
 def test_the_canonical_file(shared_data):

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from data.sources.mixture import Repeated
-from data.stream import blocks
-from data.stream.blocks import EveryNth, ShuffledBlocks
-from data.stream.packing import Packer, Tokenized
+from slm.data.sources.mixture import Repeated
+from slm.data.stream import blocks
+from slm.data.stream.blocks import EveryNth, ShuffledBlocks
+from slm.data.stream.packing import Packer, Tokenized
 from tests.helpers.documents import Listed, take
 
 

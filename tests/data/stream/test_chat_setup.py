@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from data.chat.formats import to_document
-from data.chat.tokens import ChatEncoder, own_template
-from data.config import DataConfig
-from data.errors import UserError
-from data.stream.chat_setup import chat_setup, with_moment
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.formats import to_document
+from slm.data.chat.tokens import ChatEncoder, own_template
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.stream.chat_setup import chat_setup, with_moment
+from slm.data.tokenizers.tokenizer import Tokenizer
 from tests.data.chat.test_tool_template import CALL, SMOLLM2, TOOL
 from tests.helpers import chat_model
 from tests.helpers import tool_templates as templates

@@ -8,15 +8,15 @@ import re
 import numpy as np
 import pytest
 
-from data.chat.story_chat import conversation
-from data.chat.tokens import ChatEncoder, with_chatml
-from data.config import DataConfig, SourceConfig
-from data.errors import UserError
-from data.stream import marks
-from data.stream.conversations import place
-from data.stream.loader import Loader, validation_blocks
-from data.tokenizers.tokenizer import Tokenizer
-from data.tokenizers.train_bpe import train
+from slm.data.chat.story_chat import conversation
+from slm.data.chat.tokens import ChatEncoder, with_chatml
+from slm.data.config import DataConfig, SourceConfig
+from slm.data.errors import UserError
+from slm.data.stream import marks
+from slm.data.stream.conversations import place
+from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.tokenizers.tokenizer import Tokenizer
+from slm.data.tokenizers.train_bpe import train
 
 CONFIG = DataConfig(kind="story_chat", shuffle_buffer=0)
 
@@ -45,7 +45,7 @@ def test_blocks_hold_whole_conversations_in_which_the_answers_are_scored():
     encoder = ChatEncoder(TOKENIZER)
     known = {}
     for index in range(400):
-        from data.chat.formats import to_document
+        from slm.data.chat.formats import to_document
 
         ids, scored, _ = encoder.conversation(to_document(conversation(1, index)))
         known[tuple(ids.tolist())] = scored.tolist()
@@ -162,7 +162,7 @@ def test_bins_are_never_too_full_and_hold_every_item_once():
 
 
 def test_answers_that_come_too_late_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
+    monkeypatch.setattr("slm.data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
     path = tmp_path / "late.jsonl"
     made = [{"prompt": f"{i} " + "Say it. " * 60, "completion": f"It {i}."} for i in range(40)]
     path.write_text("\n".join(map(json.dumps, made)))
@@ -212,7 +212,7 @@ def test_pairs_lie_next_to_each_other_and_only_what_differs_is_scored(tmp_path):
 
 
 def test_a_pair_that_is_too_long_keeps_both_beginnings(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
+    monkeypatch.setattr("slm.data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
     path = tmp_path / "pairs.jsonl"
     long = [{"prompt": f"Say {i}", "chosen": "A cat. " * 60, "rejected": "No. "} for i in range(20)]
     path.write_text("\n".join(map(json.dumps, long)))

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from data.config import DataConfig, SourceConfig, TokenizerConfig
-from data.errors import UserError
-from data.stream.loader import SPREAD, EndOfTextError, Loader, as_it_began, at_saved_commits, validation_blocks
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
-from data.tokenizers.tokenizer import Tokenizer, special_token, token_first
+from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.stream.loader import SPREAD, EndOfTextError, Loader, as_it_began, at_saved_commits, validation_blocks
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer, special_token, token_first
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +100,8 @@ def test_resumes_bit_for_bit_at_any_batch(corpus, books, tokenizer, workers, kin
 
 def test_workers_give_what_their_shards_give(corpus, tokenizer):
     """Processes change who reads, not what: with two workers blocks come in turn from the two shards."""
-    from data.sources.documents import make_plans
-    from data.stream.pipeline import open_pipeline
+    from slm.data.sources.documents import make_plans
+    from slm.data.stream.pipeline import open_pipeline
 
     config = files(corpus)
     shards = [
@@ -134,7 +134,7 @@ def test_ranks_read_different_text(corpus, tokenizer):
 
 def test_an_epoch_holds_every_token_once(corpus, tokenizer):
     """Unshuffled, the stream is the training documents in order, then again."""
-    from data.sources.documents import iter_documents
+    from slm.data.sources.documents import iter_documents
 
     config = DataConfig(kind="files", files=[str(corpus / "0.jsonl")], shuffle_buffer=0, val_fraction=0.1)
     stream = [t for text in iter_documents(config, "train", 7) for t in [*tokenizer.encode(text), tokenizer.eot_id]]
@@ -147,7 +147,7 @@ def test_an_epoch_holds_every_token_once(corpus, tokenizer):
 
 def test_two_books_have_two_ends(books, tokenizer):
     """An epoch's blocks are the two books, whatever their order, with one end-of-text token after each."""
-    from data.sources.documents import iter_documents
+    from slm.data.sources.documents import iter_documents
 
     texts = list(iter_documents(files(books), "train", 7))
     n_tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts)
@@ -355,9 +355,9 @@ def test_close_ends_the_processes_and_iterating_starts_them_again(corpus, tokeni
 
 SCRIPT = """
 import os, signal, sys, time
-from data.config import DataConfig
-from data.stream.loader import Loader
-from data.tokenizers.make import load_tokenizer
+from slm.data.config import DataConfig
+from slm.data.stream.loader import Loader
+from slm.data.tokenizers.make import load_tokenizer
 
 def main():
     loader = Loader(DataConfig(kind="tales", shuffle_buffer=0), load_tokenizer(sys.argv[1]),
@@ -426,8 +426,8 @@ def test_ctrl_c_is_the_parents_alone(child):
 
 def test_importing_the_room_is_light(repository):
     code = (
-        "import sys, data.stream.loader, data.stream.worker, data.tokenizers.tokenizer\n"
-        "import data.sources.plan, data.sources.wikitext, data.tokenizers.make\n"
+        "import sys, slm.data.stream.loader, slm.data.stream.worker, slm.data.tokenizers.tokenizer\n"
+        "import slm.data.sources.plan, slm.data.sources.wikitext, slm.data.tokenizers.make\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'httpx', 'tiktoken', 'requests'}"
         " & set(sys.modules)))"
     )

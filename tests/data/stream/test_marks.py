@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data.stream import marks
+from slm.data.stream import marks
 
 
 def test_ids_come_back_and_only_the_chosen_ones_are_scored():

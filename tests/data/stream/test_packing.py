@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.stream.packing import Packer, Tokenized, document_starts
+from slm.data.stream.packing import Packer, Tokenized, document_starts
 from tests.helpers.documents import Listed
 
 

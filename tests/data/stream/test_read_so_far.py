@@ -8,12 +8,12 @@ import shutil
 import numpy as np
 import pytest
 
-from data.config import DataConfig, TokenizerConfig
-from data.errors import UserError
-from data.sources.documents import file_order, make_plans
-from data.stream.loader import Loader, validation_blocks
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.sources.documents import file_order, make_plans
+from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
 
 
 @pytest.fixture(scope="module")

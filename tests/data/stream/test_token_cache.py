@@ -8,13 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
-from data import storage
-from data.config import DataConfig, TokenizerConfig
-from data.errors import UserError
-from data.stream import token_cache
-from data.stream.loader import Loader
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
+from slm.data import storage
+from slm.data.config import DataConfig, TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.stream import token_cache
+from slm.data.stream.loader import Loader
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
 
 
 @pytest.fixture(scope="module")

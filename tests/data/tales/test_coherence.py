@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from data.tales import words
-from data.tales.coherence import Coherence, coherence, mean_coherence
-from data.tales.story import story
+from slm.data.tales import words
+from slm.data.tales.coherence import Coherence, coherence, mean_coherence
+from slm.data.tales.story import story
 
 STORIES = [story(11, index) for index in range(120)]
 NAMES = (*words.GIRLS, *words.BOYS)

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from data.tales import story as tales
-from data.tales import words as tale_words
-from data.tales.plots import PLOTS
-from data.tales.teller import Teller
+from slm.data.tales import story as tales
+from slm.data.tales import words as tale_words
+from slm.data.tales.plots import PLOTS
+from slm.data.tales.teller import Teller
 
 STORIES = [tales.story(0, index) for index in range(4000)]
 

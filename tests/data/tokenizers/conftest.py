@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.config import TokenizerConfig
-from data.tokenizers.make import load_tokenizer, make_tokenizer
+from slm.data.config import TokenizerConfig
+from slm.data.tokenizers.make import load_tokenizer, make_tokenizer
 from tests.helpers.tokenizers import auto, stories
 
 

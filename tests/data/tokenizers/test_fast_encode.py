@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.config import TokenizerConfig
-from data.tales.story import story
-from data.tokenizers.fast_encode import make_encode, mergeable_ranks
-from data.tokenizers.make import make_tokenizer
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.config import TokenizerConfig
+from slm.data.tales.story import story
+from slm.data.tokenizers.fast_encode import make_encode, mergeable_ranks
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
 
 
 def trained(vocab_size, texts):

@@ -8,10 +8,10 @@ import sentencepiece
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from data.errors import UserError
-from data.tales.story import story
-from data.tokenizers import from_sentencepiece as ours
-from data.tokenizers.make import load_tokenizer
+from slm.data.errors import UserError
+from slm.data.tales.story import story
+from slm.data.tokenizers import from_sentencepiece as ours
+from slm.data.tokenizers.make import load_tokenizer
 from tests.helpers.tokenizers import auto
 
 PIECES = [

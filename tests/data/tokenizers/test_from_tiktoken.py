@@ -6,11 +6,11 @@ import pytest
 import tiktoken
 from hypothesis import given
 
-from data.config import TokenizerConfig
-from data.errors import UserError
-from data.tokenizers import from_tiktoken as ours
-from data.tokenizers.make import make_tokenizer
-from data.tokenizers.tokenizer import EOT, Tokenizer
+from slm.data.config import TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.tokenizers import from_tiktoken as ours
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import EOT, Tokenizer
 from tests.helpers.tokenizers import PIECES, any_text, many
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from data.config import TokenizerConfig
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer, make_tokenizer
-from data.tokenizers.tokenizer import EOT
+from slm.data.config import TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer, make_tokenizer
+from slm.data.tokenizers.tokenizer import EOT
 from tests.helpers.tokenizers import auto, ids_of, stories
 
 
@@ -96,7 +96,7 @@ def test_missing_files(tmp_path):
 
 def test_without_its_vocabulary_a_bpe_of_ones_own_text_can_serve(monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("data.tokenizers.from_tiktoken._fetch", _refuse)
+    monkeypatch.setattr("slm.data.tokenizers.from_tiktoken._fetch", _refuse)
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     config = TokenizerConfig(kind="tiktoken", name="p50k_base", fallback="bpe", vocab_size=300)
     warnings = []

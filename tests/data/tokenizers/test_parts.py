@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from data.tokenizers.parts import PartEncoder, has_odd_tokens, space_before
-from data.tokenizers.tokenizer import EOT, Tokenizer, tokenizer_config
-from data.tokenizers.train_bpe import train
+from slm.data.tokenizers.parts import PartEncoder, has_odd_tokens, space_before
+from slm.data.tokenizers.tokenizer import EOT, Tokenizer, tokenizer_config
+from slm.data.tokenizers.train_bpe import train
 
 TEXTS = ["the cat sat on a mat, and it was warm.", "  spaces   and\n\nlines\tof text"] * 30
 FLAGS = ("rstrip", "lstrip", "single_word", "normalized")

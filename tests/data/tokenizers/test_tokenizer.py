@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 from hypothesis import given
 
-from data.tokenizers.tokenizer import EOT
+from slm.data.tokenizers.tokenizer import EOT
 from tests.helpers.tokenizers import any_text, ids_of, many
 
 

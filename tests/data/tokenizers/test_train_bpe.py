@@ -2,11 +2,11 @@
 
 import pytest
 
-from data.config import TokenizerConfig
-from data.errors import UserError
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
-from data.tokenizers.tokenizer import EOT
+from slm.data.config import TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import EOT
 from tests.helpers.tokenizers import stories
 
 

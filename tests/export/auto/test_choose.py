@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from export.auto.choose import frontier, least
+from slm.export.auto.choose import frontier, least
 
 
 def items(seed: int, n_items: int, n_options: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

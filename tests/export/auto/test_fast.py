@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from export.auto.candidates import bits, candidates
-from export.auto.fast import TRIES, fast_enough
-from export.auto.options import Matrix, Options
-from export.auto.pace import Pace
-from export.auto.planner import Choice, Planner
-from export.source import open_source
-from export.target import parse_target
-from export.texts import Text
 from slm import runs
+from slm.export.auto.candidates import bits, candidates
+from slm.export.auto.fast import TRIES, fast_enough
+from slm.export.auto.options import Matrix, Options
+from slm.export.auto.pace import Pace
+from slm.export.auto.planner import Choice, Planner
+from slm.export.source import open_source
+from slm.export.target import parse_target
+from slm.export.texts import Text
 from slm.llama.gguf_check import read_header
 from slm.llama.speed import DecodeSpeeds, Shape
 from tests.helpers import tiny_checkpoint as tiny

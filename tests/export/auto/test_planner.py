@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from data.errors import UserError
-from export.__main__ import main
-from export.auto.candidates import TYPES, bits
-from export.auto.make import make_chosen
-from export.auto.planner import Planner
-from export.proof import Proof
-from export.source import open_source
-from export.target import parse_target
-from export.texts import calibration_text
 from slm import runs
+from slm.data.errors import UserError
+from slm.export.__main__ import main
+from slm.export.auto.candidates import TYPES, bits
+from slm.export.auto.make import make_chosen
+from slm.export.auto.planner import Planner
+from slm.export.proof import Proof
+from slm.export.source import open_source
+from slm.export.target import parse_target
+from slm.export.texts import calibration_text
 from slm.exported import quant_of
 from slm.llama.gguf_check import read_header
 from slm.llama.speed import DecodeSpeeds, Shape, timing

@@ -1,7 +1,7 @@
 import pytest
 
-from export.bench.front import fronts, on_front, recommendation
-from export.bench.page import draw, write_page
+from slm.export.bench.front import fronts, on_front, recommendation
+from slm.export.bench.page import draw, write_page
 from slm.machine.record import machine_record
 from slm.report import perplexity_text
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.errors import UserError
-from export.bench.__main__ import main
-from export.bench.config import SweepConfig, nominal_bits, variants
-from export.config import CalibrationConfig, ExportConfig
-from export.pipeline import export
+from slm.data.errors import UserError
 from slm.evaluate.perplexity import bits_per_byte, reduce, sliding_plan
 from slm.evaluate.scorers import GGUFScorer
 from slm.evaluate.text import read_text, shorten
+from slm.export.bench.__main__ import main
+from slm.export.bench.config import SweepConfig, nominal_bits, variants
+from slm.export.config import CalibrationConfig, ExportConfig
+from slm.export.pipeline import export
 from slm.llama.speed import timing
 from tests.helpers import tiny_checkpoint as tiny
 
@@ -47,7 +47,7 @@ def test_which_files_are_made():
 
 
 def test_the_figures_are_those_of_the_exported_files(run, capsys, monkeypatch):
-    """Perplexity and divergence, computed again from what ``python -m export`` wrote."""
+    """Perplexity and divergence, computed again from what ``python -m slm.export`` wrote."""
     monkeypatch.setattr(timing, "_LEAST_S", 0.01)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     words = [

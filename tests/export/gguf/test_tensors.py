@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
-from export.gguf.tensors import (
+from slm.data.errors import UserError
+from slm.export.gguf.tensors import (
     check_weights,
     encode,
     gguf_tensors,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from export.config import ExportConfig
-from export.pipeline import export
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from slm.llama.gguf_check import read_header
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.tokenizers import save_gemma_like
@@ -49,8 +49,8 @@ def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_
     if not source:
         pytest.skip("SLM_LLAMA_CPP does not name a llama.cpp source tree (with convert_hf_to_gguf.py)")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tiktoken_cache"))
-    from data.config import TokenizerConfig
-    from data.tokenizers.make import make_tokenizer
+    from slm.data.config import TokenizerConfig
+    from slm.data.tokenizers.make import make_tokenizer
 
     root, shape = tmp_path / "run", {"arch": arch, "tie_embeddings": tie, "d_model": 64, "head_dim": 16}
     folder = root / "checkpoints" / "step-00000010"

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from data.errors import UserError
-from export.__main__ import EXIT_NOT_PROVEN, main
-from export.interchange import make
+from slm.data.errors import UserError
+from slm.export.__main__ import EXIT_NOT_PROVEN, main
+from slm.export.interchange import make
 from slm.model.checkpoint import load_model
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny

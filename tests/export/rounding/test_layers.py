@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
-from export.config import CalibrationConfig, ExportConfig, ProofConfig
-from export.gguf.tensors import in_gguf_order
-from export.pipeline import export
-from export.rounding.layers import is_held_out, round_layers
 from slm import runs
+from slm.data.errors import UserError
+from slm.export.config import CalibrationConfig, ExportConfig, ProofConfig
+from slm.export.gguf.tensors import in_gguf_order
+from slm.export.pipeline import export
+from slm.export.rounding.layers import is_held_out, round_layers
 from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows

@@ -4,11 +4,11 @@
 import httpx
 import pytest
 
-from serve.api.routes.table import api_routes
-from serve.api.static_pages import is_page, page_routes
-from serve.config import ServerOptions
-from serve.engine.config import EngineConfig
-from serve.pool.model_pool import Pool, Served
+from slm.serve.api.routes.table import api_routes
+from slm.serve.api.static_pages import is_page, page_routes
+from slm.serve.config import ServerOptions
+from slm.serve.engine.config import EngineConfig
+from slm.serve.pool.model_pool import Pool, Served
 
 
 def every_route(model_path) -> list[tuple[str, str]]:

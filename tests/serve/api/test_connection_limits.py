@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.api.connection_limits import MAX_OPEN, connection_options
+from slm.serve.api.connection_limits import MAX_OPEN, connection_options
 from tests.helpers.sockets import PATIENCE_S, connection, everything, health_s, is_well, n_connections
 
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from serve.api.errors import ApiError, no_such_model, request_failed
-from serve.engine.messages import Failure
-from serve.pool.request_stream import RequestFailedError
+from slm.serve.api.errors import ApiError, no_such_model, request_failed
+from slm.serve.engine.messages import Failure
+from slm.serve.pool.request_stream import RequestFailedError
 
 
 def test_the_body_and_the_response():

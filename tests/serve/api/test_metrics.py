@@ -7,8 +7,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.api.metrics import CONTENT_TYPE, exposition
-from serve.pool.counters import Counters
+from slm.serve.api.metrics import CONTENT_TYPE, exposition
+from slm.serve.pool.counters import Counters
 
 
 def served(name: str, *, loaded: bool) -> SimpleNamespace:

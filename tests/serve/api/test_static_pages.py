@@ -2,8 +2,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from serve.api.errors import ApiError
-from serve.api.static_pages import is_page, page_routes
+from slm.serve.api.errors import ApiError
+from slm.serve.api.static_pages import is_page, page_routes
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
-from data.errors import UserError
-from serve.bench import contenders as module
-from serve.bench.config import BenchOptions
-from serve.bench.contenders import Contender, contenders, llama_cpp_server, llama_server, running
-from serve.bench.tools import find_tool
+from slm.data.errors import UserError
+from slm.serve.bench import contenders as module
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.contenders import Contender, contenders, llama_cpp_server, llama_server, running
+from slm.serve.bench.tools import find_tool
 
 
 def test_other_servers_use_physical_cores(monkeypatch):

@@ -3,10 +3,10 @@ import stat
 
 import pytest
 
-from data.errors import UserError
-from serve.bench import limit
-from serve.bench.config import BenchOptions
-from serve.bench.limit import Limiter, Rates, measure_here, median_rates
+from slm.data.errors import UserError
+from slm.serve.bench import limit
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.limit import Limiter, Rates, measure_here, median_rates
 
 
 @pytest.fixture

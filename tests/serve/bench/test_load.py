@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from serve.bench.load import Load, _events, run_load
-from serve.bench.measure import summary
+from slm.serve.bench.load import Load, _events, run_load
+from slm.serve.bench.measure import summary
 
 
 def test_a_server_that_is_not_there_or_says_no_is_counted_as_failed():

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from data.errors import UserError
-from serve.bench import __main__ as bench_main
+from slm.data.errors import UserError
+from slm.serve.bench import __main__ as bench_main
 from tests.helpers import REPOSITORY
 
 
 def bench(*words, timeout=120):
-    command = [sys.executable, "-m", "serve.bench", *words]
+    command = [sys.executable, "-m", "slm.serve.bench", *words]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout)
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from serve.bench.limit import Rates
-from serve.bench.load import Outcome, Report
-from serve.bench.measure import median_figures, quantile, summary
+from slm.serve.bench.limit import Rates
+from slm.serve.bench.load import Outcome, Report
+from slm.serve.bench.measure import median_figures, quantile, summary
 
 
 def test_figures():

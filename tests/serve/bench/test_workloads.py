@@ -3,10 +3,10 @@ from math import ceil
 
 import pytest
 
-from data.errors import UserError
-from serve.bench.config import BenchOptions
-from serve.bench.limit import Rates
-from serve.bench.workloads import Prompts, cases, mean_tokens
+from slm.data.errors import UserError
+from slm.serve.bench.config import BenchOptions
+from slm.serve.bench.limit import Rates
+from slm.serve.bench.workloads import Prompts, cases, mean_tokens
 
 OPTIONS = BenchOptions(
     clients=[1, 4],

@@ -1,5 +1,5 @@
-from serve.engine.delta_buffer import DeltaBuffer
-from serve.engine.messages import Delta, Failure, PrefillDone
+from slm.serve.engine.delta_buffer import DeltaBuffer
+from slm.serve.engine.messages import Delta, Failure, PrefillDone
 
 
 def delta(name, text, n, finish=None):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.engine.tokenize import Detokenizer
+from slm.serve.engine.tokenize import Detokenizer
 
 
 def feed(pieces, stop=()):

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
-from serve.engine.tokenize import tokenize_within
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
+from slm.serve.engine.tokenize import tokenize_within
 
 LONG = "a red boat in the river " * 20  # several batches
 TEXTS = ("once upon a time", LONG, "x", "the old fox", LONG + "!")
@@ -133,7 +133,7 @@ def test_texts_are_tokenized_when_their_turn_comes(engine, monkeypatch):
         tokenized.append(text)
         return tokenize_within(model, text, *args, **options)
 
-    monkeypatch.setattr("serve.engine.embedder.tokenize_within", counting)
+    monkeypatch.setattr("slm.serve.engine.embedder.tokenize_within", counting)
     texts = tuple(f"the old fox number {i}" for i in range(300))
     assert engine.handle(Embed(id="a", inputs=texts)) == []
     assert not tokenized

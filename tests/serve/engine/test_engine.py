@@ -5,12 +5,21 @@ import time
 import numpy as np
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Detokenize, Failure, Generate, PrefillDone, SamplingParams, Tokenize
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import (
+    Cancel,
+    Delta,
+    Detokenize,
+    Failure,
+    Generate,
+    PrefillDone,
+    SamplingParams,
+    Tokenize,
+)
 
 GREEDY = SamplingParams(temperature=0)
 PROMPTS = ["once upon a time", "the old fox", "hello", "a red boat in the river " * 12, "x"]

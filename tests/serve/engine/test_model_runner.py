@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from serve.engine.batch_plan import Chunk, Plan
-from serve.engine.config import EngineConfig
-from serve.engine.model_runner import ModelRunner
+from slm.serve.engine.batch_plan import Chunk, Plan
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.model_runner import ModelRunner
 
 PROMPTS = {0: tuple(b"the old fox"), 1: tuple(b"hello"), 2: tuple(b"a red boat in the river")}
 

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from serve.engine.generation import make_sampler
-from serve.engine.messages import SamplingParams
-from serve.engine.vocabulary import log_probabilities, most_likely
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
+from slm.serve.engine.generation import make_sampler
+from slm.serve.engine.messages import SamplingParams
+from slm.serve.engine.vocabulary import log_probabilities, most_likely
 
 
 @pytest.fixture(scope="module")

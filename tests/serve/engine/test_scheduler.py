@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from serve.engine.batch_plan import Limits, make_plan
-from serve.engine.scheduler import Scheduler
-from serve.engine.sequence import Sequence
+from slm.serve.engine.batch_plan import Limits, make_plan
+from slm.serve.engine.scheduler import Scheduler
+from slm.serve.engine.sequence import Sequence
 
 LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=1000)
 

@@ -1,10 +1,10 @@
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams, Tokenize
-from serve.engine.tokenize import tokenize_within
 from slm.llama.model import Model
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams, Tokenize
+from slm.serve.engine.tokenize import tokenize_within
 
 LONG = "the old fox and the little bird " * 100_000
 PLAIN = {"add_special": False, "parse_special": False}

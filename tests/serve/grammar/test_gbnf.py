@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.grammar.gbnf import check
-from serve.grammar.tree import MAX_BYTES, GrammarError, quote
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
+from slm.serve.grammar.gbnf import check
+from slm.serve.grammar.tree import MAX_BYTES, GrammarError, quote
 
 
 @pytest.fixture(scope="module")

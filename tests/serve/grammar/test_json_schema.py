@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Delta, Failure, Generate, SamplingParams
-from serve.grammar.gbnf import check
-from serve.grammar.json_schema import MAX_DEPTH, json_object_grammar, schema_grammar
-from serve.grammar.tree import GrammarError
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Delta, Failure, Generate, SamplingParams
+from slm.serve.grammar.gbnf import check
+from slm.serve.grammar.json_schema import MAX_DEPTH, json_object_grammar, schema_grammar
+from slm.serve.grammar.tree import GrammarError
 
 
 @pytest.fixture(scope="module")

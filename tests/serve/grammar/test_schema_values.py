@@ -12,12 +12,12 @@ from decimal import Decimal
 import jsonschema
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Delta, Failure, Generate, SamplingParams
-from serve.grammar.json_schema import schema_grammar
-from serve.grammar.patterns import FORMATS
-from serve.grammar.tree import GrammarError
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Delta, Failure, Generate, SamplingParams
+from slm.serve.grammar.json_schema import schema_grammar
+from slm.serve.grammar.patterns import FORMATS
+from slm.serve.grammar.tree import GrammarError
 from tests.helpers.gbnf_match import Matcher
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import ServerOptions
-from serve.pool import autotune
-from serve.pool.engine_settings import engine_config
-from serve.pool.memory_plan import read_facts
 from slm.machine.hardware import n_threads
+from slm.serve.config import ServerOptions
+from slm.serve.pool import autotune
+from slm.serve.pool.engine_settings import engine_config
+from slm.serve.pool.memory_plan import read_facts
 
 
 def free_cores(monkeypatch, free: float | None) -> None:

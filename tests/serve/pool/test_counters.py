@@ -1,8 +1,8 @@
 import pytest
 
-from serve.engine.messages import Delta
-from serve.pool import counters as module
-from serve.pool.counters import Counters, SequenceTimes
+from slm.serve.engine.messages import Delta
+from slm.serve.pool import counters as module
+from slm.serve.pool.counters import Counters, SequenceTimes
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
-from serve.engine.config import EngineConfig
-from serve.engine.messages import Delta, Failure, Generate, ModelInfo, PrefillDone, Ready, StartFailed
-from serve.pool import engine_client
-from serve.pool.engine_client import EngineClient
-from serve.pool.request_stream import (
+from slm.data.errors import UserError
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, PrefillDone, Ready, StartFailed
+from slm.serve.pool import engine_client
+from slm.serve.pool.engine_client import EngineClient
+from slm.serve.pool.request_stream import (
     EngineDownError,
     QueueFullError,
     RequestFailedError,

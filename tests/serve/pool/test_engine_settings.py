@@ -2,11 +2,11 @@ from dataclasses import fields
 
 import pytest
 
-from data.errors import UserError
-from serve.config import ServeConfig, ServerOptions, load
-from serve.engine.config import EngineConfig, EngineOptions
-from serve.pool.engine_settings import engine_config
+from slm.data.errors import UserError
 from slm.machine.hardware import compute_threads
+from slm.serve.config import ServeConfig, ServerOptions, load
+from slm.serve.engine.config import EngineConfig, EngineOptions
+from slm.serve.pool.engine_settings import engine_config
 
 
 @pytest.fixture

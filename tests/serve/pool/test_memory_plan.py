@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.pool import memory_plan
-from serve.pool.memory_plan import budget_bytes, fit_slots, needed_bytes, read_facts
 from slm.machine import memory
 from slm.machine.memory import available_bytes
+from slm.serve.engine.config import EngineConfig
+from slm.serve.pool import memory_plan
+from slm.serve.pool.memory_plan import budget_bytes, fit_slots, needed_bytes, read_facts
 from tests.helpers import tiny_checkpoint
 
 GIB = 2**30
@@ -25,9 +25,9 @@ def test_the_estimate_covers_what_an_engine_takes(slow_path):
     code = (
         "import sys, psutil\n"
         "from pathlib import Path\n"
-        "from serve.engine.config import EngineConfig\n"
-        "from serve.engine.engine import Engine\n"
-        "from serve.engine.messages import Embed, Generate\n"
+        "from slm.serve.engine.config import EngineConfig\n"
+        "from slm.serve.engine.engine import Engine\n"
+        "from slm.serve.engine.messages import Embed, Generate\n"
         "e = Engine(EngineConfig(model_path=Path(sys.argv[1]), threads=1, slots=4, context=2048))\n"
         "for i in range(4): e.handle(Generate(id=str(i), prompt=tuple([7] * 1900), max_tokens=2))\n"
         "while e.busy: e.step()\n"

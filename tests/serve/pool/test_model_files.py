@@ -2,8 +2,8 @@ import shutil
 
 import pytest
 
-from data.errors import UserError
-from serve.pool.model_files import named_models, resolve_model
+from slm.data.errors import UserError
+from slm.serve.pool.model_files import named_models, resolve_model
 
 
 @pytest.fixture

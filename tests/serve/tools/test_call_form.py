@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.chat.template import CHATML, ChatTemplate
-from serve.tools.call_form import OWN_FORM, CallForm, call_form, in_own_form
+from slm.data.chat.template import CHATML, ChatTemplate
+from slm.serve.tools.call_form import OWN_FORM, CallForm, call_form, in_own_form
 from tests.helpers import tool_templates as templates
 
 TOOL = {"type": "function", "function": {"name": "now", "description": "the time", "parameters": {}}}

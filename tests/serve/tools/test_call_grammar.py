@@ -2,10 +2,10 @@
 
 import pytest
 
-from serve.grammar.json_schema import schema_grammar
-from serve.grammar.tree import GrammarError
-from serve.tools.call_form import OWN_FORM, CallForm
-from serve.tools.call_grammar import ToolUse, after_thought, reply_grammar
+from slm.serve.grammar.json_schema import schema_grammar
+from slm.serve.grammar.tree import GrammarError
+from slm.serve.tools.call_form import OWN_FORM, CallForm
+from slm.serve.tools.call_grammar import ToolUse, after_thought, reply_grammar
 from tests.helpers.gbnf_match import Matcher
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}

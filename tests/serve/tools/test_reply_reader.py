@@ -4,8 +4,8 @@ from itertools import groupby
 
 import pytest
 
-from serve.tools.call_form import OWN_FORM, CallForm
-from serve.tools.reply_reader import ReplyReader
+from slm.serve.tools.call_form import OWN_FORM, CallForm
+from slm.serve.tools.reply_reader import ReplyReader
 
 LLAMA3 = CallForm(prefix='{"name": "', middle='", "parameters": ', suffix="}", between=None)
 BONN = '<tool_call>\n{"name": "weather", "arguments": { "city": "B\\"}{"}}\n</tool_call>'

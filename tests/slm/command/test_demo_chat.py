@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.errors import UserError
 from slm.command import demo, demo_chat
+from slm.data.errors import UserError
 from tests.helpers import programs
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
 from slm.command import help, main
 from slm.command.table import COMMANDS
 from slm.configuration import CONFIG_DIR
+from slm.data.errors import UserError
 from tests.helpers import REPOSITORY
 
 

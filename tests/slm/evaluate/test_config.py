@@ -2,10 +2,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from data.errors import UserError
-from export.bench.config import SweepEvalConfig
 from slm.configuration import load
+from slm.data.errors import UserError
 from slm.evaluate.config import EvalConfig, EvaluateConfig
+from slm.export.bench.config import SweepEvalConfig
 
 
 def test_the_file_has_the_same_defaults():

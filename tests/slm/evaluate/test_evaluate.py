@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.pipeline import export
+from slm.data.errors import UserError
 from slm.evaluate.evaluate import ROW_KEYS, main
 from slm.evaluate.text import shorten
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny
 

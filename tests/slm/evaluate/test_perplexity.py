@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.evaluate.perplexity import (
     bits_per_byte,
     chunked_windows,

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.pipeline import export
+from slm.data.errors import UserError
 from slm.evaluate import tasks
 from slm.evaluate.continuations import Request, score_continuations
 from slm.evaluate.evaluate import main
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
 from slm.evaluate.task_index import folders_of_all, written_names
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from slm.model.checkpoint import load_model
 from slm.runs import resolve
 from tests.helpers import tiny_checkpoint as tiny

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from data.chat.story_chat import conversation
-from data.errors import UserError
+from slm.data.chat.story_chat import conversation
+from slm.data.errors import UserError
 from slm.evaluate.evaluate import main as evaluate
 from slm.hub import models
 from slm.model.checkpoint import load_config
+from slm.train.resolve import resolve
+from slm.train.tune.__main__ import tuning
 from tests.helpers import tiny_checkpoint as tiny
-from train.resolve import resolve
-from train.tune.__main__ import tuning
 
 
 def unchanged(config):

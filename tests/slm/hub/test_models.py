@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import constants
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.hub import models
 from slm.hub.name import hub_name
 from slm.model.checkpoint import load_config

@@ -6,16 +6,16 @@ import shutil
 import pytest
 import yaml
 
-from data.errors import UserError
-from export.config import ExportConfig
-from export.gguf.writer import without_folders
-from export.pipeline import export
-from serve.pool.model_files import resolve_model
+from slm.data.errors import UserError
+from slm.export.config import ExportConfig
+from slm.export.gguf.writer import without_folders
+from slm.export.pipeline import export
 from slm.exported import CONFIG_KEY
 from slm.hub import models, publish
 from slm.hub.card import MARK
 from slm.llama.gguf_check import read_header
 from slm.runs import resolve
+from slm.serve.pool.model_files import resolve_model
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -106,7 +106,7 @@ def test_what_is_published_can_be_used_by_its_name(run, hub, capsys, tmp_path):
 
 
 def calibrated(text):
-    from export.config import CalibrationConfig
+    from slm.export.config import CalibrationConfig
 
     return CalibrationConfig(text=text, chunks=2)
 

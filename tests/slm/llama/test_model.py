@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.model import Model, unfinished_character
 from tests.helpers import tiny_gguf
 

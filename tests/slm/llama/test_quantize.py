@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.errors import LlamaError
 from slm.llama.gguf_check import read_header
 from slm.llama.model import Model

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama import rebuild
 from slm.llama.verdict import Verdict, libraries
 from tests.helpers import broken_llama

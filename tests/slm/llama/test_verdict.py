@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama import verdict
 from tests.helpers import REPOSITORY, broken_llama
 
@@ -84,11 +84,11 @@ def test_a_build_that_computes_garbage_is_found_out(tmp_path):
     ("module", "words"),
     [
         ("export", ["run={folder}"]),
-        ("export.bench", ["run={folder}"]),
+        ("slm.export.bench", ["run={folder}"]),
         ("slm.evaluate", ["run={folder}", "eval.checkpoint=false", "eval.files=[{tiny}]"]),
         ("serve", ["model={tiny}", "port=0"]),
-        ("serve.bench", ["model={tiny}"]),
-        ("serve.terminal", ["model={tiny}", "prompt=x"]),
+        ("slm.serve.bench", ["model={tiny}"]),
+        ("slm.serve.terminal", ["model={tiny}", "prompt=x"]),
     ],
 )
 def test_every_command_refuses_such_a_build_in_one_line(module, words, tiny_path, tmp_path):
@@ -112,8 +112,13 @@ def test_every_command_refuses_such_a_build_in_one_line(module, words, tiny_path
 
 def test_no_command_loads_llama_cpp_before_it_is_watched():
     """A build may die when it is loaded."""
-    commands = ["export.__main__", "export.bench.__main__", "slm.evaluate.__main__", "slm.evaluate.exam.__main__"]
-    commands += ["serve.__main__", "serve.bench.__main__", "serve.terminal", "slm.doctor"]
+    commands = [
+        "slm.export.__main__",
+        "slm.export.bench.__main__",
+        "slm.evaluate.__main__",
+        "slm.evaluate.exam.__main__",
+    ]
+    commands += ["slm.serve.__main__", "slm.serve.bench.__main__", "slm.serve.terminal", "slm.doctor"]
     code = f"import sys, {', '.join(commands)}; sys.exit('llama_cpp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=120).returncode == 0
 

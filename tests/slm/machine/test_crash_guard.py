@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 SCRIPT = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm import cli
 from slm.machine.crash_guard import doing, guarded, temporary
 

@@ -35,7 +35,7 @@ def test_freed_memory_is_kept_and_asks_for_huge_pages() -> None:
 
 def test_a_benchmark_sets_threads_before_torch_is_there() -> None:
     """libgomp reads its variables once: ``share_cores`` inside a contender's process must come before torch."""
-    check = "import sys, train.tools.bench; assert 'torch' not in sys.modules"
+    check = "import sys, slm.train.tools.bench; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -12,11 +12,11 @@ from collections import Counter
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from train.run.resume import newest_intact
+from slm.train.run.resume import newest_intact
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
 

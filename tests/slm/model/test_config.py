@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.config import ModelConfig
 
 SMALL = dict(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model import lora
 from slm.model.checkpoint import ADAPTER, take_snapshot
 from slm.model.fingerprint import fingerprint

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.checkpoint import load_config, load_model, save_model
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.transformer import LanguageModel

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.setup import environment
 
 

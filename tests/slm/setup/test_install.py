@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.setup import __main__ as setup
 from slm.setup import install
 from tests.helpers import REPOSITORY

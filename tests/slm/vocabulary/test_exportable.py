@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer
-from data.tokenizers.tokenizer import Tokenizer, special_token
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer, special_token
 from slm.vocabulary import exportable
 from slm.vocabulary.exportable import require_exportable
 from slm.vocabulary.gguf_vocab import build_vocab

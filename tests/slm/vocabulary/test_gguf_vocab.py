@@ -8,8 +8,8 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer
 from slm.llama.model import Model
 from slm.vocabulary.exportable import write_vocabulary
 from slm.vocabulary.gguf_vocab import CONTROL, UNUSED, USER_DEFINED, build_vocab
@@ -64,8 +64,8 @@ def test_a_wrong_pre_tokenizer_is_found_out(bpe, tmp_path):
 
 def test_gpt2s_own_vocabulary(shared_data, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tiktoken_cache"))
-    from data.config import TokenizerConfig
-    from data.tokenizers.make import make_tokenizer
+    from slm.data.config import TokenizerConfig
+    from slm.data.tokenizers.make import make_tokenizer
 
     make_tokenizer(TokenizerConfig(kind="tiktoken", name="gpt2"), lambda: iter([])).save(tmp_path)
     wiki = (shared_data / "wikitext" / "wiki.test.raw").read_text(encoding="utf-8")

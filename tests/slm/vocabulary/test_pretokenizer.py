@@ -3,7 +3,7 @@ import json
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.vocabulary.pretokenizer import SPLIT_PATTERNS, by_structure, identify
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from data.chat.formats import to_document
-from data.chat.template import TemplateRefusesError
-from data.chat.tokens import ChatEncoder, with_chatml
-from data.stream.packing import Tokenized
-from data.tokenizers.tokenizer import Tokenizer
-from serve.chat_template import ChatPrompt
-from serve.engine.messages import ModelInfo
-from serve.engine.tokenize import tokenize_within
+from slm.data.chat.formats import to_document
+from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.tokens import ChatEncoder, with_chatml
+from slm.data.stream.packing import Tokenized
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.model import Model
+from slm.serve.chat_template import ChatPrompt
+from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.tokenize import tokenize_within
 from slm.vocabulary.exportable import failures
 from slm.vocabulary.same_ids import PROBES
 from tests.helpers import tool_templates as templates

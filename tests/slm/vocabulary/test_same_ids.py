@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.chat.template import CHATML, IM_END, IM_START
-from data.chat.tokens import ChatEncoder, with_chatml
+from slm.data.chat.template import CHATML, IM_END, IM_START
+from slm.data.chat.tokens import ChatEncoder, with_chatml
 from slm.llama.model import Model
 from slm.vocabulary.same_ids import chat_failures, conversations, prompts
 from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf

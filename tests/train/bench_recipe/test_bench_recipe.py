@@ -11,17 +11,14 @@ import time
 import pytest
 import torch
 
-import train.bench_recipe.nanochat as module
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer
+import slm.train.bench_recipe.nanochat as module
 from slm.configuration import load, to_dict, to_yaml
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_model
-from tests.helpers import tiny_checkpoint
-from tests.helpers.programs import Program
-from tests.helpers.small_run import OPTIONS, write_corpus
-from train.bench_recipe import bench, hf_trainer
-from train.bench_recipe.config import FINISHED, BenchRecipeConfig
-from train.bench_recipe.contender import (
+from slm.train.bench_recipe import bench, hf_trainer
+from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
+from slm.train.bench_recipe.contender import (
     Entry,
     StoppedContenderError,
     append_finished,
@@ -29,12 +26,15 @@ from train.bench_recipe.contender import (
     read_finished,
     timed,
 )
-from train.bench_recipe.nanochat import rehearsal_iterations, scaled_rates, step_seconds, steps_that_fit
-from train.bench_recipe.ours import chosen
-from train.bench_recipe.score import score
-from train.config import RunConfig, TrainConfig
-from train.report.run_record import RunRecord
-from train.run.run_state import check_set_up
+from slm.train.bench_recipe.nanochat import rehearsal_iterations, scaled_rates, step_seconds, steps_that_fit
+from slm.train.bench_recipe.ours import chosen
+from slm.train.bench_recipe.score import score
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.report.run_record import RunRecord
+from slm.train.run.run_state import check_set_up
+from tests.helpers import tiny_checkpoint
+from tests.helpers.programs import Program
+from tests.helpers.small_run import OPTIONS, write_corpus
 
 MINUTES = (0.3, 0.6, 2.0)
 """Tried in this order: with the machine busy, set-up alone may take the first. Next to two other tests it does not."""
@@ -102,7 +102,7 @@ def test_a_comparison_that_was_stopped_goes_on(corpus, tmp_path, capfd):
     """Ctrl-C ends our run with a checkpoint; with bench.resume it is continued, and nothing of it is lost."""
     words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", "bench.window=32", "bench.baselines=[]"]
     words.append("minutes=0.7")
-    comparison = Program("train.bench_recipe.bench", words, tmp_path)
+    comparison = Program("slm.train.bench_recipe.bench", words, tmp_path)
     end = time.time() + 60
     while steps_of(tmp_path) <= 20 and comparison.poll() is None and time.time() < end:
         time.sleep(0.1)

@@ -7,7 +7,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from train.bench_recipe.nanochat_scripts import PIECES
+from slm.train.bench_recipe.nanochat_scripts import PIECES
 
 TOKENIZER = '''
 """One id for each character, behind the interface of nanochat's tokenizer."""

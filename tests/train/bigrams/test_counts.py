@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from train.bigrams import counts
-from train.bigrams.counts import count_bigrams
+from slm.train.bigrams import counts
+from slm.train.bigrams.counts import count_bigrams
 
 
 def batches(n: int) -> list[np.ndarray]:

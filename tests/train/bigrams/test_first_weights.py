@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.transformer import LanguageModel
+from slm.train.bigrams.counts import count_bigrams
+from slm.train.bigrams.first_weights import set_first_weights
+from slm.train.config import RunConfig
 from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses, write_corpus
-from train.bigrams.counts import count_bigrams
-from train.bigrams.first_weights import set_first_weights
-from train.config import RunConfig
 
 V, D = 256, 64
 SHAPE = ModelConfig(

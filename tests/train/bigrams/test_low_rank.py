@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from train.bigrams.counts import Bigrams
-from train.bigrams.low_rank import SMOOTHING, UNSEEN, low_rank
+from slm.train.bigrams.counts import Bigrams
+from slm.train.bigrams.low_rank import SMOOTHING, UNSEEN, low_rank
 
 V = 120
 

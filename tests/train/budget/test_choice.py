@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from slm.train.budget import choice, choose
+from slm.train.budget.choice import Candidate, Wanted
+from slm.train.budget.corpus import CorpusSize
+from slm.train.budget.machine import Machine
+from slm.train.budget.shapes import SHAPES, VOCABULARIES
+from slm.train.predict.law import LossLaw, calibrated
 from tests.helpers.machines import MACHINE
-from train.budget import choice, choose
-from train.budget.choice import Candidate, Wanted
-from train.budget.corpus import CorpusSize
-from train.budget.machine import Machine
-from train.budget.shapes import SHAPES, VOCABULARIES
-from train.predict.law import LossLaw, calibrated
 
 LAW = LossLaw(floor=0.85, size=0.45, alpha=0.35, text=1.0, beta=0.4, error=0.01, span=(5e5, 5e6, 1e6, 1e7))
 TOKENS = dict(zip(VOCABULARIES, (3.0, 3.4, 3.75, 4.0, 4.2, 4.3), strict=True))

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
+from slm.train.budget import choice, choose
+from slm.train.budget.choice import Wanted
+from slm.train.resolve import Chosen, resolve
 from tests.helpers.machines import MACHINE
 from tests.train.budget.test_choice import chosen
-from train.budget import choice, choose
-from train.budget.choice import Wanted
-from train.resolve import Chosen, resolve
 
 
 def no_choice(*_):

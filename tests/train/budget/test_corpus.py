@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from data.config import DataConfig
-from data.errors import UserError
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.train.budget import corpus
 from tests.helpers.small_run import write_corpus
-from train.budget import corpus
 
 
 def test_small_text_is_counted_and_large_text_estimated_from_a_sample(tmp_path, monkeypatch):

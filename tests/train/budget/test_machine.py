@@ -4,10 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from train.budget import machine
-from train.budget.machine import LARGE_VOCAB, SAMPLED_WORDS, VOCAB, Timing, expected_seconds, measure, rates_of, spec_of
-from train.budget.shapes import SHAPES
-from train.config import OptimConfig, TrainConfig
+from slm.train.budget import machine
+from slm.train.budget.machine import (
+    LARGE_VOCAB,
+    SAMPLED_WORDS,
+    VOCAB,
+    Timing,
+    expected_seconds,
+    measure,
+    rates_of,
+    spec_of,
+)
+from slm.train.budget.shapes import SHAPES
+from slm.train.config import OptimConfig, TrainConfig
 
 TRAIN = TrainConfig(max_steps=1, seq_len=512, micro_batch=1, kernels=False, precision="f32", threads=1)
 

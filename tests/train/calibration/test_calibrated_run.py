@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 from slm.configuration import build, load_config
 from slm.runs import list_checkpoints
+from slm.train.calibration.end_of_run import COUNTS, HEAD
+from slm.train.config import RunConfig
+from slm.train.optim.average import TRAINED
 from tests.helpers.small_run import SmallRun, differences, records
-from train.calibration.end_of_run import COUNTS, HEAD
-from train.config import RunConfig
-from train.optim.average import TRAINED
 
 WORDS = (
     "optim=muon",

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from train.calibration import head as module
-from train.calibration.head import calibrate, log_frequencies
+from slm.train.calibration import head as module
+from slm.train.calibration.head import calibrate, log_frequencies
 
 WORDS, WIDTH, NEVER = 60, 16, 5
 

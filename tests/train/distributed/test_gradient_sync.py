@@ -2,7 +2,7 @@
 
 import torch
 
-from train.distributed.gradient_sync import buckets
+from slm.train.distributed.gradient_sync import buckets
 
 
 def parameters(*sizes: int) -> list[torch.nn.Parameter]:

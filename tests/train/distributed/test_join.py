@@ -2,7 +2,7 @@
 
 import socket
 
-from train.distributed.join import interface_towards
+from slm.train.distributed.join import interface_towards
 
 
 def test_the_interface_of_an_address_is_found():

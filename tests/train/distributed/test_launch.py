@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.errors import UserError
-from train.distributed import launch
+from slm.data.errors import UserError
+from slm.train.distributed import launch
 
 
 def test_the_launchers_words_are_its_own_and_the_rest_is_trainings():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from slm.train.distributed.launch_files import YOUNG_SECONDS, in_use, launch_folder
 from tests.helpers import REPOSITORY
-from train.distributed.launch_files import YOUNG_SECONDS, in_use, launch_folder
 
 HOLD = (
-    "import sys, time\nfrom train.distributed.launch_files import launch_folder\n"
+    "import sys, time\nfrom slm.train.distributed.launch_files import launch_folder\n"
     "with launch_folder() as folder: print(folder, flush=True); time.sleep(600)"
 )
 

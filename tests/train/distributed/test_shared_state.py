@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from data.config import DataConfig
-from data.errors import UserError
-from data.stream.loader import EndOfTextError
-from train.distributed.ranks import Ranks
-from train.distributed.shared_state import own_loader_state, synchronized_batches
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.stream.loader import EndOfTextError
+from slm.train.distributed.ranks import Ranks
+from slm.train.distributed.shared_state import own_loader_state, synchronized_batches
 
 
 def test_a_saved_position_belongs_to_its_process():

@@ -2,7 +2,7 @@
 
 import torch
 
-from train.distributed.zero1 import partition
+from slm.train.distributed.zero1 import partition
 
 
 def test_the_shards_hold_everything_once_and_evenly():

@@ -5,17 +5,17 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.fused import Fused
 from slm.model import checkpoint, lora
 from slm.model.transformer import LanguageModel
+from slm.train.backend import AutogradBackend, Backend, KernelBackend
+from slm.train.config import LoraConfig
+from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+from slm.train.objective.batch import split
+from slm.train.step import train_step
 from tests.helpers.kernels import kernels_for_test
 from tests.train.test_scored_tokens import PLAIN, SHAPE, conversations, new_model
-from train.backend import AutogradBackend, Backend, KernelBackend
-from train.config import LoraConfig
-from train.lora.adapter import AdapterBackend, AdapterParameters
-from train.objective.batch import split
-from train.step import train_step
 
 CONFIG = LoraConfig(rank=3, alpha=5)
 

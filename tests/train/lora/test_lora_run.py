@@ -9,20 +9,20 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from data.errors import UserError
-from data.tokenizers.make import load_tokenizer
+from slm.data.errors import UserError
+from slm.data.tokenizers.make import load_tokenizer
 from slm.model import lora
 from slm.model.checkpoint import load_config, load_model, load_weights, verify
 from slm.model.fingerprint import fingerprint
 from slm.runs import list_checkpoints
+from slm.train.config import LoraConfig
+from slm.train.lora.adapter import AdapterParameters
+from slm.train.lora.base import BASE
+from slm.train.start import _starting_shape
+from slm.train.tune.__main__ import tuning
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
 from tests.helpers.small_run import OPTIONS, QUICK, SmallRun, differences, losses, write_corpus
-from train.config import LoraConfig
-from train.lora.adapter import AdapterParameters
-from train.lora.base import BASE
-from train.start import _starting_shape
-from train.tune.__main__ import tuning
 
 SHORT = (
     "train.sample_tokens=2",
@@ -59,7 +59,7 @@ def whole(words) -> Path:
     return Path(words[1].removeprefix("runs_dir=")) / "whole"
 
 
-def run(words: list[str], *more: str, module: str = "train.tune.__main__") -> str:
+def run(words: list[str], *more: str, module: str = "slm.train.tune.__main__") -> str:
     folder = Path(words[1].removeprefix("runs_dir=")).parent / "logs"
     folder.mkdir(exist_ok=True)
     program = Program(module, [*words, *more], folder, prepare=fork_ranks)
@@ -123,9 +123,9 @@ def test_two_processes_train_the_same_adapter_on_plain_text(base, tmp_path):
     options += [f"init_from={list_checkpoints(base)[-1]}", "lora.rank=4", "train.max_steps=4", "train.grad_accum=2"]
     options.sort(key=lambda word: not word.startswith("preset="))
     options.insert(1, options.pop(next(i for i, word in enumerate(options) if word.startswith("runs_dir="))))
-    run(options, "name=one", "train.workers=2", module="train.__main__")
+    run(options, "name=one", "train.workers=2", module="slm.train.__main__")
     two = ("nproc=2", "name=two", "train.workers=1", "train.shard_optimizer=true")
-    run(options, *two, module="train.distributed.launch")
+    run(options, *two, module="slm.train.distributed.launch")
     one, both = (tmp_path / "runs" / name for name in ("one", "two"))
     assert not (one / BASE).exists()  # the same tokenizer: the directory that it began from is the base
     left, right = (lora.read(list_checkpoints(root)[-1] / lora.FOLDER) for root in (one, both))

@@ -5,25 +5,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.kernels.fused import Fused
 from slm.model.head_loss import HeadPass, head_gradients
 from slm.model.transformer import LanguageModel
+from slm.train.backend import make_frozen_backend
+from slm.train.config import DistillConfig
+from slm.train.objective import soft_targets
+from slm.train.objective.batch import split
+from slm.train.objective.distillation import DistillObjective
+from slm.train.objective.objective import CROSS_ENTROPY
+from slm.train.objective.reference import frozen_copy
+from slm.train.objective.sampled_softmax import draw
+from slm.train.objective.soft_targets import SparseTargets, sample
+from slm.train.objective.teacher import ModelTeacher
+from slm.train.qat.fake_quant import FakeQuant
+from slm.train.step import train_step
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.kernels import kernels_for_test
 from tests.train.objective.test_preference import BLOCKS, PLAIN, backend_of, model_of
-from train.backend import make_frozen_backend
-from train.config import DistillConfig
-from train.objective import soft_targets
-from train.objective.batch import split
-from train.objective.distillation import DistillObjective
-from train.objective.objective import CROSS_ENTROPY
-from train.objective.reference import frozen_copy
-from train.objective.sampled_softmax import draw
-from train.objective.soft_targets import SparseTargets, sample
-from train.objective.teacher import ModelTeacher
-from train.qat.fake_quant import FakeQuant
-from train.step import train_step
 
 N_IDS = 120
 """Of 128 rows of the vocabulary: the last ones stand for nothing."""

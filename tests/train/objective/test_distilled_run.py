@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.quantized import load_quantized
 from slm.runs import list_checkpoints
+from slm.train.objective.teacher_cache import FACTS
+from slm.train.predict.forecast import make_forecast
+from slm.train.resolve import resolve
+from slm.train.tune.qat import continuing
 from tests.helpers.programs import Program
 from tests.helpers.small_run import OPTIONS, QUICK, SmallRun, differences, records
-from train.objective.teacher_cache import FACTS
-from train.predict.forecast import make_forecast
-from train.resolve import resolve
-from train.tune.qat import continuing
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_quantized_weights_learn_from_the_model_that_they_came_from(base, tmp_pa
     ]
     config = continuing(argv)
     assert (config.distill.teacher, config.init_from) == ("self", str(list_checkpoints(base)[-1]))
-    program = Program("train.tune.qat", argv, tmp_path)
+    program = Program("slm.train.tune.qat", argv, tmp_path)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, err
     assert "from the model that the run starts from" in out

@@ -5,13 +5,13 @@ import shutil
 import numpy as np
 import pytest
 
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
+from slm.train.config import RunConfig
+from slm.train.objective.early_part import cut, of_step
+from slm.train.objective.objective import CROSS_ENTROPY
+from slm.train.objective.superposition import Superposition
 from tests.helpers.small_run import SmallRun, differences, records, write_corpus
-from train.config import RunConfig
-from train.objective.early_part import cut, of_step
-from train.objective.objective import CROSS_ENTROPY
-from train.objective.superposition import Superposition
 
 OPTIONS = ("preset=tiny", "train.seq_len=32", "train.superposition=4", "train.superposition_share=0.2")
 SHORT = (*OPTIONS, "train.short_seq_len=8", "train.short_seq_share=0.6")

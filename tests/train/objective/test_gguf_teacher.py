@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama import verdict
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.llama.quantize import quantize
+from slm.train.objective.batch import split
+from slm.train.objective.gguf_teacher import GGUFTeacher, vocabulary
+from slm.train.objective.segments import segments
 from tests.helpers import broken_llama
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
 from tests.helpers.small_run import SmallRun, losses, write_corpus
 from tests.train.objective.test_teacher import conversations
-from train.objective.batch import split
-from train.objective.gguf_teacher import GGUFTeacher, vocabulary
-from train.objective.segments import segments
 
 
 @pytest.fixture(scope="module")

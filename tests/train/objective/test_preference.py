@@ -8,21 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.errors import UserError
-from data.stream import marks
+from slm.data.errors import UserError
+from slm.data.stream import marks
 from slm.kernels.fused import Fused
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
+from slm.train.backend import AutogradBackend, KernelBackend, make_frozen_backend
+from slm.train.config import LoraConfig, PreferenceConfig
+from slm.train.environment import Environment
+from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+from slm.train.objective.batch import split
+from slm.train.objective.preference import Answers, PreferenceObjective
+from slm.train.objective.reference import KeptReference, digest_of, frozen_copy
+from slm.train.step import train_step
+from slm.train.validation import Validator
 from tests.helpers.kernels import kernels_for_test
-from train.backend import AutogradBackend, KernelBackend, make_frozen_backend
-from train.config import LoraConfig, PreferenceConfig
-from train.environment import Environment
-from train.lora.adapter import AdapterBackend, AdapterParameters
-from train.objective.batch import split
-from train.objective.preference import Answers, PreferenceObjective
-from train.objective.reference import KeptReference, digest_of, frozen_copy
-from train.step import train_step
-from train.validation import Validator
 
 SHAPE = ModelConfig(
     vocab_size=128, n_layers=2, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, ffn_dim=96, seq_len=64

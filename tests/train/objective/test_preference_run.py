@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
-from data.stream.loader import validation_blocks
-from data.tokenizers.make import load_tokenizer
+from slm.data.errors import UserError
+from slm.data.stream.loader import validation_blocks
+from slm.data.tokenizers.make import load_tokenizer
+from slm.train.objective.reference import FILE
+from slm.train.resolve import resolve
+from slm.train.tune.__main__ import tuning
 from tests.helpers.programs import Program
 from tests.helpers.small_run import QUICK, differences, records
-from train.objective.reference import FILE
-from train.resolve import resolve
-from train.tune.__main__ import tuning
 
 SHORT = (
     "train.sample_tokens=2",
@@ -42,7 +42,7 @@ def words(base, tmp_path_factory) -> list[str]:
 def run(words: list[str], *more: str) -> str:
     folder = Path(words[1].removeprefix("runs_dir=")).parent / "logs"
     folder.mkdir(exist_ok=True)
-    program = Program("train.tune.__main__", [*words, *more], folder)
+    program = Program("slm.train.tune.__main__", [*words, *more], folder)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, out + err
     return out

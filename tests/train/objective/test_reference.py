@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
+from slm.train.backend import make_frozen_backend
+from slm.train.objective.batch import split
+from slm.train.objective.preference import Answers
+from slm.train.objective.reference import DIGEST, FILE, RECORD, KeptReference, digest_of, frozen_copy
 from tests.train.objective.test_preference import BLOCKS, PLAIN, model_of
-from train.backend import make_frozen_backend
-from train.objective.batch import split
-from train.objective.preference import Answers
-from train.objective.reference import DIGEST, FILE, RECORD, KeptReference, digest_of, frozen_copy
 
 
 def test_what_is_kept_is_what_was_computed_wherever_the_pair_comes_next(tmp_path):

@@ -5,15 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.model.transformer import LanguageModel, rope_tables
+from slm.train.config import RunConfig
+from slm.train.objective.sampled_softmax import SampledSoftmax, Words, draw
+from slm.train.objective.superposition import Superposition
 from tests.helpers.small_run import SmallRun, differences, records, write_corpus
 from tests.train.objective.test_preference import model_of
 from tests.train.objective.test_superposition import assert_gradients
-from train.config import RunConfig
-from train.objective.sampled_softmax import SampledSoftmax, Words, draw
-from train.objective.superposition import Superposition
 
 VOCAB, COUNT, BAG = 1024, 256, 4
 BLOCKS = np.random.default_rng(5).integers(1, 90, (3, 33)).astype(np.int32)

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.model.transformer import rope_tables
+from slm.train.config import RunConfig
+from slm.train.objective.superposition import Superposition, joined
 from tests.helpers.small_run import SmallRun, differences, records, write_corpus
 from tests.train.objective.test_preference import backend_of, model_of
-from train.config import RunConfig
-from train.objective.superposition import Superposition, joined
 
 BAG = 4
 BLOCKS = np.random.default_rng(5).integers(1, 12, (3, 33)).astype(np.int32)

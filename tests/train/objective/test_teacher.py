@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
-from data.stream import marks
+from slm.data.errors import UserError
+from slm.data.stream import marks
 from slm.llama import random_model
 from slm.model.checkpoint import load_model
+from slm.train.config import TrainConfig
+from slm.train.environment import Environment
+from slm.train.objective.batch import split
+from slm.train.objective.segments import segments
+from slm.train.objective.teacher import Named, frozen_teacher
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
-from train.config import TrainConfig
-from train.environment import Environment
-from train.objective.batch import split
-from train.objective.segments import segments
-from train.objective.teacher import Named, frozen_teacher
 
 PLAIN = Environment(threads=1, precision="f32", compile=False, notes=())
 TRAIN = TrainConfig(max_steps=1, seq_len=40, micro_batch=2)

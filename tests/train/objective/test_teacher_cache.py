@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
+from slm.train.objective.batch import split
+from slm.train.objective.soft_targets import SparseTargets
+from slm.train.objective.teacher_cache import ENTRY, FACTS, CachedTeacher
 from tests.train.objective.test_distillation import N_IDS, blocks, teacher_of
 from tests.train.objective.test_preference import model_of
-from train.objective.batch import split
-from train.objective.soft_targets import SparseTargets
-from train.objective.teacher_cache import ENTRY, FACTS, CachedTeacher
 
 
 class Counted:

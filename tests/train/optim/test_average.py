@@ -2,7 +2,7 @@
 
 import torch
 
-from train.optim.average import Average
+from slm.train.optim.average import Average
 
 
 def moving(share: float, steps: int = 4) -> tuple[torch.nn.Linear, Average, list[torch.Tensor]]:

@@ -9,10 +9,10 @@ import torch
 
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from train.config import OptimConfig
-from train.distributed.zero1 import Shard
-from train.optim.make import make_optimizer
-from train.optim.muon import Muon
+from slm.train.config import OptimConfig
+from slm.train.distributed.zero1 import Shard
+from slm.train.optim.make import make_optimizer
+from slm.train.optim.muon import Muon
 
 SHAPE = ModelConfig(
     arch="qwen3", vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32
@@ -138,8 +138,8 @@ def test_adamw_is_torchs():
 def test_optimizers_import_no_compiler():
     code = (
         "import sys, torch\n"
-        "from train.config import OptimConfig\n"
-        "from train.optim.make import make_optimizer\n"
+        "from slm.train.config import OptimConfig\n"
+        "from slm.train.optim.make import make_optimizer\n"
         "class Model(torch.nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"

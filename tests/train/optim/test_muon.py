@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from train.optim.muon import Muon
-from train.optim.orthogonalize import orthogonalize
+from slm.train.optim.muon import Muon
+from slm.train.optim.orthogonalize import orthogonalize
 
 GROUP = {
     "kind": "muon",

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from train.config import OptimConfig
-from train.optim.make import make_optimizer
-from train.optim.state import load_state_tensors, state_tensors
+from slm.train.config import OptimConfig
+from slm.train.optim.make import make_optimizer
+from slm.train.optim.state import load_state_tensors, state_tensors
 
 SHAPE = ModelConfig(vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
 CONFIGS = {

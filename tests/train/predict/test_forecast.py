@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from slm.configuration import build, load_config
-from train.config import RunConfig
-from train.predict import records
-from train.predict.forecast import UNDECAYED, Forecast, make_forecast
-from train.predict.law import fit
-from train.schedule import learning_rate
+from slm.train.config import RunConfig
+from slm.train.predict import records
+from slm.train.predict.forecast import UNDECAYED, Forecast, make_forecast
+from slm.train.predict.law import fit
+from slm.train.schedule import learning_rate
 
 TOKENS, N = 2_000_000, 2_359_296
 LAW = fit(records.load())

@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from train.predict import records
-from train.predict.law import (
+from slm.train.predict import records
+from slm.train.predict.law import (
     MOST_CALIBRATED,
     TAUGHT,
     TEACHER_BEHIND,
@@ -19,7 +19,7 @@ from train.predict.law import (
     taught,
     text_worth,
 )
-from train.predict.records import Record
+from slm.train.predict.records import Record
 
 TRUE = LossLaw(floor=0.9, size=0.5, alpha=0.36, text=1.4, beta=0.5)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.imatrix import collect
+from slm.export.imatrix import collect
 from slm.kernels.column_squares import matrix_names
 from slm.kernels.fused import Fused
 from slm.llama.blocks import codec
@@ -12,11 +12,11 @@ from slm.llama.blocks.compensated import round_compensated
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import quantize_rows
 from slm.model.transformer import LanguageModel
+from slm.train.optim.average import Average
+from slm.train.qat.fake_quant import FakeQuant
+from slm.train.qat.moments import input_moments
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.kernels import kernels_for_test
-from train.optim.average import Average
-from train.qat.fake_quant import FakeQuant
-from train.qat.moments import input_moments
 
 KINDS = ("q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0")
 IDS = torch.arange(64).view(2, 32) * 5 % 400
@@ -137,7 +137,7 @@ def test_moments_by_the_kernels_are_those_of_pytorch():
 
 def test_a_short_run_measures_fewer_moments(monkeypatch):
     """One of sixteen tokens that it will read, between 4,096 and 32,768."""
-    from train.qat import moments
+    from slm.train.qat import moments
 
     n_pieces: list[int] = []
     monkeypatch.setattr(moments, "column_products", lambda model, windows, kernels: n_pieces.append(len(windows)) or {})

@@ -99,8 +99,8 @@ def test_a_run_that_patience_ends_at_a_saved_step_is_rounded_there(common, tmp_p
 
 def test_what_is_exported_is_what_it_was_trained_with(common, tmp_path):
     """Bit for bit; and what is validated is what the file computes."""
-    from export.config import ExportConfig
-    from export.pipeline import export
+    from slm.export.config import ExportConfig
+    from slm.export.pipeline import export
 
     run = SmallRun(tmp_path, "name=mine", "train.qat=q4_k", *common, "train.eval_every=1000").finish()
     (*_, last) = list_checkpoints(run.root)
@@ -135,8 +135,8 @@ def test_what_is_exported_is_what_it_was_trained_with(common, tmp_path):
     # Weights that something else has changed are not exported as if they were trained so.
     from safetensors.torch import save_file
 
-    from data.errors import UserError
-    from export.source import open_source
+    from slm.data.errors import UserError
+    from slm.export.source import open_source
     from slm.runs import Run
 
     name = next(iter(stored.types))

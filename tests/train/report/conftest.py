@@ -24,6 +24,6 @@ def three_runs(tmp_path) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory) -> Callable[..., str]:
-    """``python -m train.report.html ARGUMENTS``: what it printed, or its error where ``status`` is not 0."""
+    """``python -m slm.train.report.html ARGUMENTS``: what it printed, or its error where ``status`` is not 0."""
     folder = tmp_path_factory.mktemp("output")
-    return lambda *arguments, status=0: programs.run("train.report.html", list(arguments), folder, status=status)
+    return lambda *arguments, status=0: programs.run("slm.train.report.html", list(arguments), folder, status=status)

@@ -1,7 +1,7 @@
 """Reading a growing file, and curves that go back."""
 
+from slm.train.report.curves import Curves, Tail, records
 from tests.helpers.run_files import training
-from train.report.curves import Curves, Tail, records
 
 
 def test_a_tail_reads_what_was_added_and_notices_another_file(tmp_path):

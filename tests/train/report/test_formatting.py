@@ -2,7 +2,7 @@
 
 import math
 
-from train.report.formatting import count_text, fact_text, number_text, rounded, thin_out
+from slm.train.report.formatting import count_text, fact_text, number_text, rounded, thin_out
 
 
 def test_numbers_as_text():

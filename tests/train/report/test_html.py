@@ -3,9 +3,9 @@
 import json
 import re
 
+from slm.train.report.html import render, write_report
+from slm.train.report.run_record import RunRecord
 from tests.helpers.run_files import ParsedPage, parsed, training, validation, write_event, write_run
-from train.report.html import render, write_report
-from train.report.run_record import RunRecord
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}&amp;'\"\u2028"
 

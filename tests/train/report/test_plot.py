@@ -1,6 +1,6 @@
 """The loss plot."""
 
-from train.report.plot import plot_losses, smooth
+from slm.train.report.plot import plot_losses, smooth
 
 
 def test_the_moving_average_of_a_constant_is_that_constant():

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
+from slm.train.report.run_record import RunRecord, find_run
 from tests.helpers.run_files import training, validation, write_event, write_run
-from train.report.run_record import RunRecord, find_run
 
 
 def test_validations_that_go_back_are_kept_from_there(tmp_path):

@@ -2,9 +2,9 @@
 
 from rich.console import Console
 
+from slm.train.report.run_view import clipped, sparkline, view
+from slm.train.report.sections import tiles
 from tests.helpers.run_files import training, validation, write_run
-from train.report.run_view import clipped, sparkline, view
-from train.report.sections import tiles
 
 
 def test_a_sparkline_shows_logarithms_and_fits():

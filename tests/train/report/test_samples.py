@@ -1,8 +1,8 @@
 """Samples are read by the steps of the validations."""
 
+from slm.train.report import sections
+from slm.train.report.html import render
 from tests.helpers.run_files import ParsedPage, training, validation, write_run
-from train.report import sections
-from train.report.html import render
 
 
 def test_a_sample_that_looks_like_a_heading_is_text(tmp_path):

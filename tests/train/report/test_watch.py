@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 
 from slm.configuration import build
+from slm.train.report.watch import FollowedRun, WatchConfig
+from slm.train.run_lock import take_lock
 from tests.helpers import REPOSITORY
-from train.report.watch import FollowedRun, WatchConfig
-from train.run_lock import take_lock
 
 PATIENT = 120
 
 
 def watch(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "train.report.watch", *arguments]
+    return [sys.executable, "-m", "slm.train.report.watch", *arguments]
 
 
 class Terminal:

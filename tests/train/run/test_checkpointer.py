@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.runs import list_checkpoints
-from train.config import OptimConfig
-from train.optim.make import make_optimizer
-from train.optim.state import state_tensors
-from train.run import checkpointer as checkpointer_module
-from train.run.checkpointer import Checkpointer
+from slm.train.config import OptimConfig
+from slm.train.optim.make import make_optimizer
+from slm.train.optim.state import state_tensors
+from slm.train.run import checkpointer as checkpointer_module
+from slm.train.run.checkpointer import Checkpointer
 
 SHAPE = ModelConfig(
     vocab_size=512, n_layers=2, d_model=256, n_heads=4, n_kv_heads=2, head_dim=64, ffn_dim=256, seq_len=32

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from slm.model.config import ModelConfig
+from slm.train.environment import Environment
+from slm.train.report.run_record import RunRecord
+from slm.train.run.event_log import EventLog
 from tests.helpers.run_files import ParsedPage, parsed, training, validation, write_run
-from train.environment import Environment
-from train.report.run_record import RunRecord
-from train.run.event_log import EventLog
 
 SHAPE = ModelConfig(
     arch="llama",

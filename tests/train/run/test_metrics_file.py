@@ -2,7 +2,7 @@
 
 import json
 
-from train.run import metrics_file
+from slm.train.run import metrics_file
 
 
 def test_records_after_the_checkpoint_are_dropped_on_resume(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from train.run.metrics_window import MetricsWindow
+from slm.train.run.metrics_window import MetricsWindow
 
 STEPS = (
     {"loss": 3.0, "grad_norm": 1.0, "tokens": 64, "seconds": 0.5, "data_seconds": 0.1},

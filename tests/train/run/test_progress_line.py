@@ -4,11 +4,11 @@ from time import perf_counter
 
 import pytest
 
-from train import autobatch
-from train.resolve import resolve
-from train.run import progress_line
-from train.run.progress_line import PLAIN_SECONDS
-from train.run.run_log import RunLog
+from slm.train import autobatch
+from slm.train.resolve import resolve
+from slm.train.run import progress_line
+from slm.train.run.progress_line import PLAIN_SECONDS
+from slm.train.run.run_log import RunLog
 
 
 @pytest.fixture

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.chat.tokens import with_chatml
+from slm.data.chat.tokens import with_chatml
 from slm.evaluate.exam.answers import Reply
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import QUESTIONS
+from slm.train.report import run_view, sections
+from slm.train.report.html import render
+from slm.train.report.run_record import RunRecord
+from slm.train.resolve import resolve
+from slm.train.run import questions
+from slm.train.run.questions import RunQuestions, exam_line, prepare, score_line
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer
 from tests.helpers.programs import Program
 from tests.helpers.run_files import ParsedPage
 from tests.helpers.small_run import QUICK, records, write_corpus
-from train.report import run_view, sections
-from train.report.html import render
-from train.report.run_record import RunRecord
-from train.resolve import resolve
-from train.run import questions
-from train.run.questions import RunQuestions, exam_line, prepare, score_line
 
 
 def write_chats(folder: Path, count: int = 60, answer: str = "cat") -> Path:
@@ -135,7 +135,7 @@ def tuned(tmp_path_factory) -> tuple[Path, str]:
     options += [*QUICK, "train.seq_len=64", "train.micro_batch=4", "train.eval_blocks=2", "train.log_every=1"]
     options += ["data.max_epochs=99", "train.max_steps=30", "train.eval_every=15", "train.checkpoint_every=15"]
     options += ["optim=adamw", "optim.lr=5e-3", "optim.warmup_steps=2", "name=tuned", "data.val_fraction=0.2"]
-    program = Program("train.tune.__main__", options, folder)
+    program = Program("slm.train.tune.__main__", options, folder)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, out + err
     return folder / "runs" / "tuned", out

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from data.config import TokenizerConfig
-from data.errors import UserError
-from data.stream.loader import Loader, validation_blocks
-from data.tokenizers.make import make_tokenizer
 from slm.configuration import load_config, to_dict
+from slm.data.config import TokenizerConfig
+from slm.data.errors import UserError
+from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.tokenizers.make import make_tokenizer
 from slm.runs import list_checkpoints
-from train import autobatch
-from train.resolve import resolve
-from train.run.resume import (
+from slm.train import autobatch
+from slm.train.resolve import resolve
+from slm.train.run.resume import (
     back_up_later_checkpoints,
     check_unchanged,
     keep_cutting,

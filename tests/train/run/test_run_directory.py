@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
+from slm.train.distributed.ranks import LostPeerError
+from slm.train.run import run_directory
+from slm.train.run.run_directory import RunDirectory, back_up
+from slm.train.run_lock import LOCK, is_locked, take_lock
 from tests.helpers.directories import open_as_nobody, start_anew
 from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, newest_step, write_corpus
-from train.distributed.ranks import LostPeerError
-from train.run import run_directory
-from train.run.run_directory import RunDirectory, back_up
-from train.run_lock import LOCK, is_locked, take_lock
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from train import autobatch
-from train.predict.forecast import Outlook
-from train.resolve import resolve
-from train.run.progress_line import ProgressLine
-from train.run.run_log import LOGS, RunLog
+from slm.train import autobatch
+from slm.train.predict.forecast import Outlook
+from slm.train.resolve import resolve
+from slm.train.run.progress_line import ProgressLine
+from slm.train.run.run_log import LOGS, RunLog
 
 
 def test_a_sample_does_nothing_to_the_terminal(capsys):

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from data.errors import UserError
 from slm.configuration import build, load_config
+from slm.data.errors import UserError
 from slm.model.config import ModelConfig
-from train.config import RunConfig, TrainConfig
-from train.guards import AwakeClock
-from train.run.run_state import RunState, check_set_up, limit_seconds
-from train.schedule import learning_rate
+from slm.train.config import RunConfig, TrainConfig
+from slm.train.guards import AwakeClock
+from slm.train.run.run_state import RunState, check_set_up, limit_seconds
+from slm.train.schedule import learning_rate
 
 CONFIG = TrainConfig(max_steps=1_000_000, max_minutes=10, minutes_of="process", seq_len=8, micro_batch=1)
 OPTIM = build(RunConfig, load_config("train", ["preset=tiny"])).optim

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
+from slm.train.resolve import resolve
+from slm.train.run.run_directory import TOKENIZER
+from slm.train.run.text import prepare_text
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.small_run import OPTIONS
-from train.resolve import resolve
-from train.run.run_directory import TOKENIZER
-from train.run.text import prepare_text
 
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 

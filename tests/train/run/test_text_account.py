@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from data.config import TokenizerConfig
-from data.sources.documents import make_plans
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
-from train.resolve import resolve
-from train.run.text_account import MORE, TextAccount
+from slm.data.config import TokenizerConfig
+from slm.data.sources.documents import make_plans
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
+from slm.train.resolve import resolve
+from slm.train.run.text_account import MORE, TextAccount
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.errors import UserError
-from train.sweep.grid import MOST_RUNS, read_grid
+from slm.data.errors import UserError
+from slm.train.sweep.grid import MOST_RUNS, read_grid
 
 
 def test_values_span_a_grid_and_the_rest_is_everybodys():

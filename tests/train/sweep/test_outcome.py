@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from slm.train.sweep.grid import Point
+from slm.train.sweep.outcome import Setting, best_first, last_error, read_outcome
+from slm.train.sweep.planned import PlannedRun
 from tests.helpers.run_files import training, validation, write_event, write_run
-from train.sweep.grid import Point
-from train.sweep.outcome import Setting, best_first, last_error, read_outcome
-from train.sweep.planned import PlannedRun
 
 
 def planned(root, seed=1, lr="1") -> PlannedRun:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from train.sweep.range_test import RangeResult, rates_to_try, read_range, smoothed
+from slm.train.sweep.range_test import RangeResult, rates_to_try, read_range, smoothed
 
 RATES = [1e-4 * 1.1**step for step in range(100)]  # up to 1.25
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
+from slm.train.config import OptimConfig
+from slm.train.run_lock import take_lock
+from slm.train.schedule import learning_rate
+from slm.train.sweep import sweep
+from slm.train.sweep.config import SweepOptions
+from slm.train.sweep.grid import read_grid
+from slm.train.sweep.planned import plan_runs
 from tests.helpers.programs import Program
 from tests.helpers.small_run import OPTIONS
-from train.config import OptimConfig
-from train.run_lock import take_lock
-from train.schedule import learning_rate
-from train.sweep import sweep
-from train.sweep.config import SweepOptions
-from train.sweep.grid import read_grid
-from train.sweep.planned import plan_runs
 
 
 class Starts:

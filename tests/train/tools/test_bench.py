@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from data.errors import UserError
 from slm.configuration import load
+from slm.data.errors import UserError
 from slm.machine.probes import torch_threads
+from slm.train.objective import sampled_softmax
+from slm.train.tools import bench
+from slm.train.tools.contenders import CONTENDERS, Task
 from tests.helpers.small_run import OPTIONS
-from train.objective import sampled_softmax
-from train.tools import bench
-from train.tools.contenders import CONTENDERS, Task
 
 
 @pytest.mark.slow

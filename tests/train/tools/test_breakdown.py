@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from slm.kernels.native import SIGNATURES
-from train.tools.breakdown import PARTS, ClockedKernels
+from slm.train.tools.breakdown import PARTS, ClockedKernels
 
 
 def test_every_kernel_is_called_and_its_time_goes_to_its_part():

@@ -2,11 +2,11 @@
 
 import json
 
-from data.config import DataConfig, SourceConfig, TokenizerConfig
-from data.tales.story import story
-from data.tokenizers.make import make_tokenizer
-from train.tools import data_stats
-from train.tools.data_stats import StatsOptions, count
+from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
+from slm.data.tales.story import story
+from slm.data.tokenizers.make import make_tokenizer
+from slm.train.tools import data_stats
+from slm.train.tools.data_stats import StatsOptions, count
 
 
 def test_the_command(tmp_path, capsys):
@@ -60,8 +60,8 @@ def test_conversations_are_counted_and_shown_with_what_is_scored(tmp_path, capsy
 
 
 def test_a_terminal_gets_colour_and_no_marks():
-    from data.chat.template import Rendered
-    from train.tools.chat_stats import colored
+    from slm.data.chat.template import Rendered
+    from slm.train.tools.chat_stats import colored
 
     rendered = Rendered("ask\x1b[2Janswer", ((7, 13),), ())
     shown = colored(rendered, terminal=True)

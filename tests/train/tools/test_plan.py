@@ -6,15 +6,15 @@ import math
 import pytest
 from omegaconf import OmegaConf
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.config import ModelConfig
+from slm.train.budget import choose
+from slm.train.budget.costs import costs, q4_k_m_bytes
+from slm.train.predict import records
+from slm.train.tools import plan, preset_plan
+from slm.train.tools.run_records import record_of
 from tests.helpers.machines import MACHINE
 from tests.helpers.small_run import SmallRun
-from train.budget import choose
-from train.budget.costs import costs, q4_k_m_bytes
-from train.predict import records
-from train.tools import plan, preset_plan
-from train.tools.run_records import record_of
 
 
 def test_the_last_line_is_the_plan_as_json(capsys):

@@ -7,14 +7,14 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from data.chat.formats import to_document
-from data.chat.story_chat import conversation
-from data.chat.tokens import ChatEncoder, with_chatml
+from slm.data.chat.formats import to_document
+from slm.data.chat.story_chat import conversation
+from slm.data.chat.tokens import ChatEncoder, with_chatml
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
+from slm.train.tools import trl_sft
 from tests.helpers import chat_model
 from tests.helpers import tiny_checkpoint as tiny
-from train.tools import trl_sft
 
 SYSTEM = {
     "messages": [

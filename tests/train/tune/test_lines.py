@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from train.tune.lines import end
+from slm.train.tune.lines import end
 
 
 def run(tmp_path, *records, val_fraction=0.0):

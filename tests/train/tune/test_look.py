@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from data.chat.tokens import with_chatml
-from data.config import DataConfig
-from data.errors import UserError
+from slm.data.chat.tokens import with_chatml
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.train.tune.look import Look, look
 from tests.helpers import chat_model
-from train.tune.look import Look, look
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from data.chat.tokens import with_chatml
-from data.tokenizers.tokenizer import Tokenizer
+from slm.data.chat.tokens import with_chatml
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
+from slm.train.tune import own_answers as module
+from slm.train.tune.__main__ import tuning
+from slm.train.tune.own_answers import QUESTIONS, own_answers
 from tests.helpers import chat_model
 from tests.helpers import tiny_checkpoint as tiny
-from train.tune import own_answers as module
-from train.tune.__main__ import tuning
-from train.tune.own_answers import QUESTIONS, own_answers
 
 
 @pytest.fixture

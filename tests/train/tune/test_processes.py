@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from data.chat.tokens import with_chatml
-from data.errors import UserError
+from slm.data.chat.tokens import with_chatml
+from slm.data.errors import UserError
 from slm.model.checkpoint import save_model
 from slm.model.transformer import LanguageModel
+from slm.train.tune import __main__ as tune
+from slm.train.tune import qat
+from slm.train.tune.processes import shared_batch
 from tests.helpers import chat_model
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
 from tests.helpers.small_run import losses, records
-from train.tune import __main__ as tune
-from train.tune import qat
-from train.tune.processes import shared_batch
 
 QUICK = (
     "train.compile=false",
@@ -47,7 +47,7 @@ def test_two_processes_lose_as_one_does(words, tmp_path):
     roots = []
     step = ("train.micro_batch=2", "train.grad_accum=2")
     for name, more in (("one", ("train.workers=2", *step)), ("two", ("nproc=2", "train.workers=1", *step))):
-        program = Program("train.tune.__main__", [*words, f"name={name}", *more], tmp_path, prepare=fork_ranks)
+        program = Program("slm.train.tune.__main__", [*words, f"name={name}", *more], tmp_path, prepare=fork_ranks)
         out, err = program.communicate(timeout=240)
         assert program.returncode == 0, out + err
         assert out.count("conversations: 200") == 1, out

@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.model.quantized import load_quantized
 from slm.runs import list_checkpoints
+from slm.train.tune.qat import continuing
 from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, losses, records, write_corpus
-from train.tune.qat import continuing
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_it_computes_with_quantized_weights_from_its_first_step(base, tmp_path):
         "train.sample_tokens=4",
     )
     words = ("train.qat=tq2_0", "train.log_every=1", "train.max_steps=6", "train.precision=f32")
-    program = Program("train.tune.qat", [f"base={base}", f"runs_dir={tmp_path}/runs", *quick, *words], tmp_path)
+    program = Program("slm.train.tune.qat", [f"base={base}", f"runs_dir={tmp_path}/runs", *quick, *words], tmp_path)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, err
     assert "continuing " in out

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from train.tune.rule import LEAST_UPDATES, MOST_STEP, PATIENCE, SEVERAL_IN_CONTEXT, Findings, choose
+from slm.train.tune.rule import LEAST_UPDATES, MOST_STEP, PATIENCE, SEVERAL_IN_CONTEXT, Findings, choose
 
 SMOLLM = {"n_params": 134_515_008, "context": 8192}
 

@@ -10,21 +10,21 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from data.chat.story_chat import conversation
-from data.chat.tokens import own_template
-from data.errors import UserError
-from data.sources.plan import plan_sources
-from data.tokenizers.make import load_tokenizer
+from slm.data.chat.story_chat import conversation
+from slm.data.chat.tokens import own_template
+from slm.data.errors import UserError
+from slm.data.sources.plan import plan_sources
+from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_config, save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
+from slm.train.tune import recipe, rule
+from slm.train.tune.__main__ import tuning
+from slm.train.tune.config import TuneOptions
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer, with_template
 from tests.helpers.programs import Program
 from tests.helpers.small_run import QUICK, SmallRun, write_corpus
-from train.tune import recipe, rule
-from train.tune.__main__ import tuning
-from train.tune.config import TuneOptions
 
 SHORT = (
     "train.sample_tokens=4",
@@ -69,7 +69,7 @@ def tune(tmp_path: Path, base: Path, *words: str, logs: str = "logs") -> tuple[i
     folder = tmp_path / logs
     folder.mkdir(parents=True, exist_ok=True)
     program = Program(
-        "train.tune.__main__", [f"base={base}", f"runs_dir={tmp_path}/runs", *QUICK, *SHORT, *words], folder
+        "slm.train.tune.__main__", [f"base={base}", f"runs_dir={tmp_path}/runs", *QUICK, *SHORT, *words], folder
     )
     out, err = program.communicate(timeout=240)
     return program.returncode, out, err

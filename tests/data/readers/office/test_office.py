@@ -1,4 +1,4 @@
-"""Of data.readers.office: Word, OpenDocument and RTF documents."""
+"""Of slm.data.readers.office: Word, OpenDocument and RTF documents."""
 
 import io
 import zipfile
@@ -6,10 +6,10 @@ import zipfile
 import docx
 import pytest
 
-from data.bad_records import BadRecordError
-from data.readers import bounds
-from data.readers.office import docx as word
-from data.readers.office import odt, rtf
+from slm.data.bad_records import BadRecordError
+from slm.data.readers import bounds
+from slm.data.readers.office import docx as word
+from slm.data.readers.office import odt, rtf
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 BOMB = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a "aaaaaaaaaa">' + "".join(

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from data.chat.formats import from_document, read_record
-from data.config import DataConfig
-from data.errors import UserError
-from data.sources.conversations import chat_files, chat_records
-from data.sources.documents import iter_documents, sample_documents
-from data.sources.hub import HubCorpus
-from data.sources.plan import plan_sources
-from data.stream.chat_setup import findings_of
+from slm.data.chat.formats import from_document, read_record
+from slm.data.config import DataConfig
+from slm.data.errors import UserError
+from slm.data.sources.conversations import chat_files, chat_records
+from slm.data.sources.documents import iter_documents, sample_documents
+from slm.data.sources.hub import HubCorpus
+from slm.data.sources.plan import plan_sources
+from slm.data.stream.chat_setup import findings_of
 
 
 def records(n: int = 60) -> list[dict]:
@@ -56,7 +56,7 @@ def test_every_kind_of_file_gives_every_conversation_once(path):
 
 
 def _documents(config, split):
-    from data.sources.documents import make_plans, open_stream
+    from slm.data.sources.documents import make_plans, open_stream
 
     (plan,) = make_plans(config, split)
     stream = open_stream(plan, seed=1, wrap=lambda corpus: corpus)

@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from serve.api.anthropic.requests import MessagesRequest
-from serve.api.openai.parsing import parse
+from slm.serve.api.anthropic.requests import MessagesRequest
+from slm.serve.api.openai.parsing import parse
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serve.api.openai.completions import CompletionBuilder
-from serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.api.openai.completions import CompletionBuilder
+from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
 
 
 def entry(piece: bytes, logprob: float | None, *top: tuple[bytes, float], offset: int = 0) -> TokenLogprob:

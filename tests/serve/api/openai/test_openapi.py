@@ -6,13 +6,13 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
-from serve.api.errors import Error
-from serve.api.openai import response_shapes
-from serve.api.openapi import document
-from serve.api.routes.table import api_routes
-from serve.config import ServerOptions
-from serve.pool.model_pool import Pool, Served
+from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
+from slm.serve.api.errors import Error
+from slm.serve.api.openai import response_shapes
+from slm.serve.api.openapi import document
+from slm.serve.api.routes.table import api_routes
+from slm.serve.config import ServerOptions
+from slm.serve.pool.model_pool import Pool, Served
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from serve.api.anthropic.requests import MessagesRequest
-from serve.api.openai.parsing import parse
-from serve.api.openai.requests import ChatRequest, CompletionRequest
-from serve.api.openai.responses import ResponsesRequest
+from slm.serve.api.anthropic.requests import MessagesRequest
+from slm.serve.api.openai.parsing import parse
+from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
+from slm.serve.api.openai.responses import ResponsesRequest
 from tests.helpers.api import error
 
 

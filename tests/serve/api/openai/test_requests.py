@@ -3,10 +3,10 @@ from dataclasses import fields
 
 import pytest
 
-from serve.api.errors import ApiError
-from serve.api.openai.parsing import parse
-from serve.api.openai.requests import ChatRequest, CompletionRequest
-from serve.engine.messages import ModelInfo
+from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.parsing import parse
+from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
+from slm.serve.engine.messages import ModelInfo
 from tests.helpers.api import error
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo)}

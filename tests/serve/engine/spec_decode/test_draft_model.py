@@ -2,10 +2,10 @@
 
 import pytest
 
-from data.errors import UserError
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Delta, Failure, Generate, SamplingParams
+from slm.data.errors import UserError
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Delta, Failure, Generate, SamplingParams
 from tests.helpers import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0)

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from serve.engine.config import EngineConfig
-from serve.engine.engine import Engine
-from serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
-from serve.engine.sequence import Sequence
-from serve.engine.spec_decode.ngram import NgramIndex, NgramProposer
-from serve.engine.spec_decode.planner import Planner, StepCost
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
+from slm.serve.engine.sequence import Sequence
+from slm.serve.engine.spec_decode.ngram import NgramIndex, NgramProposer
+from slm.serve.engine.spec_decode.planner import Planner, StepCost
 
 GREEDY = SamplingParams(temperature=0)
 LOOP = "the red boat and the blue hat and the old fox and "

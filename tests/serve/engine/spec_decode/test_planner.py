@@ -1,6 +1,6 @@
 """Draft tokens are verified where that pays."""
 
-from serve.engine.spec_decode.planner import Acceptance, Candidate, Planner, StepCost, passes
+from slm.serve.engine.spec_decode.planner import Acceptance, Candidate, Planner, StepCost, passes
 
 
 def test_passes_are_as_llama_cpp_splits():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.evaluate.exam.command import main
 from slm.evaluate.exam.config import ExamConfig
 from tests.helpers import export_faults, programs

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from data.chat.formats import to_document
-from data.chat.tokens import with_chatml
+from slm.data.chat.formats import to_document
+from slm.data.chat.tokens import with_chatml
 from slm.evaluate.exam import own
 from slm.evaluate.exam.answers import AT_ONCE, CheckpointAnswers, GGUFAnswers, Reply, groups
 from slm.evaluate.exam.questions import choose_scores, collect

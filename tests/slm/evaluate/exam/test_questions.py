@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data.chat.formats import read_record, to_document
-from data.errors import UserError
+from slm.data.chat.formats import read_record, to_document
+from slm.data.errors import UserError
 from slm.evaluate.exam import questions
 from slm.evaluate.exam.questions import choose_scores, collect, of_conversation, sample
 

@@ -1,6 +1,6 @@
 """The embedded exam counts what is right and what stops, for a model that answers and one that does not."""
 
-from data.chat.story_chat import exam
+from slm.data.chat.story_chat import exam
 from slm.evaluate.exam.answers import Answers, Reply, plain
 from slm.evaluate.exam.stories import ask
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.blocks.codec import row_bytes
 from slm.llama.blocks.rounding import dequantize_rows, fits, quantize_rows, rounded
 from slm.llama.gguf_check import read_header

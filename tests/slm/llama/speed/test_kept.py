@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from data.errors import UserError
+from slm.data.errors import UserError
 from slm.llama.gguf_check import read_header
 from slm.llama.speed import kept, trial
 from slm.llama.speed.kept import DecodeSpeeds, Shape, decode_speeds, forget
