@@ -54,7 +54,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint format clean
+.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -149,7 +149,13 @@ test: setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run agai
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
 lint: setup ## check style and types
-	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(MAKE) --no-print-directory types
+
+# mypy looks for slm.data in slm/data. It gets a folder of links in which the stages are there.
+TYPES := .mypy_cache/tree
+types: setup
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve) $(TYPES)/slm
+	@cd $(TYPES) && $(abspath $(PY)) -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
 
 format: setup ## format the code
 	@$(PY) -m ruff check --fix . ; $(PY) -m ruff format .

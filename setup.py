@@ -1,14 +1,14 @@
-"""What pyproject.toml cannot express: the folder ``configs/`` lies next to the packages here, and inside ``slm`` in a
-wheel, because a folder of that name among everybody's packages would belong to anybody."""
+"""What pyproject.toml cannot express: the list of all packages. The stages and ``configs/`` lie next to ``slm/`` here
+and inside it in a wheel: folders of these names among everybody's packages would belong to anybody."""
 
 from setuptools import find_namespace_packages, setup
 
-ROOMS = ("data", "slm", "train", "export", "serve")
+STAGES = ("data", "train", "export", "serve")
 
 setup(
     packages=[
-        *find_namespace_packages(include=[*ROOMS, *(f"{room}.*" for room in ROOMS)]),
+        *find_namespace_packages(include=["slm", "slm.*"]),
+        *(f"slm.{each}" for stage in STAGES for each in find_namespace_packages(include=[stage, f"{stage}.*"])),
         "slm.configs",
     ],
-    package_dir={"slm.configs": "configs"},
 )

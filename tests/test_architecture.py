@@ -13,6 +13,9 @@ import pytest
 from tests.helpers import REPOSITORY
 
 ROOMS = ("data", "slm", "train", "export", "serve")
+"""Folders at the top. All but ``slm`` are sub-packages of ``slm`` by name: ``data/`` is ``slm.data``. These tests name
+every module by its place: ``data.stream.packing`` is ``slm.data.stream.packing`` in ``data/stream/packing.py``."""
+STAGES = tuple(room for room in ROOMS if room != "slm")
 MAY_IMPORT = {
     "data": {"data"},
     "slm": {"data", "slm"},
@@ -71,7 +74,7 @@ MOST_MODULES = 16
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the rooms by its dotted name; a package stands for its ``__init__``."""
+    """Every module of the rooms by its place; a package stands for its ``__init__``."""
     found = {}
     for room in ROOMS:
         for path in sorted((REPOSITORY / room).rglob("*.py")):
@@ -83,14 +86,33 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Every name a file imports, anywhere in it: ``a.b`` for ``import a.b``, ``a.b.c`` for ``from a.b import c``."""
+    """Every name a file imports, anywhere in it: ``a.b`` for ``import a.b``, ``a.b.c`` for ``from a.b import c``.
+
+    Those of our stages are places.
+    """
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(names)
+    return frozenset(map(place, names))
+
+
+def place(name: str) -> str:
+    """Where the module of that name stands: ``data.config`` for ``slm.data.config``.
+
+    ``slm.model`` is itself, and a stage named without ``slm.`` is nobody's module.
+    """
+    first, _, rest = name.partition(".")
+    if first in STAGES:
+        return f"not slm: {name}"
+    return rest if first == "slm" and rest.split(".")[0] in STAGES else name
+
+
+def module_name(name: str) -> str:
+    """The name by which the module at a place is imported."""
+    return f"slm.{name}" if name.split(".")[0] in STAGES else name
 
 
 @cache
@@ -168,6 +190,13 @@ def test_rooms_import_only_downwards(room):
                 assert top not in ROOMS or top in MAY_IMPORT[room], f"{name} imports {target}"
 
 
+def test_every_module_of_ours_is_imported_by_its_name_in_slm():
+    """A person's own ``train.py`` or ``data/`` would be imported in the place of a stage named without ``slm.``."""
+    files = [*modules().values(), *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "examples").rglob("*.py")]
+    wrong = {str(path.relative_to(REPOSITORY)): n for path in files for n in imported(path) if n.startswith("not slm")}
+    assert not wrong
+
+
 def test_no_module_is_in_an_import_circle():
     assert circles(graph()) == []
 
@@ -203,7 +232,8 @@ def test_one_door_to_llama_cpp():
 
 @pytest.mark.parametrize("room", ["data", "serve"])
 def test_light_rooms_load_neither_torch_nor_transformers(room):
-    names = [name for name in modules() if name.split(".")[0] == room and not name.endswith("__main__")]
+    inside = [name for name in modules() if name.split(".")[0] == room and not name.endswith("__main__")]
+    names = [module_name(name) for name in inside]
     code = (
         "import importlib, sys\n"
         f"for name in {names!r}: importlib.import_module(name)\n"

@@ -48,8 +48,8 @@ IMPORT_ALL = """
 import importlib, os, pkgutil, sys
 assert not hasattr(os, "sched_getaffinity")
 count = 0
-for room in ("data", "slm", "train", "export", "serve"):
-    for found in pkgutil.walk_packages([room], room + "."):
+for folder, name in (("data", "slm.data"), ("slm", "slm"), *((f, f"slm.{f}") for f in ("train", "export", "serve"))):
+    for found in pkgutil.walk_packages([folder], name + "."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
             count += 1

@@ -70,7 +70,7 @@ def needed() -> set[str]:
     """Every file of the rooms and of ``configs/``, by its name in the wheel."""
     files = {path for room in (*ROOMS, "configs") for path in (REPOSITORY / room).rglob("*") if path.is_file()}
     names = {str(path.relative_to(REPOSITORY)) for path in files if "__pycache__" not in path.parts}
-    return {name if not name.startswith("configs/") else f"slm/{name}" for name in names}
+    return {name if name.startswith("slm/") else f"slm/{name}" for name in names}
 
 
 def test_the_wheel_holds_every_file_and_nothing_else(wheel):
@@ -80,8 +80,8 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel):
         assert "slm = slm.command.main:script" in file.read(entry_points).decode()
     assert needed() - inside == set()
     assert inside - needed() == set()
-    assert {name.split("/")[0] for name in inside} == set(ROOMS)
-    assert {"slm/configs/train.yaml", "slm/kernels/f32/linear.cpp", "serve/api/web/app.js"} <= inside
+    assert {name.split("/")[0] for name in inside} == {"slm"}
+    assert {"slm/configs/train.yaml", "slm/kernels/f32/linear.cpp", "slm/serve/api/web/app.js"} <= inside
 
 
 def test_help_and_plan_work_in_an_empty_folder(installed, tmp_path):
@@ -90,6 +90,24 @@ def test_help_and_plan_work_in_an_empty_folder(installed, tmp_path):
     plan = slm(installed, tmp_path, "plan", "preset=10m", "tokens_per_s=1000")  # nothing is measured
     assert json.loads(plan.splitlines()[-1])["n_params"] == 13636608
     assert not list(tmp_path.iterdir())
+
+
+def test_a_persons_own_modules_of_our_folders_names_stand_beside_ours(installed, tmp_path):
+    """A notebook's or a script's ``train.py`` and ``data/`` next to an installed slm: both are found."""
+    (tmp_path / "train.py").write_text("mine = True")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").write_text("mine = True")
+    code = "import train, data, slm.train.config, slm.data.config; print(train.mine, data.mine, slm.train.__file__)"
+    path = f"{tmp_path}{os.pathsep}{installed}"
+    assert python(installed, tmp_path, code, PYTHONPATH=path) == f"True True {installed / 'slm/train/__init__.py'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "slm", "train", "--help"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert "preset: 10m" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Tested in tests/export/bench/test_page.py.
 import io
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def write_page(
     path: Path, title: str, columns: Sequence[str], table: Sequence[Sequence[str]], caption: str, record: dict[str, Any]
 ) -> None:
     """Write the page of a sweep's ``record`` to ``path`` in one step. ``table``: its rows as they are printed."""
-    colors = (Path(__file__).parents[2] / "slm" / "web" / "colors.css").read_text(encoding="utf-8")
+    colors = (resources.files("slm") / "web" / "colors.css").read_text(encoding="utf-8")
     head = "".join(f"<th>{escape(each)}</th>" for each in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in table)
     machine = record["machine"]

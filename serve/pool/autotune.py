@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import slm
 from slm.data.storage import cache_home
 from slm.machine.free_cores import FreeCores
 from slm.machine.hardware import compute_threads, n_threads
@@ -112,7 +113,7 @@ _measuring: set[subprocess.Popen[bytes]] = set()
 def _in_a_process(job: dict[str, Any]) -> bytes:
     """What the measuring process writes. Raises ``SubprocessError`` and ``OSError``."""
     command = [sys.executable, "-m", "slm.serve.pool.autotune"]
-    folder = Path(__file__).resolve().parents[2]
+    folder = slm.PARENT
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder
     ) as child:

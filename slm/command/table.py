@@ -43,7 +43,7 @@ COMMANDS: dict[str, Command] = {
         examples=(("", "tune runs/demo, export it, ask it 60 held-out questions, and show one more"),),
     ),
     "train": Command(
-        module="train",
+        module="slm.train",
         config="train",
         summary="train a model: preset=tiny|10m|50m|125m|350m, or budget=8h",
         examples=(
@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "export": Command(
-        module="export",
+        module="slm.export",
         config="export",
         summary="write GGUF files, quantized and proven: quant=q4_k_m,q8_0",
         examples=(
@@ -151,7 +151,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "serve": Command(
-        module="serve",
+        module="slm.serve",
         config="serve",
         summary="serve a model over OpenAI's API",
         examples=(

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+
+import slm
 
 _TRIAL_S = 120
 """Seconds are usual. A machine that takes longer than this is busy with other work."""
@@ -35,7 +36,7 @@ def run_trial(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=_TRIAL_S,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=slm.PARENT,
     )
 
 

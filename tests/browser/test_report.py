@@ -32,7 +32,7 @@ def runs(tmp_path_factory) -> Path:
     one = (*common, "name=one")
 
     def start(*arguments: str) -> Program:
-        return Program("train", list(arguments), folder)
+        return Program("slm.train", list(arguments), folder)
 
     process = start(*one, "train.max_steps=100000")
     deadline = time.monotonic() + 120

@@ -13,4 +13,4 @@ def exported(tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("exported")
     root = tiny.run(folder / "my-run")
     options = [f"run={root}", "threads=1", "quant=q4_k_m,f32", "license=apache-2.0"]
-    return root, json.loads(programs.run("export", options, folder).splitlines()[-1])
+    return root, json.loads(programs.run("slm.export", options, folder).splitlines()[-1])

@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_nothing_and_says_how_much_was_needed(tmp_path):
     """A limit on file size stands in for a full disk: writes fail in the middle in the same way."""
     root = tiny.run(tmp_path / "run")
     limit = functools.partial(export_faults.limit_file_size, 2_000_000)
-    error = programs.run("export", [f"run={root}", "quant=f32"], tmp_path, status=2, prepare=limit)
+    error = programs.run("slm.export", [f"run={root}", "quant=f32"], tmp_path, status=2, prepare=limit)
     assert re.search(r"error: .*F32.gguf could not be written \(.*[\d,]+ bytes", error)
     assert "Traceback" not in error
     assert list((root / "gguf").iterdir()) == []
@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_nothing_and_says_how_much_was_needed(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_export_leaves_no_file_under_a_final_name(tmp_path, how):
     root = tiny.run(tmp_path / "run")
-    child = programs.Program("export", [f"run={root}", "quant=f32,q8_0,q6_k,q5_k_m,q4_k_m"], tmp_path)
+    child = programs.Program("slm.export", [f"run={root}", "quant=f32,q8_0,q6_k,q5_k_m,q4_k_m"], tmp_path)
     out = root / "gguf"
     until = time.monotonic() + 120
     while time.monotonic() < until and not list(out.glob(".export-*/*.gguf")):
@@ -220,7 +220,7 @@ def test_a_crash_of_llama_cpp_is_one_line_and_leaves_nothing(tmp_path, module, f
     root = tiny.run(tmp_path / "run")
     crash = functools.partial(export_faults.crash_in, module, function)
     words = [f"run={root}", "quant=q4_k_m", "base=f32"]
-    error = programs.run("export", words, tmp_path, status=128 + signal.SIGSEGV, prepare=crash)
+    error = programs.run("slm.export", words, tmp_path, status=128 + signal.SIGSEGV, prepare=crash)
     (line,) = [each for each in error.splitlines() if each.startswith("error")]
     assert line.startswith(f"error: native code died with SIGSEGV {says}; ")
     assert "-m slm.llama.rebuild builds llama.cpp again" in line

@@ -23,7 +23,7 @@ from tests.helpers.programs import Program
 @pytest.fixture
 def start(tmp_path):
     """Starts an export. Its output is not on the small disk."""
-    return lambda *words, **options: Program("export", [*words, "threads=1"], tmp_path, **options)
+    return lambda *words, **options: Program("slm.export", [*words, "threads=1"], tmp_path, **options)
 
 
 @contextlib.contextmanager

@@ -77,5 +77,5 @@ def make_chat_run(root: Path, quant: str = "f32") -> Path:
     (root / "validation.txt").write_text(text)
     (root / "calibration.txt").write_text(text)
     (root / "config.yaml").write_text("name: chat\n")
-    programs.run("export", [f"run={root}", "threads=1", f"quant={quant}"], root)
+    programs.run("slm.export", [f"run={root}", "threads=1", f"quant={quant}"], root)
     return root

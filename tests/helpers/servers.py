@@ -69,7 +69,7 @@ def running_server(
             )
     else:
         log.write_bytes(b"")
-        process = Program("serve", options, log.parent, environment=environment, session=True, log=log)
+        process = Program("slm.serve", options, log.parent, environment=environment, session=True, log=log)
     try:
         deadline = time.monotonic() + 30
         while not (found := re.search(r"^url +(http://\S+)/v1", log.read_text(), re.M)):

@@ -215,7 +215,7 @@ def test_the_engine_does_not_outlive_a_killed_server(slow_server):
 
 def test_mistakes_at_the_start_are_one_line(tmp_path, tiny_path):
     def serve(*words):
-        errors = programs.run("serve", list(words), tmp_path, status=2)
+        errors = programs.run("slm.serve", list(words), tmp_path, status=2)
         assert "Traceback" not in errors
         (line,) = errors.strip().splitlines()
         return line

@@ -74,7 +74,7 @@ def test_the_header_says_what_the_engine_would(server, tiny_path):
 
 def test_a_model_that_can_never_fit_is_refused_in_one_line(tmp_path, tiny_path, slow_path):
     def serve(*words):
-        errors = programs.run("serve", list(words), tmp_path, status=2)
+        errors = programs.run("slm.serve", list(words), tmp_path, status=2)
         assert "Traceback" not in errors
         (line,) = errors.strip().splitlines()
         return line

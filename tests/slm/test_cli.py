@@ -93,7 +93,9 @@ def test_ctrl_c_while_a_command_is_imported_is_no_traceback(repository, tmp_path
 
 
 def test_ctrl_c_is_left_alone_where_slm_is_a_library(repository):
-    code = "import signal; before = signal.getsignal(2); import slm, train, serve; assert signal.getsignal(2) is before"
+    code = (
+        "import signal; before = signal.getsignal(2); import slm.train, slm.serve; assert signal.getsignal(2) is before"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=repository, check=True)
 
 

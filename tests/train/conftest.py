@@ -50,7 +50,7 @@ def launch(tmp_path):
 
     def run(arguments: list[str], unset: tuple[str, ...] = ()) -> Program:
         environment = {name: value for name, value in os.environ.items() if name not in unset}
-        started.append(Program("train", arguments, tmp_path, environment=environment))
+        started.append(Program("slm.train", arguments, tmp_path, environment=environment))
         return started[-1]
 
     yield run

@@ -88,7 +88,7 @@ def run(process: subprocess.Popen | Program) -> tuple[str, str]:
 
 
 def one(arguments: list[str]) -> Program:
-    return Program("train", arguments, output_of(arguments))
+    return Program("slm.train", arguments, output_of(arguments))
 
 
 def two(arguments: list[str], *options: str) -> Program:

@@ -72,7 +72,7 @@ class LaunchConfig:
 
 def main(argv: list[str]) -> int:
     """Train in several processes. Returns the run's exit code."""
-    return start_processes(*parse(argv), "train", lambda words, _, choose: resolve(words, choose))
+    return start_processes(*parse(argv), "slm.train", lambda words, _, choose: resolve(words, choose))
 
 
 def start_processes(launch: LaunchConfig, overrides: list[str], module: str, configure: Configure) -> int:

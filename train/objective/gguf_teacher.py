@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import slm
 from slm.data.errors import UserError
 from slm.data.stream.loader import without_interrupts
 from slm.llama.verdict import crash_advice
@@ -81,7 +82,7 @@ class _Child:
                 [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), str(self._memory)],
                 pass_fds=(theirs.fileno(), self._memory),
                 stdin=subprocess.DEVNULL,
-                cwd=Path(__file__).resolve().parents[2],
+                cwd=slm.PARENT,
                 # When llama.cpp aborts, it starts a debugger where there is one.
                 env=os.environ | {"GGML_NO_BACKTRACE": "1"},
             )

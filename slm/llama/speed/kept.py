@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import slm
 from slm.data.errors import UserError, excerpt
 from slm.data.storage import cache_home
 from slm.llama.speed.workload import USUAL, Workload
@@ -173,7 +174,7 @@ def _measure(shape: Shape, kinds: Sequence[str], threads: int, workload: Workloa
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_TRIAL_S,
-                cwd=Path(__file__).resolve().parents[3],
+                cwd=slm.PARENT,
             )
         if done.returncode == 0:
             return {str(kind): float(rate) for kind, rate in json.loads(done.stdout.splitlines()[-1]).items()}

@@ -152,6 +152,6 @@ def test_off_and_mistakes(tmp_path, tiny_path, start_server):
         ([f"serve.access_log_file={tmp_path / 'no' / 'x'}"], "cannot be opened"),
         (["serve.access_log=off", "serve.access_log_file=x"], "set it to text or json"),
     ):
-        errors = programs.run("serve", [f"model={tiny_path}", "port=0", *words], tmp_path, status=2)
+        errors = programs.run("slm.serve", [f"model={tiny_path}", "port=0", *words], tmp_path, status=2)
         assert part in errors
         assert len(errors.strip().splitlines()) == 1, errors

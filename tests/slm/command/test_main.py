@@ -48,11 +48,17 @@ def test_every_target_of_make_that_is_a_stage_is_a_command_and_every_command_a_t
     assert set(re.findall(r"\$\(SLM\) ([a-z-]+)", makefile)) == set(COMMANDS)
 
 
+@pytest.mark.parametrize("module", ["train", "export", "serve", "train.tune"])
+def test_a_stage_is_run_by_its_folders_name_too_in_a_checkout(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, "key=value" in done.stdout) == (0, True), done.stderr
+
+
 def test_help_lists_every_command_and_loads_no_library():
     code = (
         "import sys\nfrom slm.command.main import main\nmain(['--help'])\n"
         "for name in ('train', 'serve', 'plan', 'demo'): main([name, '--help'])\n"
-        "heavy = {'torch', 'hydra', 'numpy', 'yaml', 'train', 'export', 'serve'} & set(sys.modules)\n"
+        "heavy = {'torch', 'hydra', 'numpy', 'yaml', 'slm.train', 'slm.export', 'slm.serve'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
@@ -117,7 +123,7 @@ def test_version_and_help_in_all_their_spellings(capsys):
 
 
 def test_training_in_several_processes_goes_to_the_launcher():
-    assert main.target("train", ["preset=10m"]) == ("train", ["preset=10m"])
+    assert main.target("slm.train", ["preset=10m"]) == ("train", ["preset=10m"])
     assert main.target("train", ["nproc=1", "nnodes=1", "name=x"]) == ("train", ["name=x"])
     assert main.target("train", ["nproc=2", "name=x"]) == (main.LAUNCHER, ["nproc=2", "name=x"])
     assert main.target("train", ["nnodes=2", "main=a:1"]) == (main.LAUNCHER, ["nnodes=2", "main=a:1"])

@@ -66,7 +66,7 @@ def test_a_run_that_is_going_on_keeps_its_directory_whatever_the_options(resume,
 def test_a_start_that_waits_for_a_directory_never_holds_the_lock_of_its_backup(tmp_path):
     """Many starts at once, each of which renames what the one before has left: one at a time is in the directory."""
     work = functools.partial(start_anew, tmp_path / "run", 40)
-    starts = [Program("train", [], tmp_path, prepare=work) for _ in range(3)]
+    starts = [Program("slm.train", [], tmp_path, prepare=work) for _ in range(3)]
     assert [(start.wait(120), start.err) for start in starts] == [(0, "")] * 3
     assert len([path for path in tmp_path.iterdir() if path.name.startswith("run")]) == 120
     for path in tmp_path.glob("run*"):
@@ -134,7 +134,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
         for path in (existing, Path(name)):
             path.chmod(0o555)
         roots = (existing, Path(name) / "new")
-        start = Program("train", [], tmp_path, prepare=functools.partial(open_as_nobody, roots))
+        start = Program("slm.train", [], tmp_path, prepare=functools.partial(open_as_nobody, roots))
         assert start.wait(60) == 0, start.err
         for root, line in zip(roots, start.out.splitlines(), strict=True):
             assert f"the run's directory {root} cannot be used" in line

@@ -28,7 +28,7 @@ class Starts:
     def __call__(self, words, log: Path):
         name = next(word[6:-1] for word in words if word.startswith("name="))
         self.names.append(name)
-        process = Program("train", list(words), log.parent)
+        process = Program("slm.train", list(words), log.parent)
         self._then(name)
         return process
 
