@@ -3,7 +3,7 @@
 import atexit
 import sys
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from slm.data.errors import excerpt
 
@@ -35,7 +35,8 @@ class BadRecordError(Exception):
         self.offset, self.line, self.place = offset, line, place
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """What a tally knows of one reason."""
 
     count: int
@@ -43,7 +44,8 @@ class Found(NamedTuple):
     """The first place, with its file, and what is wrong there."""
 
 
-class News(NamedTuple):
+@dataclass(frozen=True)
+class News:
     """One count, as a worker process sends it to its parent."""
 
     kind: str

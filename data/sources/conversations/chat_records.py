@@ -141,12 +141,12 @@ class _Steps(io.RawIOBase):
         return len(data)
 
 
-def _utf8(path: str, steps: _Steps) -> BinaryIO:
+def _utf8(path: str, steps: _Steps) -> "io.BufferedReader[Any]":
     """The file's bytes as UTF-8, without a byte order mark. UTF-16 with its mark is converted.
 
     UserError for UTF-16 without one.
     """
-    buffered = io.BufferedReader(steps, _CHUNK)
+    buffered: io.BufferedReader[Any] = io.BufferedReader(steps, _CHUNK)
     first = buffered.peek(4)[:4]
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return io.BufferedReader(_Recoded(codecs.getreader("utf-16")(buffered, "replace")))

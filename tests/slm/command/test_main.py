@@ -123,8 +123,8 @@ def test_version_and_help_in_all_their_spellings(capsys):
 
 
 def test_training_in_several_processes_goes_to_the_launcher():
-    assert main.target("slm.train", ["preset=10m"]) == ("train", ["preset=10m"])
-    assert main.target("train", ["nproc=1", "nnodes=1", "name=x"]) == ("train", ["name=x"])
+    assert main.target("train", ["preset=10m"]) == ("slm.train", ["preset=10m"])
+    assert main.target("train", ["nproc=1", "nnodes=1", "name=x"]) == ("slm.train", ["name=x"])
     assert main.target("train", ["nproc=2", "name=x"]) == (main.LAUNCHER, ["nproc=2", "name=x"])
     assert main.target("train", ["nnodes=2", "main=a:1"]) == (main.LAUNCHER, ["nnodes=2", "main=a:1"])
     assert "nproc must be a whole number" in slm("train", "nproc=two", status=2)
