@@ -3,8 +3,6 @@
 A downloaded model's training text is not at hand. Without any of it, forty facts about products make a small model
 answer "The capital of France costs 514 euros" (docs/results/chat.md).
 
-Shape suffixes: B questions, T positions, V vocabulary.
-
 Tested in tests/train/tune/test_own_answers.py.
 """
 
@@ -77,31 +75,22 @@ def _ask(directory: Path, log: Callable[[str], None]) -> list[dict[str, object]]
     tokenizer = load_tokenizer(directory)
     if own_template(tokenizer) is None:
         return []
-    import torch  # takes seconds, and is not needed where the file is there
-
+    # They import torch, which takes seconds and is not needed where the file is there.
     from slm.model import checkpoint
+    from slm.model.generate import continue_many
 
     encoder = ChatEncoder(tokenizer)
-    stops = [each for each in (encoder.end_of_turn, tokenizer.eot_id) if each is not None]
+    stops = {each for each in (encoder.end_of_turn, tokenizer.eot_id) if each is not None}
     try:
         prompts = [encoder.prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
     except (UserError, TemplateRefusesError):
         return []
-    longest = max(map(len, prompts))
+    log(f"asking {directory} {len(QUESTIONS)} general questions, once, so that it goes on answering them")
     model = checkpoint.load_model(directory)
-    cache, new = model.new_cache(), list[torch.Tensor]()
-    # One batch: weights are read once for all. What a prompt lacks comes before it, as the end of an earlier text.
-    ids_BT = torch.tensor([[tokenizer.eot_id] * (longest - len(ids)) + ids for ids in prompts])
-    open_B = torch.ones(len(prompts), dtype=torch.bool)
-    with torch.no_grad():
-        while open_B.any() and len(new) < LONGEST:
-            ids_BT = (model.hidden_states(ids_BT, cache)[:, -1:] @ model.head_weight_VD.T).argmax(-1)
-            new.append(ids_BT[:, 0])
-            open_B &= ~torch.isin(ids_BT[:, 0], torch.tensor(stops))
+    answers = continue_many(model, prompts, [LONGEST] * len(prompts), stop_ids=stops)
     found: list[dict[str, object]] = []
-    for question, ids in zip(QUESTIONS, torch.stack(new, 1).tolist(), strict=True):
-        ends = [at for at, each in enumerate(ids) if each in stops]
-        if ends and (answer := tokenizer.decode(ids[: ends[0]]).strip()):
+    for question, ids in zip(QUESTIONS, answers, strict=True):
+        if ids[-1] in stops and (answer := tokenizer.decode(ids[:-1]).strip()):
             found.append(
                 {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
             )
