@@ -8,6 +8,7 @@ from email.message import Message
 from typing import BinaryIO
 
 from slm.data.bad_records import BadRecordError
+from slm.data.errors import one_line
 from slm.data.readers import html
 from slm.data.readers.bounds import LARGEST_DOCUMENT, read_all
 from slm.data.readers.reader import CHUNK, Reading
@@ -71,9 +72,9 @@ READER = Mail()
 def _subject(message: Message) -> str:
     subject = message["subject"]
     try:
-        return " ".join(str(make_header(decode_header(subject))).split()) if subject else ""
+        return one_line(str(make_header(decode_header(subject)))) if subject else ""
     except (ValueError, LookupError):  # a character set that nobody knows, or damaged bytes
-        return " ".join(str(subject).split())
+        return one_line(str(subject))
 
 
 def _bodies(message: Message) -> Iterator[str]:

@@ -150,9 +150,9 @@ def _child(
     sys.stdout.reconfigure(line_buffering=True)
     if prepare is not None:
         prepare()
-    if module.startswith("train"):  # whose own processes would each import a module that is run by its name
+    if module.startswith("slm.train"):  # whose own processes would each import a module that is run by its name
         from slm import cli
 
-        cli.run(importlib.import_module(f"{module}.__main__" if module == "train" else module).main, argv)
+        cli.run(importlib.import_module(f"{module}.__main__" if module == "slm.train" else module).main, argv)
     sys.argv = [module, *argv]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -207,7 +207,7 @@ def test_other_text_in_the_same_files_and_another_tokenizer_are_refused(texts, t
     run = SmallRun(tmp_path, *common, "train.max_steps=3")
     assert run.wait() == 2
     assert len(run.err.splitlines()) == 1
-    assert "the text is not the one that the saved data position is in" in run.err
+    assert "mine.jsonl is not what the run has read of it" in run.err
     write_corpus(mine, 60, seed=3)
     SmallRun(tmp_path, *common, "train.max_steps=3").finish()
 

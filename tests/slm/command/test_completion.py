@@ -29,8 +29,8 @@ def test_options_and_choices():
     assert candidates(["train"], "preset=1") == ["preset=10m", "preset=125m"]
     assert candidates(["train"], "data=wiki") == ["data=wikipedia_stories", "data=wikitext"]
     assert candidates(["train"], "train.compile=") == ["train.compile=true", "train.compile=false"]
-    assert candidates(["train"], "data.fi") == []
-    assert candidates(["train", "data=local"], "data.fi") == ["data.files="]
+    assert candidates(["train"], "data.file") == []
+    assert candidates(["train", "data=local"], "data.file") == ["data.files="]
     assert candidates(["serve"], "serve.slo") == ["serve.slots="]
 
 

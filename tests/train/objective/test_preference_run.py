@@ -13,6 +13,7 @@ from slm.data.tokenizers.make import load_tokenizer
 from slm.train.objective.reference import FILE
 from slm.train.resolve import resolve
 from slm.train.tune.__main__ import tuning
+from slm.train.tune.rule import LEAST_UPDATES
 from tests.helpers.programs import Program
 from tests.helpers.small_run import QUICK, differences, records
 
@@ -93,7 +94,8 @@ def test_the_recipe_is_slower_than_for_conversations(words):
     assert dpo.optim.lr == pytest.approx(0.02 * plain.optim.lr, rel=1e-2)
     assert orpo.optim.lr == pytest.approx(0.2 * plain.optim.lr, rel=1e-2)
     assert (plain.name, dpo.name, orpo.name) == ("base-chat", "base-dpo", "base-orpo")
-    assert 1.5 < dpo.train.max_steps / plain.train.max_steps <= 3  # both answers are read, and fill blocks less well
+    # Few records are read as often as it takes.
+    assert min(each.train.max_steps for each in (plain, dpo, orpo)) >= LEAST_UPDATES
 
 
 def test_what_cannot_be_learned_is_one_line(words, base, tmp_path):

@@ -76,7 +76,7 @@ def test_a_sweep_goes_on_where_it_was_and_stops_its_losers(words, tmp_path, capf
     folder = tmp_path / "runs/sweeps/lr"
     assert json.loads((folder / "results.json").read_text()) == record
     assert "lr_0.02" in (folder / "compare.html").read_text()
-    assert any("resuming" in path.read_text() for path in (folder / "logs").glob(".train-*.out"))
+    assert any("resuming" in path.read_text() for path in (folder / "logs").glob(".slm.train-*.out"))
 
     # Nothing is repeated, and another sweep does not take its place.
     idle = Starts()
