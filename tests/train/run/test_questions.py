@@ -129,6 +129,7 @@ def tuned(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("tuned")
     base, tokenizer = folder / "base", base_tokenizer()
     base.mkdir()
+    torch.manual_seed(1)
     save_model(base, LanguageModel(tiny.config(vocab_size=tokenizer.vocab_size, n_layers=1, tie_embeddings=True)))
     tokenizer.save(base)
     options = [f"base={base}", f"runs_dir={folder}/runs", "data=chat", f"data.files=[{write_chats(folder)}]"]
