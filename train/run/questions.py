@@ -191,7 +191,9 @@ def _draw(config: RunConfig) -> tuple[list[Question], bool]:
     """Questions of held-out conversations, or where there are none of those that are trained on; whether they are held
     out."""
     most = max(config.train.sample_questions, config.train.scored_questions)
-    splits: tuple[Split, ...] = ("validation", "train")
+    own = [each for each in config.data.all_sources() if each.is_chat and each.validated]
+    held_out = config.data.val_fraction > 0 or any(each.val_files or each.val_split for each in own)
+    splits: tuple[Split, ...] = ("validation", "train") if held_out else ("train",)
     for split in splits:
         if found := _of_split(config.data, split, config.train.seed):
             return questions.sample(found, most), split == "validation"
@@ -200,7 +202,7 @@ def _draw(config: RunConfig) -> tuple[list[Question], bool]:
 
 def _of_split(data: DataConfig, split: Split, seed: int) -> list[Question]:
     try:
-        plans = [plan for plan in make_plans(data, split) if plan.source.is_chat]
+        plans = [plan for plan in make_plans(data, split) if plan.source.is_chat and plan.source.validated]
     except UserError:
         return []  # nothing is held out
     found: list[Question] = []

@@ -67,6 +67,10 @@ def test_where_nothing_is_held_out_it_is_said(tmp_path):
     assert "trained on (none is held out)" in score_line(attached(made).before(1.0)[0], made.what)
 
 
+def test_where_validations_score_what_is_learned_nothing_is_held_out(tmp_path):
+    assert not asked(tmp_path, write_chats(tmp_path), "data.val_fraction=0").held_out
+
+
 def test_only_the_first_process_asks_and_only_about_conversations(tmp_path):
     chats = write_chats(tmp_path)
     assert not asked(tmp_path, chats, main=False)
