@@ -97,6 +97,7 @@ def tuning(
     options |= _options(choice, seen)
     if recipe.FROM_ELSEWHERE.items() <= options.items():  # no betas of the base's own
         options["optim.betas"] = f"[0.9,{choice.beta2:g}]"
+        options["optim.lr"] = float(f"{options['optim.lr'] * choice.lr_ratio:.3g}")
     options |= recipe.together(own.train, choice.eval_every, given=given)
     if not choice.patience and not given("train.eval_every"):  # no earlier model would be taken: one checkpoint
         options |= {"train.eval_every": choice.eval_every, "train.checkpoint_every": choice.max_steps}

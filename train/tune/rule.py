@@ -16,6 +16,9 @@ LEAST_STEP, MOST_STEP = 128, 1024
 """Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
 MUON_STEPS = 256, 4096
 """The same for Muon, whose update costs more and gains less from small steps."""
+SHORT_STEP, SHORT_LR = 64, 2.0
+"""Tokens of an AdamW step, and its learning rate in units of the usual one, where the time given is too short for
+``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md)."""
 UPDATES_IN_A_PASS = 150
 """A step is so small that one pass over the conversations has so many updates, down to the least step."""
 LEAST_UPDATES = 160
@@ -97,6 +100,8 @@ class Choice:
     """How often each conversation is read by then; None: not known."""
     warmup_steps: int
     beta2: float
+    lr_ratio: float
+    """The learning rate in units of the usual one."""
     val_fraction: float
     """0: nothing is held out, and validations score conversations that are trained on."""
     eval_every: int
@@ -137,6 +142,7 @@ def choose(found: Findings) -> Choice:
         max_steps=steps,
         passes=passes,
         warmup_steps=min(WARM_UP, timed // 10),
+        lr_ratio=SHORT_LR if _is_short(found) else 1.0,
         beta2=_beta2(rows * (room or seq_len)),
         val_fraction=held_out,
         eval_every=every,
@@ -154,8 +160,17 @@ def _step_tokens(found: Findings) -> int:
     least, most = MUON_STEPS if found.optimizer == "muon" else (LEAST_STEP, MOST_STEP)
     if found.conversations is None:
         return most
+    if _is_short(found):
+        return SHORT_STEP
     tokens = found.conversations * sum(found.lengths) / max(1, len(found.lengths))
     return min(most, max(least, _rounded(tokens / UPDATES_IN_A_PASS)))
+
+
+def _is_short(found: Findings) -> bool:
+    """Whether the time given is too short for the least number of updates."""
+    if found.seconds is None or found.optimizer == "muon" or found.conversations is None:
+        return False
+    return _steps_within(found, LEAST_STEP) < LEAST_UPDATES
 
 
 def _shape(found: Findings, step: int) -> tuple[int, int | None, int, int]:

@@ -51,6 +51,13 @@ def test_few_conversations_are_all_learned_and_many_are_held_out_to_stop_by():
     assert choose(found(40, held_out=True)).patience == PATIENCE
 
 
+def test_a_time_too_short_for_enough_updates_gets_smaller_steps_and_a_higher_rate():
+    short_time, long_time = choose(found(40, seconds=120)), choose(found(40, seconds=1200))
+    assert (short_time.step_tokens, short_time.lr_ratio) == (64, 2.0)
+    assert (long_time.step_tokens, long_time.lr_ratio) == (choose(found(40)).step_tokens, 1.0)
+    assert choose(found(40, seconds=120, optimizer="muon")).lr_ratio == 1.0
+
+
 def test_one_long_conversation_does_not_make_every_step_long():
     chosen = choose(found(600, lengths=(*short(599), 1500)))
     plain = choose(found(600))

@@ -338,8 +338,9 @@ def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_p
         tuning([*words, *more], log=said.append)
 
     tuned(3, "train.seq_len=512")
-    assert "conversations: 40 OpenAI messages; the chat template refuses 3 of " in said[1]
-    assert said[1].endswith("left out, the first so: the chat template refuses it: no system turns")
+    line = next(each for each in said if each.startswith("conversations:"))
+    assert "conversations: 40 OpenAI messages; the chat template refuses 3 of " in line
+    assert line.endswith("left out, the first so: the chat template refuses it: no system turns")
     with path.open("a") as file:
         file.write("\n" + "\n".join(json.dumps({"prompt": f"{number}?", "completion": "Yes."}) for number in range(30)))
     tuning([*words, "train.seq_len=64"], log=lambda line: said.append(line))
