@@ -11,7 +11,7 @@ from slm.data.bad_records import BadRecordError
 from slm.data.errors import one_line
 from slm.data.readers import html
 from slm.data.readers.bounds import LARGEST_DOCUMENT, read_all
-from slm.data.readers.reader import CHUNK, Reading
+from slm.data.readers.reader import CHUNK, Reading, chunk_at
 
 START = re.compile(rb"(?:\A|\r?\n\r?\n)(?=From \S+ .*\d{4})")
 """A message of a mailbox begins after a blank line with a line ``From ADDRESS DATE``."""
@@ -30,12 +30,9 @@ class Mail:
             if start == 0:
                 yield buffer + read_all(stream), 1
             return
-        position = 0
-        while position + len(buffer) < start:
-            position += len(buffer)
-            buffer = stream.read(CHUNK)
-            if not buffer:
-                return
+        buffer, position = chunk_at(stream, buffer, start)
+        if not buffer:
+            return
         at = start - position  # where the message begins, in the buffer
         search = at + 1
         while True:

@@ -66,6 +66,18 @@ class Reader(Protocol):
         ...
 
 
+def chunk_at(stream: BinaryIO, first: bytes, start: int) -> tuple[bytes, int]:
+    """The chunk that the byte ``start`` is in or ends, and where it begins; empty where the stream is shorter.
+
+    ``first`` has been read from the stream's beginning.
+    """
+    buffer, position = first, 0
+    while buffer and position + len(buffer) < start:
+        position += len(buffer)
+        buffer = stream.read(CHUNK)
+    return buffer, position
+
+
 def pieces(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of the stream. What stands before damaged data comes before the error that they raise."""
     position = stream.tell()

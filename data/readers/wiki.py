@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from slm.data.bad_records import BadRecordError
 from slm.data.readers.bounds import need
 from slm.data.readers.html import tidy
-from slm.data.readers.reader import CHUNK, Reading
+from slm.data.readers.reader import CHUNK, Reading, chunk_at
 
 BEGIN, END = b"<page>", b"</page>"
 TAIL = 4096
@@ -49,12 +49,9 @@ class Wiki:
         buffer = stream.read(CHUNK)
         if not ROOT.match(buffer):
             raise BadRecordError("XML that is no dump of MediaWiki (of XML, only those are read)")
-        position = 0
-        while position + len(buffer) < start:
-            position += len(buffer)
-            buffer = stream.read(CHUNK)
-            if not buffer:
-                return
+        buffer, position = chunk_at(stream, buffer, start)
+        if not buffer:
+            return
         at = max(0, start - position)  # what stands before it in the buffer is done
         while True:
             begin = buffer.find(BEGIN, at)
