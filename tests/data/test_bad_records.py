@@ -1,6 +1,6 @@
 """The tally: each place once, by reason, with the first place; and what workers send."""
 
-from slm.data.bad_records import REPLACED, BadRecordError, Tally
+from slm.data.bad_records import REPLACED, BadRecordError, Found, Tally
 
 
 def add(tally, position, path="a", reason="torn", **more):
@@ -14,9 +14,9 @@ def test_a_place_counts_once(capsys):
         add(tally, 9)
         add(tally, 4, path="b")
         add(tally, 3, reason="a NUL character", count=7, kind=REPLACED)
-    assert tally.record() == {"torn": (3, "a:3")}
-    assert tally.record(["b"]) == {"torn": (1, "b:4")}
-    assert tally.record(kind=REPLACED) == {"a NUL character": (7, "a:3")}
+    assert tally.record() == {"torn": Found(3, "a:3")}
+    assert tally.record(["b"]) == {"torn": Found(1, "b:4")}
+    assert tally.record(kind=REPLACED) == {"a NUL character": Found(7, "a:3")}
     tally.report()
     tally.report(final=True)
     first, second = capsys.readouterr().err.splitlines()
@@ -37,7 +37,7 @@ def test_workers_counts_are_added():
     for worker in workers:
         parent.take(worker.news())
         assert not worker.news()
-    assert parent.record() == {"torn": (2, "a:1")}
+    assert parent.record() == {"torn": Found(2, "a:1")}
 
 
 def test_an_error_is_one_line():

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm.data.bad_records import REPLACED, TALLY
+from slm.data.bad_records import REPLACED, TALLY, Found
 from slm.data.errors import UserError
 from slm.data.readers import reader
 from slm.data.sources.documents import iter_documents, make_plans
@@ -354,7 +354,7 @@ def test_nuls_and_lone_surrogates_become_the_replacement_character(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntw\0o\0\nthree\n" * 3)
     assert texts(path) == ["one\ntw\ufffdo\ufffd\nthree\n" * 3]
-    assert TALLY.record([str(path)], REPLACED) == {"a NUL character": (6, f"{path}:2")}
+    assert TALLY.record([str(path)], REPLACED) == {"a NUL character": Found(6, f"{path}:2")}
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine \\ud83d\\ude00"}\n{"text": "a \\ud83d b \\ude00 \\u0000"}\n')
     found = texts(path)
