@@ -64,17 +64,22 @@ def load_config(config_name: str, overrides: list[str], *, literal: Collection[s
         for group in groups:
             place = place[group]
         is_list = isinstance(place[key], list)
-        place[key] = text if not is_list else [] if text == "null" else _items(text)
+        place[key] = text if not is_list else [] if text == "null" else items(text)
     return values
 
 
 def assigned(key: str, path: Path) -> str:
     """The word ``key='path'`` for a command line, whatever characters the path has."""
-    escaped = str(path).replace("'", "\\'")
-    return f"{key}='{escaped}'"
+    return f"{key}={quoted(str(path))}"
 
 
-def _items(text: str) -> list[str]:
+def quoted(text: str) -> str:
+    """A text in the quotes of Hydra's grammar."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def items(text: str) -> list[str]:
     """``[a,'b, c']`` or ``a,b`` as a list of texts. A quote ends an item where a comma or the end follows it."""
     rest, found = text.strip(), []
     if rest.startswith("[") and rest.endswith("]"):

@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slm.cli import JSON
 from slm.data.errors import without_controls
 from slm.data.storage import atomic_write_text
 
@@ -67,7 +70,12 @@ def duration(seconds: float) -> str:
 
 
 def final_json(record: Any) -> None:
-    """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line."""
+    """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line.
+
+    A person at a terminal has read it in tables: there it is left out unless the command has the word ``json=true``.
+    """
+    if os.environ.get(JSON, str(not sys.stdout.isatty())).lower() != "true":
+        return
     print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from slm.cli import spelled
 from slm.data.errors import UserError, excerpt, nearest
 
+RUNS = Path("runs")
+"""Where runs are, unless ``runs_dir`` says otherwise."""
 CONFIG = "config.yaml"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 VALIDATION, CALIBRATION = "validation.txt", "calibration.txt"
@@ -182,12 +184,29 @@ def _broken_config(path: Path, reason: str) -> UserError:
     )
 
 
+def place(word: str | os.PathLike[str]) -> Path:
+    """The path that ``word`` names. A run's name is enough: ``mine`` is ``runs/mine`` where no model is at ``mine``."""
+    path = Path(os.path.expanduser(word))
+    if path.is_absolute() or holds_model(path):
+        return path
+    named = RUNS / path
+    return named if holds_model(named) or (named.is_dir() and not path.exists()) else path
+
+
+def holds_model(path: Path) -> bool:
+    """Whether there is a model, or a run that is to become one: a GGUF file, a run's folder or a model directory."""
+    if path.is_file():
+        return path.suffix == ".gguf"
+    marks = ("config.json", CONFIG, "checkpoints", "gguf", "adapter_config.json", "export.json")
+    return any((path / mark).exists() for mark in marks) or bool(model_files(path))
+
+
 def resolve(path: str | os.PathLike[str]) -> Run:
     """What ``path`` names: a run, a checkpoint of a run, or a model directory from elsewhere.
 
     Raises UserError that says what is there instead, and which runs exist.
     """
-    root = Path(os.path.expanduser(path))
+    root = place(path)
     if not root.exists():
         raise UserError(_missing(root))
     if root.is_file() and root.suffix == ".gguf":
@@ -216,7 +235,8 @@ def resolve(path: str | os.PathLike[str]) -> Run:
 
 
 def _missing(root: Path) -> str:
-    parent = root.parent
+    is_name = len(root.parts) == 1 and not root.is_absolute()
+    parent = RUNS if is_name else root.parent
     siblings = []
     if parent.is_dir():
         siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != ".")
@@ -226,6 +246,8 @@ def _missing(root: Path) -> str:
     if not hint and siblings:
         hint = f"there are: {', '.join(siblings[:8])}"
     train = spelled("train", preset="tiny")
+    if is_name:
+        return f"there is no run {root} in {RUNS}/ and no such folder here; {hint or f'train one first: `{train}`'}"
     return f"{root} does not exist; {hint or f'train a run first: `{train}`'}"
 
 

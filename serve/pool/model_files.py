@@ -28,7 +28,7 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     """
     if (name := hub_name(model)) is not None:
         return _of_the_hub(name)
-    path = Path(os.path.expanduser(model))
+    path = runs.place(model)
     if path.is_file():
         return path, None
     if path.suffix == ".gguf":
@@ -74,7 +74,7 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
 def resolve_adapter(word: str) -> Path:
     """The exported adapter of a run that trained one, or the .gguf file that ``word`` names. ``UserError`` where there
     is none."""
-    path = Path(os.path.expanduser(word))
+    path = runs.place(word)
     if path.is_file() or path.suffix == ".gguf":
         return path
     if (path / "adapter_config.json").is_file():

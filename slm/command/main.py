@@ -10,6 +10,7 @@ import sys
 from typing import NoReturn
 
 from slm import cli
+from slm.command import grammar
 from slm.command.table import COMMANDS
 from slm.data.errors import UserError, nearest
 
@@ -54,11 +55,12 @@ def main(argv: list[str]) -> int:
 
 
 def target(name: str, words: list[str]) -> tuple[str, list[str]]:
-    """The module to run for a sub-command, and its words.
+    """The module to run for a sub-command, and its ``key=value`` words.
 
     ``slm train`` with more than one process or machine goes to the launcher.
     """
     command = COMMANDS[name]
+    words = grammar.read(name, words)
     given = {word.partition("=")[0] for word in words}
     words = [*(word for word in command.defaults if word.partition("=")[0] not in given), *words]
     if name == "train":

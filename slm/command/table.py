@@ -20,6 +20,13 @@ class Command:
     """The words after the sub-command's name, and what they do."""
     defaults: tuple[str, ...] = ()
     """``key=value`` words that hold where the person gives no such key."""
+    bare: tuple[str, ...] = ()
+    """What a word without ``=`` may be: preset, model, local and chat (text for training, conversations), questions,
+    text, quant (types), type (one), repository, prompt. ``slm.command.grammar`` reads them."""
+    model_key: str | None = None
+    """The module's option that ``model=`` stands for."""
+    several_models: str | None = None
+    """The module's option for the second model and more; the same as ``model_key``: one list for all."""
 
 
 NEWEST = "model=runs/latest"
@@ -41,6 +48,7 @@ COMMANDS: dict[str, Command] = {
         config="tune",
         summary="tune the demo's model so that it answers: five more minutes",
         examples=(("", "tune runs/demo, export it, ask it 60 held-out questions, and show one more"),),
+        model_key="base",
     ),
     "train": Command(
         module="slm.train",
@@ -56,6 +64,8 @@ COMMANDS: dict[str, Command] = {
             ("preset=125m init_from=path/to/model data=local 'data.files=[mine.jsonl]'", "go on from a model"),
             ("nproc=2 preset=125m name=mine", "two processes (nnodes= and main= for several machines)"),
         ),
+        bare=("preset", "local", "model"),
+        model_key="init_from",
     ),
     "tune": Command(
         module="slm.train.tune",
@@ -68,6 +78,8 @@ COMMANDS: dict[str, Command] = {
             ("base=org/name data=chat 'data.files=[chats.jsonl]'", "a model of the Hugging Face Hub"),
             ("nproc=2 base=runs/mine", "two processes (nnodes= and main= for several machines)"),
         ),
+        bare=("model", "chat"),
+        model_key="base",
     ),
     "qat": Command(
         module="slm.train.tune.qat",
@@ -78,6 +90,8 @@ COMMANDS: dict[str, Command] = {
             ("base=runs/mine train.qat=tq2_0 train.max_steps=500", "another type, another length"),
             ("base=path/to/model data=local 'data.files=[mine.jsonl]'", "a downloaded Hugging Face model"),
         ),
+        bare=("model", "type", "local"),
+        model_key="base",
     ),
     "sweep": Command(
         module="slm.train.sweep",
@@ -88,12 +102,16 @@ COMMANDS: dict[str, Command] = {
             ("optim.lr=0.02,0.05 model.d_model=256,512 train.seed=1,2", "eight runs; the same command goes on"),
             ("sweep.range_test=true", "one run whose learning rate grows until the loss diverges"),
         ),
+        bare=("preset", "local", "model"),
+        model_key="init_from",
     ),
     "watch": Command(
         module="slm.train.report.watch",
         config="watch",
         summary="follow a run from another terminal",
         examples=(("run=runs/mine", "progress, losses, speed, time left, the last sample"),),
+        bare=("model",),
+        model_key="run",
     ),
     "report": Command(
         module="slm.train.report.html",
@@ -103,6 +121,9 @@ COMMANDS: dict[str, Command] = {
             ("runs=runs/mine", "report.html of one run"),
             ("runs=runs/a,runs/b out=compare.html", "two runs next to each other"),
         ),
+        bare=("model",),
+        model_key="runs",
+        several_models="runs",
     ),
     "export": Command(
         module="slm.export",
@@ -114,12 +135,16 @@ COMMANDS: dict[str, Command] = {
             ("run=runs/mine format=onnx", "an ONNX model for onnxruntime (needs slm[onnx]); format=pt2: torch.export"),
             ("run=org/name", "a model of the Hugging Face Hub, downloaded; its files go to models/org/name/gguf"),
         ),
+        bare=("model", "quant"),
+        model_key="run",
     ),
     "verify": Command(
         module="slm.export.verify",
         config="verify",
         summary="check exported files against the SHA-256 that their export recorded",
         examples=(("run=runs/mine", "a line for each file; exit status 1 if one is damaged"),),
+        bare=("model",),
+        model_key="run",
     ),
     "publish": Command(
         module="slm.hub.publish",
@@ -129,6 +154,8 @@ COMMANDS: dict[str, Command] = {
             ("run=runs/mine to=org/name", "show what would go up, and write the model card"),
             ("run=runs/mine to=org/name dry_run=false", "upload it (log in first: hf auth login)"),
         ),
+        bare=("model", "repository"),
+        model_key="run",
     ),
     "eval": Command(
         module="slm.evaluate",
@@ -139,6 +166,8 @@ COMMANDS: dict[str, Command] = {
             ("run=runs/mine", "on WikiText-2's test set, from the Hub"),
             ("run=runs/mine tasks=hellaswag,arc_easy,blimp", "tasks of lm-evaluation-harness (needs slm[tasks])"),
         ),
+        bare=("model", "text"),
+        model_key="run",
     ),
     "exam": Command(
         module="slm.evaluate.exam",
@@ -149,6 +178,8 @@ COMMANDS: dict[str, Command] = {
             ("run=model.gguf data=my.jsonl score=contains show=10", "one file; print ten wrong replies"),
             ("run=runs/mine-chat questions=500", "the embedded questions about stories"),
         ),
+        bare=("model", "questions"),
+        model_key="run",
     ),
     "serve": Command(
         module="slm.serve",
@@ -160,6 +191,9 @@ COMMANDS: dict[str, Command] = {
             ("model=org/name:Q4_K_M", "a GGUF file of a repository on the Hugging Face Hub, downloaded"),
         ),
         defaults=(NEWEST,),
+        bare=("model",),
+        model_key="model",
+        several_models="serve.models",
     ),
     "chat": Command(
         module="slm.serve.terminal",
@@ -170,6 +204,8 @@ COMMANDS: dict[str, Command] = {
             ("model=runs/mine prompt='Once upon a time' max_tokens=200", "one reply"),
         ),
         defaults=(NEWEST,),
+        bare=("model", "prompt"),
+        model_key="model",
     ),
     "plan": Command(
         module="slm.train.tools.plan",
@@ -179,12 +215,15 @@ COMMANDS: dict[str, Command] = {
             ("budget=8h data=local 'data.files=[books/]'", "the sizes that eight hours could train, and their losses"),
             ("preset=125m tokens_per_s=800", "the time that its schedule takes at 800 tokens/s"),
         ),
+        bare=("preset", "local", "model"),
+        model_key="init_from",
     ),
     "data-stats": Command(
         module="slm.train.tools.data_stats",
         config="data_stats",
         summary="count documents, tokens and duplicates of a text",
         examples=(("data=local 'data.files=[notes/*.md]'", "before you train on it"),),
+        bare=("preset", "local"),
     ),
     "doctor": Command(
         module="slm.doctor",
@@ -197,6 +236,8 @@ COMMANDS: dict[str, Command] = {
         config="bench_train",
         summary="measure training speed against Hugging Face's Trainer and the GEMM peak",
         examples=(("preset=10m", "needs transformers and accelerate for the Trainer"),),
+        bare=("preset", "local", "model"),
+        model_key="init_from",
     ),
     "bench-recipe": Command(
         module="slm.train.bench_recipe",
@@ -206,6 +247,7 @@ COMMANDS: dict[str, Command] = {
             ("preset=10m minutes=10 data=local 'data.files=[a.parquet]' 'data.val_files=[b.parquet]'", "your own text"),
             ("preset=10m bench.nanochat=path/to/nanochat", "nanochat's own scripts, too, where you have a checkout"),
         ),
+        bare=("preset", "local"),
     ),
     "bench-serve": Command(
         module="slm.serve.bench",
@@ -213,11 +255,15 @@ COMMANDS: dict[str, Command] = {
         summary="measure the server against llama.cpp's limit and other servers",
         examples=(("model=runs/mine 'bench.clients=[1,4]'", "with one client and with four"),),
         defaults=(NEWEST,),
+        bare=("model",),
+        model_key="model",
     ),
     "bench-quant": Command(
         module="slm.export.bench",
         config="bench_quant",
         summary="compare size, quality and speed of quantization types",
         examples=(("run=runs/mine quant=q8_0,q4_k_m", "two types next to the unquantized file"),),
+        bare=("model", "quant"),
+        model_key="run",
     ),
 }
