@@ -15,9 +15,10 @@ from pathlib import Path
 
 from slm import runs
 from slm.command.table import COMMANDS, Command
-from slm.configuration import choices, items, quoted
+from slm.configuration import items, quoted
 from slm.data.errors import UserError, nearest
 from slm.hub.name import hub_name, valid_repo
+from slm.options import choices
 
 MODEL_NAMES = ("model", "run", "base", "init_from", "MODEL", "RUN")
 """Keys that name a model."""

@@ -46,8 +46,9 @@ def main(argv: list[str]) -> int:
         return _completion(words)
     if name not in COMMANDS:
         raise UserError(unknown(name))
-    if any(word in ("-h", "--help") for word in words):
-        return _help([name])
+    if any(word in ("-h", "--help") or word.startswith("help=") for word in words):
+        asked = [word.removeprefix("help=") for word in words if word.startswith("help=")]
+        return _help([name, *(asked or [word for word in words if word.isidentifier()][:1])])
     module, words = target(name, words)
     sys.argv = [name, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -94,7 +95,7 @@ def _help(words: list[str]) -> int:
     if not words:
         print(help.overview(version()))
     elif words[0] in COMMANDS:
-        help.print_command(words[0])
+        help.print_command(words[0], words[1] if len(words) > 1 else "")
     else:
         raise UserError(unknown(words[0]))
     return 0
