@@ -204,11 +204,10 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
 
     report.table(
         f"Perplexity of {run.name}",
-        ["file", "engine", "definition", "perplexity", "± stderr", "word perplexity", "bits per byte", "tokens"],
+        ["file", "definition", "perplexity", "± stderr", "word perplexity", "bits per byte", "tokens"],
         [
             [
                 each["file"],
-                each["engine"],
                 each["definition"],
                 report.perplexity_text(each["perplexity"]),
                 number(each["stderr"], 4),
@@ -218,6 +217,7 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
             ]
             for each in rows
         ],
+        key=2,
         caption=(
             "llama.cpp/N: windows of N tokens that do not overlap, second halves scored (as llama-perplexity does)\n"
             "sliding/T: context T, stride T/2, every token scored once; word perplexity and bits per byte are its own\n"

@@ -265,7 +265,6 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis, seconds: float
     first = max(0, min(at - SHOWN // 2, len(sizes) - SHOWN))
     rows = [
         [
-            ">" if each.shape == chosen.shape else "",
             f"{each.shape.n_layers} x {each.shape.d_model}",
             f"{each.model.n_params / 1e6:.1f}M",
             f"{each.vocab_size:,}",
@@ -276,9 +275,9 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis, seconds: float
         ]
         for each in (chosen if each.shape == chosen.shape else each for each in sizes[first : first + SHOWN])
     ]
-    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", *READING]
+    columns = ["layers x width", "parameters", "vocabulary", "tokens a step", *READING]
     columns += ["bits per byte", "two of three"]
-    table(f"{duration(seconds)} on this machine", columns, rows)
+    table(f"{duration(seconds)} on this machine", columns, rows, chosen=[at - first])
     print("  " + reason(chosen, sizes, basis))
 
 

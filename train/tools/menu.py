@@ -22,13 +22,15 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     """Print the menu of a run of ``seconds`` with the words ``argv``. Returns the exit code."""
     basis = basis_of(compose(argv), argv, seconds)
     found = candidates(basis, seconds)
-    chosen, sizes = choice.best(found), choice.menu(found)
+    chosen = choice.best(found)
+    # The menu has one row per shape; that of the chosen one is the choice itself, with its own rates and batch.
+    others = [each for each in choice.menu(found) if each.shape != chosen.shape]
+    sizes = sorted([*others, chosen], key=lambda each: each.model.n_params)
     rows = []
     for each in sizes:
         size = q4_k_m_bytes(each.model)
         rows.append(
             [
-                ">" if each is chosen else "",
                 f"{each.shape.n_layers} x {each.shape.d_model}",
                 f"{each.model.n_params / 1e6:,.1f}M",
                 f"{each.vocab_size:,}",
@@ -40,13 +42,19 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
                 f"{basis.machine.decode_tokens_per_s(size, each.shape.n_layers):,.0f}",
             ]
         )
-    columns = ["", "layers x width", "parameters", "vocabulary", *READING]
+    columns = ["layers x width", "parameters", "vocabulary", *READING]
     columns += ["GiB", "bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
     caption = (
         "bits per byte: predicted for the validation text at the end of the run. two of three: that share of runs "
         "should end there. GiB: memory of the run. written/s: tokens that llama.cpp writes for one reader (Q4_K_M)."
     )
-    table(f"{duration(seconds)} on this machine", columns, rows, caption=caption)
+    table(
+        f"{duration(seconds)} on this machine",
+        columns,
+        rows,
+        caption=caption,
+        chosen=[i for i, each in enumerate(sizes) if each is chosen],
+    )
     print("  " + reason(chosen, sizes, basis))
     money = costs_of(chosen, basis, options)
     show_costs(money)
@@ -64,7 +72,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
         plot(sizes, chosen, duration(seconds), Path(options.plot))
         print(f"sizes and losses: {options.plot}")
     budget = next(word.partition("=")[2] for word in argv if word.startswith("budget="))
-    print(f"to train it: {spelled('train', budget=budget)} with the same options")
+    print(f"next: {spelled('train', budget=budget)} with the same options")
     final_json(record)
     return 0
 
