@@ -1,7 +1,7 @@
 """``python -m slm.evaluate run=RUN``: perplexity of a checkpoint and of every GGUF made from it, in one table; with
 ``tasks=...`` the tasks of lm-evaluation-harness (``slm.evaluate.tasks``).
 
-Each model is scored on one text, WikiText-2's raw test set unless another is given, in two definitions that must
+Each model is scored on one text, the run's held-out text unless another is given, in two definitions that must
 not be mixed up (see ``slm.evaluate.perplexity``). The last line printed is a JSON list of rows.
 """
 
@@ -27,7 +27,7 @@ from slm.evaluate.perplexity import (
 )
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
-from slm.evaluate.text import Text, first_documents, read_text, shorten
+from slm.evaluate.text import Text, first_documents, read_text, shorten, text_file
 from slm.exported import stale_lines
 from slm.hub import models
 from slm.llama.gguf_check import read_header
@@ -97,7 +97,7 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
     UserError where there is nothing to score or the text is too short.
     """
     files = files_to_score(run, config)
-    text = read_text(config.text)
+    text = read_text(text_file(config.text, run))
     rows: list[dict[str, Any]] = []
     threads = config.threads or compute_threads()
     if config.checkpoint:
