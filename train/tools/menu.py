@@ -15,12 +15,17 @@ from slm.train.budget import choice
 from slm.train.budget.choice import Candidate
 from slm.train.budget.choose import READING, Basis, basis_of, candidates, compose, reading, reason
 from slm.train.budget.costs import Costs, costs, q4_k_m_bytes
+from slm.train.budget.machine import machine_name
+from slm.train.budget.named_machine import named_machine
+from slm.train.predict import wikitext
 from slm.train.tools.plan_config import PlanOptions
 
 
 def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     """Print the menu of a run of ``seconds`` with the words ``argv``. Returns the exit code."""
-    basis = basis_of(compose(argv), argv, seconds)
+    base = compose(argv)
+    machine = named_machine(options.machine) if options.machine else None
+    basis = basis_of(base, argv, seconds, machine)
     found = candidates(basis, seconds)
     chosen = choice.best(found)
     # The menu has one row per shape; that of the chosen one is the choice itself, with its own rates and batch.
@@ -48,14 +53,18 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
         "bits per byte: predicted for the validation text at the end of the run. two of three: that share of runs "
         "should end there. GiB: memory of the run. written/s: tokens that llama.cpp writes for one reader (Q4_K_M)."
     )
+    where = f"{options.machine} (estimated)" if options.machine else machine_name(basis.machine)
     table(
-        f"{duration(seconds)} on this machine",
+        f"{duration(seconds)} on {where}",
         columns,
         rows,
         caption=caption,
         chosen=[i for i, each in enumerate(sizes) if each is chosen],
     )
     print("  " + reason(chosen, sizes, basis))
+    if wikitext.can_say(base.data):
+        low, at, high = map(wikitext.word_perplexity, (chosen.low, chosen.bits_per_byte, chosen.high))
+        print(f"  WikiText-103 perplexity per word: {at:,.0f} ({low:,.0f} to {high:,.0f}: two runs of three)")
     money = costs_of(chosen, basis, options)
     show_costs(money)
     record: dict[str, Any] = {
@@ -94,9 +103,11 @@ def cost_rows(money: Costs) -> list[list[str]]:
     rows = [
         ["training", f"{money.training:.4g}"],
         ["training, per million tokens", f"{money.training_per_million_tokens:.4g}"],
-        ["writing a million tokens on this machine, for one reader", f"{money.serving_per_million_tokens:.4g}"],
         ["writing a million tokens, an API (plan.api_price)", f"{money.api_per_million_tokens:.4g}"],
     ]
+    if money.serving_per_million_tokens is not None:
+        serving = f"{money.serving_per_million_tokens:.4g}"
+        rows.insert(2, ["writing a million tokens oneself, for one reader", serving])
     if money.tokens_until_paid is not None:
         rows.append(["tokens until the difference has paid for the training", f"{money.tokens_until_paid:,.0f}"])
     return rows
