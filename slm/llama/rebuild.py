@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Set
 from importlib import metadata
-from pathlib import Path
 
 from slm import cli
-from slm.data.errors import UserError
+from slm.data.errors import UserError, excerpt
 from slm.llama.verdict import PACKAGE, Verdict, examine
 from slm.machine.cpp_build import cpu_flags
-from slm.setup import llama as compiled
-from slm.setup.llama import NATIVE
+from slm.setup.llama import NATIVE, TRIM
 
 KEEP_STORES = '-DCMAKE_CXX_FLAGS="-fno-tree-dse -fno-dse"'
 """GCC's header declares that ``_tile_loadconfig`` reads 8 bytes of AMX's tile configuration, which has 64. So GCC drops
@@ -59,11 +57,20 @@ def remedies(verdict: Verdict, flags: Set[str], cmake_args: str, *, asked: bool 
 
 def build(cmake_args: str) -> None:
     """Builds the installed version of llama-cpp-python again from its source. ``UserError`` where that fails."""
-    python = Path(sys.executable)
-    with tempfile.NamedTemporaryFile(prefix="llama-build-", suffix=".log", delete=False) as log:
-        made = compiled.wheel(python, cmake_args, log=log, wanted=f"{PACKAGE}=={installed_version()}", fresh=True)
-        compiled.install(python, made, log)
-    Path(log.name).unlink()
+    version = installed_version()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    options = ["--force-reinstall", "--no-binary", PACKAGE, "--no-cache-dir", "--no-deps"]
+    done = subprocess.run(
+        [*pip, *options, f"{PACKAGE}=={version}"],
+        env=os.environ | {"CMAKE_ARGS": f"{TRIM} {cmake_args}"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in said if "error" in line.lower() and "subprocess-exited-with-error" not in line]
+        reason = (errors or said[-1:] or ["no reason given"])[0]
+        raise UserError(f"{PACKAGE} {version} could not be built with CMAKE_ARGS='{cmake_args}': {excerpt(reason)}")
 
 
 def mend(

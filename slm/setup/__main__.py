@@ -1,5 +1,4 @@
-"""``python3 -m slm.setup [venv=.venv] [torch_index=URL] [check=only|no] [purpose=tests] [wait=yes]``, from the root of a
-checkout.
+"""``python3 -m slm.setup [venv=.venv] [torch_index=URL] [check=only|no] [purpose=tests] [wait=yes]``, from a checkout.
 
 ``check=only`` reports what is missing and installs nothing; ``check=no`` installs without looking. ``purpose=tests``
 installs what tests need besides. ``wait=yes``: until llama.cpp is built, too.

@@ -1,5 +1,5 @@
-"""What is installed, and with what: the CPU build of torch first, then slm with everything else, by uv where it is there,
-else by pip; llama.cpp is compiled meanwhile (slm/setup/llama.py)."""
+"""What is installed, and with what: the CPU build of torch first, then slm with everything else, by uv where that is
+there, else by pip; llama.cpp is compiled meanwhile (slm/setup/llama.py)."""
 
 import contextlib
 import json
@@ -43,14 +43,15 @@ def install(venv: Path, torch_index: str, *, uv: str | None, purpose: str = "run
                 _run([*tool, *source, torch_requirement()], "torch could not be installed", venv)
         _run([*tool, *requirements(*EXTRAS[purpose])], f"{what} could not be installed", venv)
         if purpose == "run":
-            _run([*tool, "--no-deps", "--editable", "."], "slm could not be installed", venv)
+            _run([*tool, "--no-deps", "--no-build-isolation", "--editable", "."], "slm could not be installed", venv)
     print(f"Installed {what} in {time.monotonic() - begin:.0f} s.", flush=True)
 
 
 def requirements(*extras: str) -> list[str]:
     """What pyproject.toml asks for, with these extras; llama-cpp-python comes from slm/setup/llama.py."""
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = list(project["dependencies"])
+    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    project = settings["project"]
+    found = [*settings["build-system"]["requires"], *project["dependencies"]]
     for extra in extras:
         found += project["optional-dependencies"][extra]
     return [each for each in found if not each.startswith(llama.PACKAGE)]
@@ -149,4 +150,6 @@ def _run(command: list[str], failure: str, venv: Path) -> None:
 def _named(command: list[str]) -> str:
     """What a command installs, in a few words."""
     wanted = [word for word in command[command.index("install") + 1 :] if re.match(r"[A-Za-z.]", word)]
+    if wanted[-1] == ".":
+        return "slm itself"
     return wanted[-1] if len(wanted) <= 2 else f"{len(wanted)} packages and what they need"

@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -122,9 +121,8 @@ def wheel(
         )
         made = sorted(Path(new).glob("*.whl"))
         if done.returncode or not made:
-            raise UserError(
-                f"{wanted} could not be built with CMAKE_ARGS={shlex.quote(cmake_args)}: {_reason(Path(log.name), begin)}"
-            )
+            reason = _reason(Path(log.name), begin)
+            raise UserError(f"{wanted} could not be built with CMAKE_ARGS={shlex.quote(cmake_args)}: {reason}")
         return made[0].replace(folder / made[0].name)
 
 
@@ -136,8 +134,8 @@ def _reason(log: Path, begin: int) -> str:
     return f"{excerpt((errors or said[-1:] or ['no reason given'])[0])} ({log})"
 
 
-# A build in the background: .venv/llama-build.json is there until llama.cpp is installed, and llama-build.lock is held by
-# whoever builds. A process that finds the file and no lock builds itself, so nobody waits for one that has died.
+# A build in the background: .venv/llama-build.json is there until llama.cpp is installed, and whoever builds holds
+# llama-build.lock. A process that finds the file and no lock builds itself, so nobody waits for one that has died.
 
 
 def state_file(venv: Path) -> Path:
@@ -205,7 +203,7 @@ def _build(venv: Path, fresh: bool) -> None:
 
 
 def install(python: Path, made: Path, log: IO[bytes]) -> None:
-    """Put a wheel into the environment of ``python``, in the place of another of the same version, with what it needs."""
+    """Put a wheel into the environment of ``python``, over another of the same version, with what it needs."""
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     for options in (["--force-reinstall", "--no-deps"], []):
         own = os.environ | {"PYTHONWARNINGS": "ignore"}
