@@ -13,8 +13,11 @@ from slm import cli
 from slm.command import grammar
 from slm.command.table import COMMANDS
 from slm.data.errors import UserError, nearest
+from slm.setup import llama
 
 LAUNCHER = "slm.train.distributed.launch"
+WITHOUT_LLAMA = ("train", "demo", "plan", "sweep", "data-stats", "watch", "report", "doctor", "publish", "checkpoint")
+"""Commands that may run while set-up is still building llama.cpp; a run that needs it asks by itself."""
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -50,6 +53,8 @@ def main(argv: list[str]) -> int:
         asked = [word.removeprefix("help=") for word in words if word.startswith("help=")]
         return _help([name, *(asked or [word for word in words if word.isidentifier()][:1])])
     module, words = target(name, words)
+    if name not in WITHOUT_LLAMA:
+        llama.wait()
     sys.argv = [name, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
