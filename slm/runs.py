@@ -217,7 +217,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         )
     if root.is_file():
         raise UserError(f"{root} is a file; give a run directory (runs/<name>) or a Hugging Face model directory")
-    root = root.resolve()
+    typed, root = root, root.resolve()
     if CHECKPOINT_NAME.fullmatch(root.name) and root.parent.name == "checkpoints":
         return Run(root=root.parent.parent, pinned=root)
     if (root / "config.json").is_file():
@@ -230,7 +230,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
             "merged model, or merge the adapter into its base first (PEFT's merge_and_unload)"
         )
     raise UserError(
-        f"{root} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
+        f"{typed} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
         f"(no config.json); give runs/<name>, or the folder that config.json and model.safetensors are in"
     )
 
@@ -240,7 +240,13 @@ def _missing(root: Path) -> str:
     parent = RUNS if is_name else root.parent
     siblings = []
     if parent.is_dir():
-        siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        folders = [each for each in parent.iterdir() if each.is_dir() and each.name[0] != "."]
+        # Of any folder only models are named; what is in runs/ is a run, also one that has just begun.
+        siblings = sorted(each.name for each in folders if parent.name == RUNS.name or holds_model(each))
+    if root.suffix == ".gguf":
+        there = sorted(each.name for each in root.parent.glob("*.gguf")) if root.parent.is_dir() else []
+        hint = nearest(root.name, there) or (f"there are: {', '.join(there[:8])}" if there else "")
+        return f"{root} does not exist; {hint or 'name a GGUF file, a run or a model directory'}"
     if root.name == LATEST and not siblings:
         return f"there is no run yet ({root} does not exist); train one first: `{spelled('train', preset='tiny')}`"
     hint = nearest(root.name, siblings)

@@ -85,6 +85,7 @@ def test_text_and_the_model_to_start_from(checkout):
     assert words(checkout, "tune", "MODEL=mine", "DATA=chats.csv") == ["tune", "base=mine", "data=chats.csv"]
     assert words(checkout, "qat", "DATA=a.txt") == ["qat", "base=runs/latest", "data=a.txt"]
     assert words(checkout, "export", "MODEL=mine", "QUANT=q8_0") == ["export", "run=mine", "quant=q8_0"]
+    (checkout / ".venv/.dev").write_text("")
     for target in ("sweep", "plan", "data-stats", "bench-train", "bench-recipe"):
         assert words(checkout, target, "DATA=a.txt,b c.txt") == [target, "preset=tiny", "data=a.txt,b c.txt"]
 

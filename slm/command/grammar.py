@@ -132,7 +132,7 @@ class _Reader:
         found = runs.place(word)
         data = next((kind for kind in self.command.bare if kind in _OF_FILES), None)
         if found.exists() and takes("model"):
-            is_model = runs.holds_model(found)
+            is_model = runs.holds_model(found) or (data == "text" and found.is_dir())
             return "model" if is_model or data is None else data
         if takes("prompt") and re.search(r"\s", word):
             return "prompt"
@@ -161,7 +161,7 @@ class _Reader:
             known += _names(runs.RUNS) if kind == "model" else []
         known += [each for each in _beside(word) if self._takes(*_OF_FILES) or runs.holds_model(Path(each))]
         there = _names(runs.RUNS)[:5] if self._takes("model") else []
-        hint = nearest(word.rstrip("/"), known, n=1) or f"runs here: {', '.join(there) or 'none'}"
+        hint = _near(word, known) or f"runs here: {', '.join(there) or 'none'}"
         kinds = ", ".join(dict.fromkeys(_WHAT[kind] for kind in self.command.bare))
         last = " or ".join(kinds.rsplit(", ", 1))
         return f"{what}: there is no such {last} here; {hint}"
@@ -230,9 +230,18 @@ def _matches(path: str) -> bool:
 
 
 def _missing_file(path: str) -> str:
-    hint = nearest(path.rstrip("/"), [*_beside(path), *choices("data")], n=1)
+    hint = _near(path, [*_beside(path), *choices("data")])
     many = "no file fits" if glob.has_magic(path) else "there is no file or folder"
     return f"{many} {path}; {hint or 'data= takes files, folders, patterns, or one of: ' + ', '.join(choices('data'))}"
+
+
+def _near(word: str, known: list[str]) -> str:
+    """A hint by the last part of a path: what two names share before it says nothing."""
+    last = Path(word).name
+    by_name = {Path(each).name: each for each in reversed(known)}
+    hint = nearest(last, by_name, n=1)
+    match = re.search(r"'(.*)'", hint)
+    return f"did you mean {by_name[match[1]]!r}?" if match else ""
 
 
 def _beside(path: str) -> list[str]:
