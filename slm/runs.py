@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slm.callable import make_callable
 from slm.cli import spelled
 from slm.data.errors import UserError, excerpt, nearest
 
@@ -280,3 +281,6 @@ def _point(link: Path, target: str) -> None:
 
 def _if_file(path: Path) -> Path | None:
     return path if path.is_file() else None
+
+
+make_callable(__name__)  # ``slm.runs()``: see slm.api.runs
