@@ -35,6 +35,7 @@ ORDER = {
         "kernels",
         "llama",
         "vocabulary",
+        "from_gguf",
         "hub",
         "evaluate",
         "doctor",

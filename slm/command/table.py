@@ -115,6 +115,15 @@ COMMANDS: dict[str, Command] = {
             ("run=org/name", "a model of the Hugging Face Hub, downloaded; its files go to models/org/name/gguf"),
         ),
     ),
+    "checkpoint": Command(
+        module="slm.command.checkpoint",
+        config="checkpoint",
+        summary="read a GGUF file back as a Hugging Face model directory, compared with llama.cpp",
+        examples=(
+            ("model.gguf folder", "weights, configuration, tokenizer and chat template"),
+            ("ollama:smollm2:135m folder", "a model that Ollama has downloaded (lmstudio:NAME: LM Studio)"),
+        ),
+    ),
     "verify": Command(
         module="slm.export.verify",
         config="verify",

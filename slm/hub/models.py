@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from slm import runs
 from slm.cli import spelled
 from slm.data.errors import UserError, nearest
+from slm.from_gguf import stores
 from slm.hub.errors import host, hub_errors
 from slm.hub.name import HubName, hub_name
 from slm.report import size
@@ -55,28 +56,47 @@ class Listing:
 
 
 def resolve(word: str | os.PathLike[str]) -> runs.Run:
-    """What ``word`` names: a run, a checkpoint, a model directory, or a model of the Hub, which is then downloaded.
+    """What ``word`` names: a run, a checkpoint, a model directory, a model of the Hub, which is then downloaded, or a
+    GGUF file (see ``gguf_file``), which is then read back as a checkpoint.
 
-    ``UserError`` where there is nothing, and where the Hub's repository holds no safetensors.
+    ``UserError`` where there is nothing, where the Hub's repository holds no safetensors, and where a file cannot be
+    read back.
     """
+    if file := gguf_file(word):
+        from slm.from_gguf.convert import checkpoint as read_back
+
+        return runs.Run(root=(FOLDER / file.name).absolute(), is_hf=True, pinned=read_back(file.path))
     name = hub_name(word)
     if name is None:
         return runs.resolve(word)
-    if name.quant is not None:
-        raise UserError(
-            f"{os.fspath(word)} names a GGUF file, and here a checkpoint is needed: write {name.words} "
-            f"(or `{spelled('serve', model=os.fspath(word))}`)"
-        )
     return runs.Run(root=made_folder(name), is_hf=True, pinned=checkpoint(name))
 
 
+def gguf_file(word: str | os.PathLike[str]) -> stores.Stored | None:
+    """The GGUF file that ``word`` names: a path, ``ollama:NAME``, ``lmstudio:NAME``, or a file of a repository of the
+    Hub (``org/name:Q8_0``), which is then downloaded. None for anything else; ``UserError`` where there is none.
+    """
+    if file := stores.find(os.fspath(word)):
+        return file
+    name = hub_name(word)
+    if name is None or name.quant is None:
+        return None
+    path = gguf(name)
+    if path is None:
+        raise UserError(
+            f"{name.words} holds no GGUF file; make one with `{spelled('export', run=name.words)}`, then run this again"
+        )
+    return stores.Stored(path=path, name=f"{made_folder(name).relative_to(FOLDER.absolute())}-{name.quant}")
+
+
 def directory(word: str) -> str:
-    """A model directory that ``word`` names: that of a run's checkpoint, or downloaded where it is a name on the Hub.
+    """A model directory that ``word`` names: that of a run's checkpoint, downloaded where it is a name on the Hub, read
+    back where it is a GGUF file.
 
     Anything else is returned as it is, but for a ``~``. ``UserError`` for a run without a checkpoint.
     """
     word = os.path.expanduser(word)
-    if hub_name(word) is None and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):
+    if hub_name(word) is None and not stores.is_named(word) and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):
         return word
     run = resolve(word)
     if line := run.choice_line():

@@ -131,12 +131,13 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
 
 def save_model(directory: Path, model: LanguageModel) -> None:
     """Write ``config.json``, ``generation_config.json`` and ``model.safetensors`` (f32) into ``directory``."""
-    _write_config(directory, model.config)
+    write_config(directory, model.config)
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
-def _write_config(directory: Path, config: ModelConfig) -> None:
+def write_config(directory: Path, config: ModelConfig) -> None:
+    """Write ``config.json`` and ``generation_config.json`` into ``directory``."""
     atomic_write_json(directory / "config.json", config.to_hf())
     atomic_write_json(
         directory / "generation_config.json",
@@ -198,7 +199,7 @@ def write_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        _write_config(temporary, config)
+        write_config(temporary, config)
         save_tokenizer(temporary)
         for name in snapshot.files:
             (temporary / name).parent.mkdir(exist_ok=True)

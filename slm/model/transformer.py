@@ -168,6 +168,12 @@ def rope_frequencies(config: ModelConfig, *, local: bool = False) -> Tensor:
     return frequencies * (smooth + (1 - smooth) / factor)
 
 
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model, by its Hugging Face name. Nothing is allocated."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in LanguageModel(config).state_dict().items()}
+
+
 def empty_model(config: ModelConfig) -> LanguageModel:
     """A model in memory whose weights are not set, to copy others into.
 

@@ -7,7 +7,7 @@ llama.cpp does not read a tokenizer's own split rules: it has a list of them by 
    (``get_vocab_base_pre`` in its conversion/base.py; the string and the hashes below are that interface);
 2. the structure of the pre-tokenizer: what a tokenizer trained here has, whatever its vocabulary.
 
-Whatever name comes out, export compares token ids afterwards and refuses the file where they differ.
+Where both know a name and these split otherwise, the structure is right. Whatever name comes out, export compares token ids afterwards and refuses the file where they differ.
 """
 
 import hashlib
@@ -38,11 +38,12 @@ def identify(tokenizer_json: dict[str, Any], fingerprint_ids: list[int], option:
     ``fingerprint_ids`` are the tokenizer's ids of FINGERPRINT_TEXT, special tokens added as it usually adds them.
     Raises UserError that shows the unknown pre-tokenizer.
     """
-    digest = hashlib.sha256(str(fingerprint_ids).encode()).hexdigest()
-    if digest in FINGERPRINTS:
-        return FINGERPRINTS[digest]
+    named = FINGERPRINTS.get(hashlib.sha256(str(fingerprint_ids).encode()).hexdigest())
     model = tokenizer_json.get("model") or {}
     found = by_structure(tokenizer_json.get("pre_tokenizer"), whole_words=model.get("ignore_merges"))
+    # Two splits may give one text the same ids: then what the tokenizer does is right.
+    if named and (found is None or SPLITS.get(named) in (None, SPLITS[found])):
+        return named
     if found:
         return found
     shown = describe(tokenizer_json.get("pre_tokenizer"))

@@ -64,9 +64,10 @@ _GROUPS: dict[tuple[str, ...], str] = {
 SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _GROUPS.items() for name in names.split()}
 """The regular expressions of each name."""
 WHOLE_WORDS = frozenset(
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano minicpm5 glm4 glm5 tekken".split()
-)
-"""The names with which llama.cpp looks a whole piece up before it merges (``ignore_merges`` in a ``tokenizer.json``)."""
+    name for name in _GROUPS[LLAMA3,].split() if name not in ("smaug-bpe", "dbrx", "chatglm-bpe")
+) | {"minicpm5", "tekken"}
+"""The names with which llama.cpp looks a piece up as a whole before it merges (a ``tokenizer.json``'s
+``ignore_merges``)."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
