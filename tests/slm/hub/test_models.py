@@ -9,6 +9,7 @@ from slm.data.errors import UserError
 from slm.hub import models
 from slm.hub.name import hub_name
 from slm.model.checkpoint import load_config
+from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.model_hub import Repository
 
 
@@ -75,7 +76,7 @@ def test_what_is_missing_gated_or_of_another_kind_is_one_line(hub, repository):
         ("org/gated", r"org/gated is gated: accept its terms at http.*/org/gated"),
         ("org/old", r"org/old holds no config.json with .safetensors"),
         ("org/quantized", r"org/quantized holds GGUF files only"),
-        ("org/tiny:q8_0", r"names a GGUF file, and here a checkpoint is needed: write org/tiny "),
+        ("org/tiny:q8_0", r"org/tiny holds no GGUF file; make one with `make export RUN=org/tiny`"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             models.resolve(word)
@@ -135,3 +136,22 @@ def test_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/new/config.yaml").write_text("")
     with pytest.raises(UserError, match="holds no checkpoint yet"):
         models.directory("runs/new")
+
+
+def test_a_gguf_file_stands_for_its_checkpoint(tmp_path, monkeypatch, hub, capsys):
+    """A path, a name of Ollama's, and a file on the Hub: one checkpoint each, read back once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tiny.gguf_file(tmp_path / "m-F32.gguf", n_layers=1)
+    run = models.resolve(file)
+    assert (run.name, run.gguf_dir) == ("m-F32", tmp_path / "models/m-F32/gguf")
+    assert load_config(run.checkpoint()) == load_config(file.with_suffix(".checkpoint"))
+    assert models.directory(str(file)) == str(run.checkpoint())
+    assert capsys.readouterr().out.count("read back:") == 1
+    hub.repositories["org/m"] = Repository({"m-F32.gguf": file.read_bytes()})
+    run = models.resolve("org/m:F32")
+    assert (run.name, run.root) == ("m-F32", tmp_path / "models/org/m-F32")
+    assert load_config(run.checkpoint()) == load_config(file.with_suffix(".checkpoint"))
+    with pytest.raises(UserError, match="Ollama has no model m here"):
+        models.directory("ollama:m")
+    with pytest.raises(UserError, match=r"none\.gguf does not exist; "):
+        models.resolve("none.gguf")
