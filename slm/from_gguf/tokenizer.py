@@ -102,9 +102,7 @@ class _Vocabulary:
         for id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if token in control or kind == USER_DEFINED:
                 left, right = llama.strips(id)
-                found.append(
-                    special_token(id, token) | {"special": token in control, "lstrip": left, "rstrip": right}
-                )
+                found.append(special_token(id, token) | {"special": token in control, "lstrip": left, "rstrip": right})
         return found
 
     def sections(self) -> dict[str, Any]:
@@ -223,7 +221,9 @@ def _around(tokens: list[str], before: list[int], behind: list[int], plain: dict
         "type": "TemplateProcessing",
         "single": [*special(before, 0), text("A", 0), *special(behind, 0)],
         "pair": [*special(before, 0), text("A", 0), *special(behind, 0), text("B", 1), *special(behind, 1)],
-        "special_tokens": {tokens[id]: {"id": tokens[id], "ids": [id], "tokens": [tokens[id]]} for id in before + behind},
+        "special_tokens": {
+            tokens[id]: {"id": tokens[id], "ids": [id], "tokens": [tokens[id]]} for id in before + behind
+        },
     }
     return {"type": "Sequence", "processors": [plain, around]} if plain else around
 

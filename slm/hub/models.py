@@ -8,6 +8,7 @@ there and not into the cache.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,9 @@ TIMEOUT_S = 10.0
 _CHECKPOINT = (
     *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
-    *("model.safetensors.index.json", "README.md"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json", "README.md"),
 )
+_BIN = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin")
 _PREFERRED = ("q4_k_m", "q8_0")
 """Of several GGUF files, in this order, as ``llama.cpp -hf`` does; else the first by name."""
 
@@ -96,7 +98,8 @@ def directory(word: str) -> str:
     Anything else is returned as it is, but for a ``~``. ``UserError`` for a run without a checkpoint.
     """
     word = os.path.expanduser(word)
-    if hub_name(word) is None and not stores.is_named(word) and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):
+    is_run = Path(word).is_dir() and not (Path(word) / "config.json").is_file()
+    if hub_name(word) is None and not stores.is_named(word) and not is_run:
         return word
     run = resolve(word)
     if line := run.choice_line():
@@ -118,8 +121,10 @@ def checkpoint(name: HubName) -> Path:
     weights = [each for each in listing.files if each.endswith(".safetensors") and "/" not in each]
     if any(each.startswith("model") for each in weights):
         weights = [each for each in weights if each.startswith("model")]  # without copies in another layout
+    if not weights:
+        weights = [each for each in listing.files if _BIN.fullmatch(each)]
     if not weights or "config.json" not in listing.files:
-        has = "GGUF files only" if ggufs(listing.files) else "no config.json with .safetensors"
+        has = "GGUF files only" if ggufs(listing.files) else "no config.json with .safetensors or pytorch_model.bin"
         raise UserError(f"{name.words} holds {has}: a checkpoint in Hugging Face's format is needed here")
     return _download(listing, [*weights, *(each for each in _CHECKPOINT if each in listing.files)])
 

@@ -27,10 +27,12 @@ SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 SHAPES = {
     "llama": {"tie_embeddings": False, "rope_scaling": SCALING, "rope_theta": 5e5},
-    "qwen2": {"arch": "qwen2", "tie_embeddings": True},
-    "qwen3": {"arch": "qwen3", "tie_embeddings": True, "norm_eps": 1e-6},
+    "qwen2": {"arch": "qwen2", "tie_embeddings": True, "rope_scaling": YARN},
+    "qwen3": {"arch": "qwen3", "tie_embeddings": True, "norm_eps": 1e-6, "rope_scaling": LINEAR},
     "gemma3": {"arch": "gemma3", "n_layers": 7, "sliding_window": 40, "tie_embeddings": True},
     "lfm2": {"arch": "lfm2", "tie_embeddings": True},
 }
@@ -80,11 +82,19 @@ def test_a_file_is_read_back_once_and_proven(files, monkeypatch):
         assert torch.equal(model.state_dict()[name], tensor), name
 
 
+def test_yarn_is_llama_cpps(files):
+    said: list[str] = []
+    found = checkpoint(files["qwen2"], said.append)
+    assert json.loads((found / RECORD).read_text())["proof"]["kl"] < 1e-6
+    assert load_config(found).rope_scaling == YARN
+
+
 def test_a_quantized_file_has_llama_cpps_values(files, tmp_path):
     path = tmp_path / "m-Q8_0.gguf"
     quantize(files["qwen3"], path, "q8_0", n_threads=1)
     said: list[str] = []
     found = checkpoint(path, said.append)
+    assert json.loads((found / RECORD).read_text())["proof"]["kl"] < 5e-3
     assert "what the quantization cost is not recorded" in said[0]
     import gguf
 

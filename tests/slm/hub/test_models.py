@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import torch
 from huggingface_hub import constants
 
 from slm.data.errors import UserError
 from slm.hub import models
 from slm.hub.name import hub_name
-from slm.model.checkpoint import load_config
+from slm.model.checkpoint import load_config, load_weights
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.model_hub import Repository
 
@@ -68,13 +69,13 @@ def test_without_a_network_the_cache_is_used(hub, repository, monkeypatch, capsy
 
 def test_what_is_missing_gated_or_of_another_kind_is_one_line(hub, repository):
     hub.repositories["org/gated"] = Repository(dict(repository.files), gated=True)
-    hub.repositories["org/old"] = Repository({"config.json": b"{}", "pytorch_model.bin": b"x"})
+    hub.repositories["org/old"] = Repository({"config.json": b"{}", "model.onnx": b"x"})
     hub.repositories["org/quantized"] = Repository({"a-Q8_0.gguf": b"x"})
     for word, message in (
         ("org/nothing", r"there is no folder org/nothing here and no model org/nothing on 127.*hf auth login"),
         ("org/tiny@v9", r"org/tiny has no revision 'v9'"),
         ("org/gated", r"org/gated is gated: accept its terms at http.*/org/gated"),
-        ("org/old", r"org/old holds no config.json with .safetensors"),
+        ("org/old", r"org/old holds no config.json with .safetensors or pytorch_model.bin"),
         ("org/quantized", r"org/quantized holds GGUF files only"),
         ("org/tiny:q8_0", r"org/tiny holds no GGUF file; make one with `make export RUN=org/tiny`"),
     ):
@@ -136,6 +137,16 @@ def test_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/new/config.yaml").write_text("")
     with pytest.raises(UserError, match="holds no checkpoint yet"):
         models.directory("runs/new")
+
+
+def test_a_model_that_is_stored_the_old_way_only(hub, tmp_path):
+    folder = tiny.checkpoint(tmp_path / "old", n_layers=1)
+    weights = load_weights(folder)
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    hub.repositories["org/old"] = Repository({path.name: path.read_bytes() for path in folder.iterdir()})
+    found = load_weights(models.resolve("org/old").checkpoint())
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
 def test_a_gguf_file_stands_for_its_checkpoint(tmp_path, monkeypatch, hub, capsys):
