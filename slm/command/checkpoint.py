@@ -12,8 +12,6 @@ from slm.data.errors import UserError
 from slm.hub import models
 from slm.report import final_json
 
-_ORDER = ("model", "out")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
@@ -27,7 +25,7 @@ class CheckpointConfig:
 
 def main(argv: list[str]) -> int:
     """Write the folder. Returns the exit status."""
-    config = load(CheckpointConfig, "checkpoint", named(argv), literal=_ORDER)
+    config = load(CheckpointConfig, "checkpoint", argv, literal=("model", "out"))
     if config.model is None or config.out is None:
         raise UserError("name a GGUF file and a folder to write: `slm checkpoint model.gguf folder`")
     file = models.gguf_file(config.model)
@@ -41,12 +39,6 @@ def main(argv: list[str]) -> int:
     print(f"wrote {config.out}")
     final_json({"out": str(config.out), **record})
     return 0
-
-
-def named(argv: list[str]) -> list[str]:
-    """The words with names for the first two that have none: ``model.gguf out`` is ``model=model.gguf out=out``."""
-    bare = iter(_ORDER)
-    return [word if "=" in word or word.startswith("-") else f"{next(bare, 'model')}={word}" for word in argv]
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ def about(contents: Contents, shape: ModelConfig) -> str:
     name, stored = contents.path.name, types(contents)
     total = sum(stored.values())
     shares = ", ".join(f"{kind} {count / total:.0%}" for kind, count in stored.most_common() if count >= total / 200)
-    line = f"{name}: {shape.arch}, {shape.n_params:,} parameters, {contents.bits_per_weight:.1f} bits per weight ({shares})"
-    return f"{line}; {cost(contents, stored)}"
+    size = f"{shape.n_params:,} parameters, {contents.bits_per_weight:.1f} bits per weight ({shares})"
+    return f"{name}: {shape.arch}, {size}; {cost(contents, stored)}"
 
 
 def cost(contents: Contents, stored: Counter[str]) -> str:

@@ -125,13 +125,13 @@ def _logits(path: Path, directory: Path) -> dict[str, Any]:
     tokenizer, model = load_tokenizer(directory), load_model(directory)
     ids = tokenizer.encode_document("\n".join(PROBES[3:6] + PROBES[7:15]))
     ids = ids[: min(POSITIONS, model.config.seq_len)]
-    with Model(contents.path) as llama:
-        # Keys and values in f32, and no flash attention: only the products' own rounding is left.
-        with Context(llama, n_ctx=len(ids), n_batch=len(ids), flash_attn=False, kv_type="f32") as context:
-            batch = Batch(len(ids))
-            batch.extend(ids, 0, 0, True, every=True)
-            context.decode(batch)
-            theirs_TV = torch.from_numpy(context.logits_all(len(ids)))
+    # Keys and values in f32, and no flash attention: only the products' own rounding is left.
+    exact: dict[str, Any] = {"n_ctx": len(ids), "n_batch": len(ids), "flash_attn": False, "kv_type": "f32"}
+    with Model(contents.path) as llama, Context(llama, **exact) as context:
+        batch = Batch(len(ids))
+        batch.extend(ids, 0, 0, True, every=True)
+        context.decode(batch)
+        theirs_TV = torch.from_numpy(context.logits_all(len(ids)))
     with torch.inference_mode():
         x_TD = model.hidden_states(torch.tensor([ids]))[0]
         ours_TV = F.linear(x_TD, model.head_weight_VD)

@@ -62,7 +62,7 @@ def stem(path: Path) -> str:
 
 
 def ollama_folders() -> list[Path]:
-    """Where Ollama keeps models: ``OLLAMA_MODELS``, else in the home directory, else where its service on Linux does."""
+    """Where Ollama keeps models: ``OLLAMA_MODELS``, else the home directory's folder and that of its Linux service."""
     if named := os.environ.get("OLLAMA_MODELS"):
         return [Path(named)]
     return [Path(os.path.expanduser("~/.ollama/models")), Path("/usr/share/ollama/.ollama/models")]

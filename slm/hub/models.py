@@ -98,7 +98,8 @@ def directory(word: str) -> str:
     Anything else is returned as it is, but for a ``~``. ``UserError`` for a run without a checkpoint.
     """
     word = os.path.expanduser(word)
-    is_run = Path(word).is_dir() and not (Path(word) / "config.json").is_file()
+    place = runs.place(word)
+    is_run = place.is_dir() and not (place / "config.json").is_file()
     if hub_name(word) is None and not stores.is_named(word) and not is_run:
         return word
     run = resolve(word)

@@ -4,6 +4,7 @@ contexts than they were trained with.
 Tested in tests/slm/model/test_rope.py.
 """
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,8 @@ def _has_no_effect(kind: str, key: str, value: Any, factor: float) -> bool:
 def number(value: Any, key: str) -> float:
     """A number of a configuration, also where it is given as text. UserError for anything else."""
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value) if not value.strip().lstrip("-").isdigit() else int(value)
-        except ValueError:
-            pass
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{key}={value!r} in config.json is no number: correct it, or download config.json again")
     return value

@@ -7,7 +7,8 @@ llama.cpp does not read a tokenizer's own split rules: it has a list of them by 
    (``get_vocab_base_pre`` in its conversion/base.py; the string and the hashes below are that interface);
 2. the structure of the pre-tokenizer: what a tokenizer trained here has, whatever its vocabulary.
 
-Where both know a name and these split otherwise, the structure is right. Whatever name comes out, export compares token ids afterwards and refuses the file where they differ.
+Where both know a name and these split otherwise, the structure is right. Whatever name comes out, export compares token
+ids afterwards and refuses the file where they differ.
 """
 
 import hashlib

@@ -152,7 +152,7 @@ def test_a_split_file_is_one_file(files, tmp_path):
 def test_wrong_weights_are_not_believed(files, tmp_path, monkeypatch):
     """The rows of queries and keys in the file's own order: the classic silent error."""
     monkeypatch.setattr("slm.from_gguf.weights.in_halves", lambda weight_OD, n_heads: weight_OD)
-    with pytest.raises(UserError, match="does not predict what llama.cpp predicts with the file"):
+    with pytest.raises(UserError, match=r"does not predict what llama\.cpp predicts with the file"):
         checkpoint(files["llama"], lambda line: None)
     assert not list((tmp_path / "cache" / "slm" / "from-gguf").glob("*/*"))
 

@@ -54,13 +54,13 @@ def test_a_damaged_or_missing_store_is_named(ollama):
     pull(ollama, "registry.ollama.ai/library/x/latest")
     manifest = ollama / "manifests/registry.ollama.ai/library/x/latest"
     manifest.write_text("{")
-    with pytest.raises(UserError, match="cannot be read .*: `ollama pull x` writes it again"):
+    with pytest.raises(UserError, match=r"cannot be read .*: `ollama pull x` writes it again"):
         stores.find("ollama:x")
 
 
 def test_lm_studios_models_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match="LM Studio has no model org/a here .there is no such folder"):
+    with pytest.raises(UserError, match=r"LM Studio has no model org/a here .there is no such folder"):
         stores.find("lmstudio:org/a")
     folder = tmp_path / ".lmstudio" / "models" / "org"
     for name in ("a/a-Q4_K_M.gguf", "a/a-Q8_0.gguf", "a/mmproj-a.gguf", "b/b-00001-of-00002.gguf"):
