@@ -1,6 +1,8 @@
 """A model's GGUF file, or all parts of a split one: metadata with its arrays, and the values of its tensors.
 
 Shape suffixes: O output rows, D input columns.
+
+Tested in tests/slm/from_gguf/test_convert.py.
 """
 
 import math

@@ -3,6 +3,8 @@
 llama.cpp reads the file itself. It runs in a process of its own, since it may end one.
 
 Shape suffixes: T positions, V vocabulary.
+
+Tested in tests/slm/from_gguf/test_convert.py, tests/slm/from_gguf/test_tokenizer.py.
 """
 
 import itertools

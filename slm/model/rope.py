@@ -6,15 +6,12 @@ Tested in tests/slm/model/test_rope.py.
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from slm.data.errors import UserError
-
-if TYPE_CHECKING:
-    from slm.model.config import ModelConfig
 
 _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -27,6 +24,19 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 factor."""
 _ELSEWHERE = ("rope_theta", "partial_rotary_factor", "type", "rope_type")
 """Keys of the same dictionary that are no scaling."""
+
+
+class Rotated(Protocol):
+    """What is read of a model's configuration here."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def local_rope_theta(self) -> float: ...
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None: ...
 
 
 def read_scaling(rope: dict[str, Any], context: int) -> dict[str, Any] | None:
@@ -80,7 +90,7 @@ def number(value: Any, key: str) -> float:
     return value
 
 
-def rope_frequencies(config: "ModelConfig", *, local: bool = False) -> Tensor:
+def rope_frequencies(config: Rotated, *, local: bool = False) -> Tensor:
     """Radians per position of each pair of values, f32 [head_dim / 2]; ``local``: those of local layers."""
     head_dim, theta = config.head_dim, config.local_rope_theta if local else config.rope_theta
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim

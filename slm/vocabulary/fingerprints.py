@@ -2,6 +2,8 @@
 
 The text (``pretokenizer.FINGERPRINT_TEXT``) and the hashes are the converter's interface (``get_vocab_base_pre`` in its
 ``conversion/base.py``). A test compares this list with the converter's own, so that a new name is seen.
+
+Tested in tests/slm/vocabulary/test_pretokenizer.py.
 """
 
 FINGERPRINTS = {

@@ -176,7 +176,10 @@ def test_names_of_files_and_prompts_are_left_out_unless_asked_for(run):
     )
     assert asked["data"]["files"] == ["notes.txt"]
     assert "files" not in plain["data"]
-    nested = {"train": {"sample_prompts": ["/x"], "seed": 1}, "data": {"sources": [{"files": ["a/b"], "kind": "local"}]}}
+    nested = {
+        "train": {"sample_prompts": ["/x"], "seed": 1},
+        "data": {"sources": [{"files": ["a/b"], "kind": "local"}]},
+    }
     assert without_private(nested) == {"train": {"seed": 1}, "data": {"sources": [{"kind": "local"}]}}
 
 
