@@ -83,7 +83,12 @@ def _ask(what: str, path: Path, directory: Path) -> dict[str, Any]:
     environment = os.environ | {"GGML_NO_BACKTRACE": "1", "PYTHONIOENCODING": "utf-8"}
     try:
         done = run_trial(
-            "slm.from_gguf.proof", what, str(path), str(directory), environment=environment, seconds=_SECONDS
+            "slm.from_gguf.proof",
+            what,
+            str(path.absolute()),
+            str(directory.absolute()),
+            environment=environment,
+            seconds=_SECONDS,
         )
     except (SubprocessError, OSError) as error:
         raise UserError(f"{path.name} could not be compared with llama.cpp ({excerpt(error)}): try again") from error
