@@ -60,7 +60,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup ready dev wheels demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
+.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -175,6 +175,9 @@ TYPES := .mypy_cache/tree
 types: dev
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve) $(TYPES)/slm
 	@cd $(TYPES) && $(abspath $(PY)) -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
+
+docs: ready ## build the site from docs/ and the options: site/index.html
+	@$(SETUP) purpose=docs && NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict && echo "next: open site/index.html"
 
 format: dev ## format the code
 	@$(PY) -m ruff check --fix . ; $(PY) -m ruff format .

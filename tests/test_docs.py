@@ -12,7 +12,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 PAGES += sorted((REPOSITORY / "examples").rglob("*.md"))
 FOLDERS = ("data", "slm", "train", "export", "serve", "configs", "docs", "tests", "examples")
 FILES = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix != ".pyc"]
-REMOVED = {"narrow.py"}  # docs/decisions.md says why
+REMOVED = {"narrow.py"}  # docs/lab/decisions.md says why
 OTHER_PROGRAMS = {"pytest"}
 OTHER_OPTIONS = {"glibc.malloc.hugetlb"}
 

@@ -3,7 +3,7 @@
 Whatever the grammar allows is valid under the schema. The reverse is not promised: properties come in the order
 in which the schema names them, properties that it does not name are left out, numbers have at most 16 digits
 before and 15 after the point, and there is little white space. A keyword that would constrain and is not supported is
-refused by name. It is never ignored, as other converters do (see docs/decisions.md).
+refused by name. It is never ignored, as other converters do (see docs/lab/decisions.md).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ OPTIONS = {
     "wait": "no",
 }
 
-CHOICES = {"check": ("yes", "no", "only"), "purpose": ("run", "tests"), "wait": ("yes", "no")}
+CHOICES = {"check": ("yes", "no", "only"), "purpose": ("run", "tests", "docs"), "wait": ("yes", "no")}
 
 
 def main(argv: list[str]) -> int:
@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     venv = Path(options["venv"])
     uv = shutil.which("uv")
-    if options["purpose"] == "tests":
-        install.install(venv, options["torch_index"], uv=uv, purpose="tests")
+    if options["purpose"] != "run":
+        install.install(venv, options["torch_index"], uv=uv, purpose=options["purpose"])
         return 0
     if options["wait"] == "yes":
         if options["check"] != "only":

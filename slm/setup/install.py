@@ -19,8 +19,9 @@ CUDA_SIZE = "2.7 GB to download and 4.8 GB on disk"
 """Of torch 2.13 with all that it brings from PyPI on Linux x86-64: sums over its 27 wheels, on 2026-11-21."""
 
 
-EXTRAS = {"run": ("logging", "documents"), "tests": ("dev",)}
-"""By what the environment is for: what runs, and what else tests and the comparisons with other programs need."""
+EXTRAS = {"run": ("logging", "documents"), "tests": ("dev",), "docs": ("docs",)}
+"""By what the environment is for: what runs, what else tests and the comparisons with other programs need, and what
+builds the site."""
 
 
 def install(venv: Path, torch_index: str, *, uv: str | None, purpose: str = "run") -> None:
@@ -29,7 +30,7 @@ def install(venv: Path, torch_index: str, *, uv: str | None, purpose: str = "run
     python = venv / "bin/python"
     tool = installer(python, uv)
     begin = time.monotonic()
-    what = "slm" if purpose == "run" else "what the tests need"
+    what = {"run": "slm", "tests": "what the tests need", "docs": "what builds the site"}[purpose]
     print(f"Installing {what} into {venv} with {'uv' if uv else 'pip'}.", flush=True)
     with llama.locked(venv / "packages.lock"):
         if purpose == "run":

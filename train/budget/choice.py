@@ -59,7 +59,7 @@ TAUGHT_STEP = 1.35
 BORN_AGAIN_FROM = 6.0
 """Readings of the best run without a teacher from which a run may be born again. With fewer the two models would read
 too little, or have to be smaller: nothing was gained in five minutes with 13 MB and in thirty with 52 MB, and 1 % lost
-in five with 4 MB on a slower processor (docs/results/recipe-choices.md)."""
+in five with 4 MB on a slower processor (docs/lab/recipe-choices.md)."""
 LEAST_STEPS = 100
 """Of a run that is shown in the menu."""
 EQUAL = 0.002

@@ -7,7 +7,7 @@ A word that the text never has is a wrong answer at every position, so each step
 So each row w of the head becomes t + a (w - t). The row t predicts the word's frequency in the text whatever the
 context, and a = 1 - x0 - x1 / (1 + n) - x2 / (1 + sqrt(n)) for a word that the text has n times; a word that it never
 has gets t itself. The loss is convex in x, so a few steps of Newton's method on held-out text find it. What comes out
-is a matrix of the same shape: files and programs know nothing of it. Measured in docs/results/recipe-choices.md.
+is a matrix of the same shape: files and programs know nothing of it. Measured in docs/lab/recipe-choices.md.
 
 Shape suffixes: N held-out positions, D model width, V vocabulary, J parameters.
 """

@@ -35,7 +35,7 @@ its longer tokens. The first 31 records, each left out in turn, are off by 0.99 
 .2."""
 SUPERPOSED_TEXT, MOST_SUPERPOSED = 0.25, 2.5e6
 """A run that began with bags of four tokens for a tenth of its steps (``train.superposition``) counts as more text by
-this share of that of its positions, at most by so many bytes. From docs/results/recipe-choices.md: 1.8 % fewer bits
+this share of that of its positions, at most by so many bytes. From docs/lab/recipe-choices.md: 1.8 % fewer bits
 per byte after 2.5M tokens, and .1 % after 7.7M."""
 BIGRAM_TEXT, BIGRAM_AT = 1e7, 1e7
 """A run whose embedding and head begin as a model of bigrams (``optim.init_bigrams``) counts as much more text as the
@@ -56,7 +56,7 @@ bigrams."""
 DEEP_TEXT, DEEP_READINGS = 0.12, (0.5, 1.5)
 """By what share the text of such a run counts as more: by nothing up to the first number of readings, by all of it from
 the second on. At 0.03 as low a loss took 13 % more text after 1.9 readings, and 2 % more after .6
-(docs/results/recipe-choices.md)."""
+(docs/lab/recipe-choices.md)."""
 TAUGHT, TEACHER_BEHIND = 0.978, 0.3
 """Bits per byte of a model that learns from the predictions of a teacher of its own kind, too (``distill.born_again``),
 in units of those without, where the teacher has read as often; and how much of the share by which the teacher is worse

@@ -110,5 +110,5 @@ def test_a_calibrated_head_gains_by_readings_words_and_width_up_to_what_was_meas
     assert few > calibrated(2, vocab_size=49_152, d_model=256)
     assert few > calibrated(2, vocab_size=16_384, d_model=512)
     assert calibrated(100, vocab_size=49_152, d_model=1024) == 1 - MOST_CALIBRATED
-    # The run of thirty minutes in docs/results/recipe-choices.md.
+    # The run of thirty minutes in docs/lab/recipe-choices.md.
     assert calibrated(4.8, vocab_size=49_152, d_model=256) == pytest.approx(1.2963 / 1.2999, abs=0.002)
