@@ -30,6 +30,7 @@ from slm.serve.engine.messages import (
     Tokenize,
 )
 from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.prefill_pace import PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.tokenize import BackgroundTokenizer
@@ -67,6 +68,8 @@ class Engine:
         self._proposer = make_proposer(config, self._runner)
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
+        self._most_prefilled = config.prefill_chunk
+        self._pace = PrefillPace(text_s=config.stream_ms / 1000)
         self._next_deadline = math.inf
         self.n_preempted = 0
 
@@ -174,6 +177,12 @@ class Engine:
         return events
 
     def _generate(self) -> list[Event]:
+        if self._scheduler.prefilling and not self._batch_invariant:
+            self._scheduler.limit_prefill(
+                streams=min(self._most_prefilled, self._pace.tokens(streams=True)),
+                alone=self._pace.tokens(streams=False),
+            )
+        began = time.perf_counter()
         plan = self._scheduler.plan(self._propose())
         if not plan.chunks:
             return []
@@ -197,7 +206,10 @@ class Engine:
                 self._runner.free_slot(slot)
             self._runner.free_all()
             return events
-        self._scheduler.commit(plan)
+        if n_prompt := self._scheduler.commit(plan):
+            self._pace.prefilled(n_prompt, time.perf_counter() - began)
+        else:
+            self._pace.decoded(time.perf_counter() - began)
         events = []
         for chunk, row in zip(plan.chunks, last_rows, strict=True):
             try:
