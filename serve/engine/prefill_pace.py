@@ -8,7 +8,7 @@ ALONE_S = 1.0
 """The longest step while nothing generates: commands are read between steps."""
 _STREAM_PART = 2.0
 """Prompt tokens may take so many times as long as a stream waits for its next text anyway."""
-_FEWEST = 8
+_FEWEST = 4
 """Fewer tokens take about as long as one: a pass reads all weights."""
 _FIRST = 64
 """Before anything is measured."""
@@ -26,21 +26,24 @@ class PrefillPace:
         self._text_s = text_s
         self._token_s: float | None = None
         self._decode_s = 0.0
+        self._planned = {True: _FIRST, False: _FIRST}
+        """The newest answers of ``tokens``, by whether there were streams."""
 
     def tokens(self, *, streams: bool) -> int:
         """Prompt tokens of the next step. ``streams``: whether sequences that generate wait for it."""
         if self._token_s is None:
             return _FIRST
         wait_s = min(STREAMS_WAIT_S, _STREAM_PART * max(self._text_s, self._decode_s)) if streams else ALONE_S
-        return max(_FEWEST, int(wait_s / self._token_s))
+        self._planned[streams] = max(_FEWEST, int(wait_s / self._token_s))
+        return self._planned[streams]
 
     def prefilled(self, n: int, seconds: float) -> None:
         """A step with ``n`` prompt tokens took so long."""
         if self._token_s is None:
             self._token_s = seconds / n
             return
-        # Short steps say little about a token: most of their time goes into reading the weights.
-        weight = n / (n + _FIRST)
+        # Other short steps say little about a token: most of their time goes into reading the weights.
+        weight = 0.5 if n in self._planned.values() else n / (n + _FIRST)
         self._token_s += weight * (min(seconds / n, _WORST * self._token_s) - self._token_s)
 
     def decoded(self, seconds: float) -> None:

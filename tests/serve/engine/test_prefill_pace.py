@@ -59,7 +59,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("more", [{}, {"kv_tokens": 8192}])
-def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_most(slow_path, monkeypatch, more):
+def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_most(tiny_path, monkeypatch, more):
     """With 256 tokens at a time it waited for 5 s."""
     clock, decode = Clock(), Context.decode
 
@@ -69,7 +69,7 @@ def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_mo
 
     monkeypatch.setattr(Context, "decode", timed)
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=clock.perf_counter, monotonic=lambda: 0.0))
-    one = Engine(EngineConfig(model_path=slow_path, slots=2, threads=1, context=512, **more))
+    one = Engine(EngineConfig(model_path=tiny_path, slots=2, threads=1, **more))
     forever = SamplingParams(temperature=0, ignore_eos=True)
     one.handle(Generate(id="stream", prompt=(5,) * 100, sampling=forever, max_tokens=400))
     at, prompted = [], None
@@ -86,8 +86,8 @@ def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_mo
     gaps = [b - a for a, b in zip(at, at[1:], strict=False)]
     one.close()
     assert prompted
-    # The first one or two steps are planned by what a token of a longer step took.
-    assert sum(gap > 0.31 for gap in gaps) <= 2
+    # The first steps are planned by what a token of a longer step took.
+    assert sum(gap > 0.31 for gap in gaps) <= 3
     assert max(gaps) <= 0.4
     # The prompt gets two thirds of the time: it takes 10 s alone.
     assert prompted - at[20] < 25
