@@ -28,7 +28,7 @@ from slm.serve.pool.request_stream import QueueFullError
 if TYPE_CHECKING:
     from slm.serve.chat_template import ChatPrompt
 
-State = Literal["unloaded", "loading", "ready", "leaving", "restarting"]
+State = Literal["unloaded", "loading", "ready", "leaving", "restarting", "hung"]
 _RETRY_S = 2.0
 """For so long after a failed load, requests get its error; then it is tried again."""
 
@@ -97,6 +97,8 @@ class Served:
             return "loading" if self.loading is not None else "unloaded"
         if self.leaving:
             return "leaving"
+        if self.loaded.engine.hangs:
+            return "hung"
         return "ready" if self.loaded.engine.ready else "restarting"
 
     def facts(self) -> ModelFacts:
