@@ -99,6 +99,8 @@ async def _serve(
 
     _cancel_on_interrupt()
     options = config.serve
+    if _is_name(config.host):
+        options = replace(options, hosts=[*options.hosts, config.host])
     of_environment = os.environ.get("SLM_API_KEY")
     if of_environment and not of_environment.strip():
         raise UserError("SLM_API_KEY holds blanks only: give a key, or unset it for a server without one")
@@ -180,6 +182,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host)
+    return False
 
 
 def _example(url: str, keyed: bool) -> str:

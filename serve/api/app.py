@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, ExceptionHandler, Scope
 from slm.serve.api.access_log import AccessLog, Writer, record_of
 from slm.serve.api.anthropic.message_builder import error_body
 from slm.serve.api.api_keys import RequireKey
+from slm.serve.api.browser_guard import BrowserGuard
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
@@ -46,6 +47,8 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
         )
     if keys:
         middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open, respond=_error_response))
+    else:
+        middleware.insert(0, Middleware(BrowserGuard, hosts=options.hosts, respond=_error_response))
     app = Starlette(
         routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
         middleware=middleware,

@@ -4,7 +4,7 @@ import httpx
 
 from tests.helpers.sockets import PATIENCE_S, connection, everything, is_well
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
 
 def test_a_body_over_the_limit_is_told_and_not_torn_off(server):

@@ -38,7 +38,8 @@ def test_a_client_that_waits_hears_comments(monkeypatch):
 def test_headers_come_at_once_also_in_the_queue(slow_server):
     """One slot, which another has: the status and the headers of a stream do not wait for it."""
     with httpx.stream("POST", slow_server.url + "/v1/completions", json=LONG, timeout=60) as running:
-        next(running.iter_lines())
+        lines = running.iter_lines()
+        next(lines)
         began = time.perf_counter()
         with httpx.stream("POST", slow_server.url + "/v1/completions", json=LONG, timeout=60) as waiting:
             assert waiting.status_code == 200
@@ -53,6 +54,7 @@ def test_headers_come_at_once_also_in_the_queue(slow_server):
                 refused = httpx.post(f"{slow_server.url}/v1/{path}", json={**body, "stream": True}, timeout=60)
                 assert refused.status_code == 400
                 assert refused.json()["error"]["code"] == "context_length_exceeded"
+        next(lines)
 
 
 def test_progress_of_a_prompt(server):
