@@ -113,7 +113,8 @@ class Served:
         return self._facts[1]
 
     def needed(self) -> int:
-        """Bytes of memory that the model takes, by estimate. Raises ``UserError`` like ``facts``."""
+        """Bytes of memory that the model takes, by estimate. Reads the headers of its files, which takes a while on a slow
+        disk. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
         adapter = self.config.adapter
         more = adapter.stat().st_size if adapter is not None and adapter.is_file() else 0
@@ -180,7 +181,7 @@ class Pool:
         """Loads the first model. Raises ``UserError`` when that fails, or when one of the models never fits."""
         if self.budget is not None:
             for each in self.models.values():
-                check_fits(each.name, each.needed(), self.budget)
+                check_fits(each.name, await asyncio.to_thread(each.needed), self.budget)
         await self._load(self.default)
         assert self.default.loaded is not None
         if self.idle_s is not None:
@@ -233,7 +234,7 @@ class Pool:
             served.loading = None
 
     async def _load(self, served: Served) -> None:
-        n_bytes = served.needed()
+        n_bytes = await asyncio.to_thread(served.needed)
         engine = EngineClient(
             served.config,
             max_waiting=self._max_waiting,
@@ -255,7 +256,7 @@ class Pool:
         """Unloads other models until there is room. False when no request waits for this one any more."""
         if self.budget is None:
             return True
-        need = wanted.needed()
+        need = await asyncio.to_thread(wanted.needed)
         check_fits(wanted.name, need, self.budget)
         while True:
             if wanted.n_waiting == 0 or self._closing:

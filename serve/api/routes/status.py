@@ -62,8 +62,11 @@ class StatusRoutes(ModelRoutes):
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models"""
-        return JSONResponse(Models(object="list", data=[model_card(each) for each in self._pool.models.values()]))
+        # In a thread: files that have changed are read again.
+        cards = await run_in_threadpool(lambda: [model_card(each) for each in self._pool.models.values()])
+        return JSONResponse(Models(object="list", data=cards))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/MODEL"""
-        return JSONResponse(model_card(self._pool.models[self._model_name(request.path_params["model"])]))
+        served = self._pool.models[self._model_name(request.path_params["model"])]
+        return JSONResponse(await run_in_threadpool(model_card, served))
