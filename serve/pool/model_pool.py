@@ -130,6 +130,7 @@ class Lease:
         self.name = served.name
         self.engine, self.info, self.chat = served.loaded.engine, served.loaded.info, served.loaded.chat
         served.n_users += 1
+        pool.used.set()
         served.last_used = time.monotonic()
 
     def release(self) -> None:
@@ -155,6 +156,8 @@ class Pool:
         """Bytes; None: no limit, for a server with a single model."""
         self.idle_s = idle_s
         """A model that nobody has used for so many seconds is unloaded; None: it stays."""
+        self.used = asyncio.Event()
+        """Set with every lease; for whoever waits for a quiet moment."""
         self._idle_task: asyncio.Task[None] | None = None
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
