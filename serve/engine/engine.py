@@ -30,7 +30,7 @@ from slm.serve.engine.messages import (
     Stats,
     Tokenize,
 )
-from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.model_runner import ModelRunner, SlotTooShort
 from slm.serve.engine.prefill_pace import PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
@@ -209,6 +209,7 @@ class Engine:
                 streams=min(self._most_prefilled, self._pace.tokens(streams=True)),
                 alone=self._pace.tokens(streams=False),
             )
+        self._runner.expect(self._scheduler.longest)
         began = time.perf_counter()
         plan = self._scheduler.plan(self._propose())
         if not plan.chunks:
@@ -227,6 +228,9 @@ class Engine:
                     raise
                 plan = without_drafts(plan)
                 last_rows = self._runner.run(plan)
+        except SlotTooShort as error:
+            long = [chunk.sequence_id for chunk in plan.chunks if chunk.start + len(chunk.tokens) > error.length]
+            return events + self._fail(long, str(error))
         except KvCacheFull:
             return events + self._make_room(plan.chunks[0].sequence_id)
         except LlamaError as error:

@@ -51,6 +51,12 @@ class Scheduler:
         """Whether a prompt waits or is being computed."""
         return bool(self._waiting) or not all(sequence.generating for sequence in self._running)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that runs or is the next to run."""
+        waiting = len(self._waiting[0].tokens) if self._waiting else 0
+        return max(waiting, max((len(sequence.tokens) for sequence in self._running), default=0))
+
     def limit_prefill(self, *, streams: int, alone: int) -> None:
         """Sets the most prompt tokens of a step from now on: while sequences generate, and while none does."""
         if (streams, alone) != (self._limits.prefill_chunk, self._limits.alone_chunk):

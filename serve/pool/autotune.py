@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from slm.llama.model import Model
 
 MOST_SLOTS = 16
-"""More sequences at once would still raise the throughput. But the engine clears their cache when it starts, and that
-takes a second for every gigabyte or two."""
-_SLOT_MEMORY = 1 << 30
-_SLOT_PART = 8
-"""All caches together take at most a gigabyte, and at most an eighth of the free memory."""
+"""More sequences at once would still raise the throughput, and each would be slower."""
+_SLOT_PART = 0.5
+"""All caches together take at most so much of the memory that the model leaves free. They take it when they are first
+used, and only as far as it is free then."""
 FEWEST_PARAMS = 20_000_000
 """Smaller models are fast with any choice."""
 _CLEARLY_FASTER = 1.04
@@ -64,7 +63,7 @@ def untuned() -> Tuned:
 
 def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
     """How many KV caches of ``context`` tokens fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
-    room = min(_SLOT_MEMORY, available_bytes() // _SLOT_PART)
+    room = _SLOT_PART * (available_bytes() - facts.file_bytes)
     return max(1, min(MOST_SLOTS, int(room // max(1, facts.kv_bytes(kv_type) * context))))
 
 

@@ -46,6 +46,7 @@ def _with(options: ServerOptions, model_path: Path, facts: ModelFacts, tuned: Tu
     chosen = {
         "threads": options.threads or tuned.threads,
         "slots": options.slots or min(batch, n_fitting),
+        "slot_bytes": round(facts.kv_bytes(options.kv_type) * facts.context(options.context)),
         "batch": batch,
         "ubatch": options.ubatch or min(tuned.ubatch, batch),
         "prefill_chunk": options.prefill_chunk or EngineConfig.prefill_chunk,

@@ -129,9 +129,13 @@ def test_a_measurement_can_be_stopped(tiny_path, cache, monkeypatch, tmp_path):
 def test_slots_follow_from_memory(tiny_path, monkeypatch):
     facts = read_facts(tiny_path)
     per_slot = facts.kv_bytes("f16") * 256
-    for slots, free in ((16, 1 << 40), (3, 8 * 3.5 * per_slot), (1, 0)):
+    for slots, free in ((16, 1 << 40), (3, facts.file_bytes + 2 * 3.5 * per_slot), (1, 0)):
         monkeypatch.setattr(autotune, "available_bytes", lambda free=free: int(free))
         assert autotune.slots_for(facts, context=256, kv_type="f16") == slots
+    # A model of 30 layers and 8k context, on a machine with 22 GB free: 94 MB a slot.
+    small = replace(facts, kv_values=30 * 2 * 3 * 64, n_ctx_train=8192, file_bytes=100 << 20)
+    monkeypatch.setattr(autotune, "available_bytes", lambda: 22 * 10**9)
+    assert autotune.slots_for(small, context=small.context(0), kv_type="f16") == 16
 
 
 def test_the_fastest_must_be_clearly_faster(monkeypatch):
