@@ -38,6 +38,10 @@ from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 
 
+_KEPT_BEFORE_END = 4
+"""Tokens. A template may end a prompt in some that are not in the next turn's, and the same prompt may come again."""
+
+
 class Engine:
     """Takes commands, and gives events step by step. One request's failure never touches another's."""
 
@@ -55,6 +59,7 @@ class Engine:
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=self._prefix_cache,
                 min_copied=self._runner.min_copied,
+                kept_before_end=_KEPT_BEFORE_END if self._prefix_cache and self._runner.keeps_states else 0,
                 fixed_chunk=min(config.prefill_chunk, config.ubatch, self._runner.batch_limit) if config.exact else 0,
             ),
         )
@@ -172,7 +177,7 @@ class Engine:
         if self._proposer is not None:
             self._proposer.forget(sequence_id)
         # The cells of rejected draft tokens lie behind those that count.
-        if slot is not None and not (self._prefix_cache and self._runner.truncate(slot, ended.sequence.n_computed)):
+        if slot is not None and not (self._prefix_cache and self._runner.settle(slot, ended.sequence.n_computed)):
             self._runner.free_slot(slot)
             self._scheduler.drop_cached(slot)
         ended.sampler.close()
@@ -214,7 +219,7 @@ class Engine:
             )
         self._runner.expect(self._scheduler.longest)
         began = time.perf_counter()
-        plan = self._scheduler.plan(self._propose())
+        plan = self._scheduler.plan(self._propose(), self._runner.kept)
         if not plan.chunks:
             return []
         events: list[Event] = []
