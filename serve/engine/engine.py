@@ -30,13 +30,12 @@ from slm.serve.engine.messages import (
     Stats,
     Tokenize,
 )
-from slm.serve.engine.model_runner import ModelRunner, SlotTooShort
+from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
 from slm.serve.engine.prefill_pace import PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
-
 
 _KEPT_BEFORE_END = 4
 """Tokens. A template may end a prompt in some that are not in the next turn's, and the same prompt may come again."""
@@ -236,7 +235,7 @@ class Engine:
                     raise
                 plan = without_drafts(plan)
                 last_rows = self._runner.run(plan)
-        except SlotTooShort as error:
+        except SlotTooShortError as error:
             long = [chunk.sequence_id for chunk in plan.chunks if chunk.start + len(chunk.tokens) > error.length]
             return events + self._fail(long, str(error))
         except KvCacheFull:

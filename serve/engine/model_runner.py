@@ -22,7 +22,7 @@ from slm.serve.engine.kv_growth import KvGrowth, first_length
 from slm.serve.engine.messages import ModelInfo
 
 
-class SlotTooShort(LlamaError):
+class SlotTooShortError(LlamaError):
     """There is no memory for longer slots than of ``length`` tokens."""
 
     def __init__(self, length: int, reason: str) -> None:
@@ -129,7 +129,7 @@ class ModelRunner:
             self._growth.expect(n)
 
     def _make_long(self, n: int) -> None:
-        """Sees to it that a slot can hold ``n`` tokens. Raises ``SlotTooShort`` where there is no memory for that."""
+        """Sees to it that a slot can hold ``n`` tokens. Raises ``SlotTooShortError`` where there is no memory for that."""
         try:
             longer = self._growth.take(n)
             if longer is None:
@@ -138,7 +138,7 @@ class ModelRunner:
                 if self.context.seq_pos_max(slot) >= 0:
                     longer.take_seq(self.context, slot)
         except LlamaError as error:
-            raise SlotTooShort(self._growth.length, str(error)) from None
+            raise SlotTooShortError(self._growth.length, str(error)) from None
         self.context.close()
         self.context = longer
 
@@ -150,7 +150,7 @@ class ModelRunner:
     def run(self, plan: Plan) -> list[int]:
         """Computes the batch; returns, per chunk, the batch index of its last token.
 
-        Raises ``KvCacheFull`` when the cache has no room, and ``SlotTooShort``; then nothing has changed.
+        Raises ``KvCacheFull`` when the cache has no room, and ``SlotTooShortError``; then nothing has changed.
         """
         for (_, slot), n_cached, source in zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True):
             if source is not None:
@@ -188,8 +188,8 @@ class ModelRunner:
         return self.context.seq_rm(slot, n) and self.context.seq_pos_range(slot) == (0, n - 1)
 
     def settle(self, slot: int, n: int) -> bool:
-        """Cuts a slot back to its first ``n`` positions at the end of its sequence; returns whether it can serve another
-        with the same prefix."""
+        """Cuts a slot back to its first ``n`` positions at the end of its sequence; returns whether it can serve
+        another with the same prefix."""
         if not self.keeps_states:
             return self.truncate(slot, n)
         if not self.context.seq_rm(slot, n):

@@ -292,8 +292,8 @@ class Context:
         return np.ctypeslib.as_array(rows, shape=(n, self.model.n_embd)).copy()
 
     def scores(self, seq_id: int) -> np.ndarray:
-        """float32 [n_scores]: a reranking model's scores of a sequence of the last batch, which must have held it whole;
-        a copy. The context must have been made with ``ranks``."""
+        """float32 [n_scores]: a reranking model's scores of a sequence of the last batch, which must have held it
+        whole; a copy. The context must have been made with ``ranks``."""
         self._check_seq(seq_id)
         found = C.llama_get_embeddings_seq(self._ctx, seq_id)
         if not found:
@@ -318,8 +318,8 @@ class Context:
         C.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
 
     def seq_state(self, seq_id: int, *, partial: bool = False) -> bytes:
-        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers. ``partial``:
-        only what cannot be cut back: a recurrent state, or the keys and values of a window."""
+        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers.
+        ``partial``: only what cannot be cut back: a recurrent state, or the keys and values of a window."""
         self._check_seq(seq_id)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
         size = C.llama_state_seq_get_size_ext(self._ctx, seq_id, flags)

@@ -68,8 +68,8 @@ def write(
     pooling: gguf.PoolingType | None = None,
     encoder: bool = False,
 ) -> Path:
-    """Writes the file and returns its path. ``pooling``: what an embedding is made of. ``encoder``: a BERT, whose tokens
-    see each other, in place of a Llama. ``checkpoint``: what the record of an export in it names. ``script``: which
+    """Writes the file and returns its path. ``pooling``: what an embedding is made of. ``encoder``: a BERT, whose
+    tokens see each other, in place of a Llama. ``checkpoint``: what the record of an export in it names. ``script``: which
     token follows which, so that the model says something certain; texts that are no tokens yet become one each."""
     merges = _merges(60)
     alphabet = _byte_alphabet()
