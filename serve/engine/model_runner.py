@@ -129,7 +129,7 @@ class ModelRunner:
             self._growth.expect(n)
 
     def _make_long(self, n: int) -> None:
-        """Sees to it that a slot can hold ``n`` tokens. Raises ``SlotTooShortError`` where there is no memory for that."""
+        """Makes slots long enough for ``n`` tokens. Raises ``SlotTooShortError`` where there is no memory for it."""
         try:
             longer = self._growth.take(n)
             if longer is None:
