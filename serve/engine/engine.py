@@ -31,7 +31,7 @@ from slm.serve.engine.messages import (
     Tokenize,
 )
 from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
-from slm.serve.engine.prefill_pace import PrefillPace
+from slm.serve.engine.prefill_pace import FLASH_TILE, PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.tokenize import tokenize_within
@@ -73,7 +73,9 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
         self._most_prefilled = config.prefill_chunk
-        self._pace = PrefillPace(text_s=config.stream_ms / 1000)
+        self._pace = PrefillPace(
+            text_s=config.stream_ms / 1000, tile=1 if config.flash_attn is False else FLASH_TILE
+        )
         self._next_deadline = math.inf
         self.n_preempted = 0
         self._step_began: float | None = None

@@ -36,6 +36,14 @@ def test_steps_take_the_time_that_streams_may_wait(token_s):
         assert 0.7 * ALONE_S < seconds < 1.2 * ALONE_S
 
 
+def test_flash_attention_takes_whole_tiles():
+    pace = PrefillPace(text_s=0.033, tile=64)
+    for token_s, n in ((0.01, 64), (0.0005, 128), (0.0001, 640)):
+        for _ in range(20):
+            pace.prefilled(pace.tokens(streams=True), pace.tokens(streams=True) * token_s)
+        assert pace.tokens(streams=True) == n
+
+
 def test_one_step_that_was_held_up_does_not_spoil_the_next():
     pace = PrefillPace(text_s=0.033)
     pace.prefilled(512, 0.512)
@@ -70,7 +78,7 @@ def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_mo
 
     monkeypatch.setattr(Context, "decode", timed)
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=clock.perf_counter, monotonic=lambda: 0.0))
-    one = Engine(EngineConfig(model_path=tiny_path, slots=2, threads=1, **more))
+    one = Engine(EngineConfig(model_path=tiny_path, slots=2, threads=1, flash_attn=False, **more))
     forever = SamplingParams(temperature=0, ignore_eos=True)
     one.handle(Generate(id="stream", prompt=(5,) * 100, sampling=forever, max_tokens=400))
     at, prompted = [], None
