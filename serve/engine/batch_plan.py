@@ -38,6 +38,8 @@ class Limits:
     kept_before_end: int = 0
     """Above 0: slots cannot be cut back everywhere, and the state is kept so many tokens before a prompt's end, and
     where it departs from what another slot holds."""
+    slot_tokens: int = 1 << 30
+    """Tokens that a slot holds now. Prompts go on behind them when slots have grown."""
     fixed_chunk: int = 0
     """Above 0: every prefill chunk begins at a multiple of it and has so many tokens, except a prompt's last one, and
     only whole chunks are reused. How a prompt is cut then depends on nothing but the prompt (batch-invariant)."""
@@ -153,8 +155,8 @@ def _plan_prefill(
     for sequence in running:
         if room < least_room:
             break
-        if not sequence.generating:
-            chunks.append(_chunk(sequence, sequence.slot, limits.fixed_chunk or room))
+        if not sequence.generating and (most := _room_in_slot(sequence, sequence.n_computed, room, limits)):
+            chunks.append(_chunk(sequence, sequence.slot, most))
             room -= len(chunks[-1].tokens)
     # Each running sequence may need one more cell per step: leave one for everybody.
     n_held = sum(len(sequence.tokens) + 1 for sequence in running)
@@ -172,6 +174,9 @@ def _plan_prefill(
         if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
             n_reserved += 1
             continue
+        most = _room_in_slot(sequence, choice.n_cached, room, limits)
+        if not most:
+            break
         slots.remove(choice.slot)
         taken.add(choice.slot)
         admitted.append((sequence.id, choice.slot))
@@ -179,10 +184,18 @@ def _plan_prefill(
         copied_from.append(choice.copied_from)
         stops.append(_stops(sequence, choice, limits))
         sequence = replace(sequence, stops=stops[-1])
-        chunks.append(_chunk(sequence, choice.slot, limits.fixed_chunk or room, start=choice.n_cached))
+        chunks.append(_chunk(sequence, choice.slot, most, start=choice.n_cached))
         computing.append(replace(sequence, slot=choice.slot, n_computed=choice.n_cached))
         room -= len(chunks[-1].tokens)
     return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from), tuple(stops))
+
+
+def _room_in_slot(sequence: Sequence, start: int, room: int, limits: Limits) -> int:
+    """Tokens of a sequence's next chunk, at most; 0 where it has to wait until slots have grown."""
+    left = limits.slot_tokens - start
+    if not limits.fixed_chunk:
+        return max(min(room, left), 0)
+    return limits.fixed_chunk if min(limits.fixed_chunk, len(sequence.tokens) - start) <= left else 0
 
 
 def _stops(sequence: Sequence, choice: _SlotChoice, limits: Limits) -> tuple[int, ...]:

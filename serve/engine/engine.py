@@ -73,9 +73,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
         self._most_prefilled = config.prefill_chunk
-        self._pace = PrefillPace(
-            text_s=config.stream_ms / 1000, tile=1 if config.flash_attn is False else FLASH_TILE
-        )
+        self._pace = PrefillPace(text_s=config.stream_ms / 1000, tile=1 if config.flash_attn is False else FLASH_TILE)
         self._next_deadline = math.inf
         self.n_preempted = 0
         self._step_began: float | None = None
@@ -213,15 +211,22 @@ class Engine:
         return events
 
     def _generate(self) -> list[Event]:
-        if self._scheduler.prefilling and not self._batch_invariant:
+        slot_tokens = self._runner.grow(self._scheduler.longest)
+        if (reason := self._runner.no_growth) is not None:
+            long = [key for key, each in self._generations.items() if len(each.sequence.tokens) > slot_tokens]
+            if long:
+                return self._fail(long, reason)
+        if self._scheduler.prefilling:
+            paced = not self._batch_invariant
             self._scheduler.limit_prefill(
-                streams=min(self._most_prefilled, self._pace.tokens(streams=True)),
-                alone=self._pace.tokens(streams=False),
+                streams=min(self._most_prefilled, self._pace.tokens(streams=True)) if paced else self._most_prefilled,
+                alone=self._pace.tokens(streams=False) if paced else self._runner.batch_limit,
+                slot_tokens=slot_tokens,
             )
-        self._runner.expect(self._scheduler.longest)
         began = time.perf_counter()
         plan = self._scheduler.plan(self._propose(), self._runner.kept)
         if not plan.chunks:
+            self._runner.wait_for_growth()
             return []
         events: list[Event] = []
         for sequence_id, _ in plan.admitted:

@@ -44,6 +44,8 @@ class KvGrowth:
         self._thread: ThreadPoolExecutor | None = None
         self._longer: Future[Context] | None = None
         self._retry_at = 0.0
+        self.failure: str | None = None
+        """Why the last attempt came to nothing."""
 
     def expect(self, n: int) -> None:
         """A sequence has ``n`` tokens: where it comes near the end of its slot, begins to make longer ones."""
@@ -55,6 +57,11 @@ class KvGrowth:
         self._thread = self._thread or ThreadPoolExecutor(1, "kv-growth")
         self._longer = self._thread.submit(self._make, self._wanted)
 
+    @property
+    def pending(self) -> Future[Context] | None:
+        """What is being made."""
+        return self._longer
+
     def take(self, n: int) -> Context | None:
         """The context with longer slots, once, when it is made; waits for it where ``n`` tokens need it. The caller
         moves what the present one holds. Raises ``LlamaError`` where there is none to be had."""
@@ -64,7 +71,9 @@ class KvGrowth:
         made, self._longer = self._longer, None
         try:
             context = made.result()
-        except LlamaError:
+            self.failure = None
+        except LlamaError as error:
+            self.failure = str(error)
             if n > self.length:
                 raise
             self._retry_at = time.monotonic() + _RETRY_S

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 
 import numpy as np
 
@@ -123,10 +125,27 @@ class ModelRunner:
         """Whether the model can continue a text: an encoder cannot."""
         return self.context.has_memory
 
-    def expect(self, n: int) -> None:
-        """A sequence has ``n`` tokens: longer slots are made in time."""
-        if not self.mixes:
-            self._growth.expect(n)
+    def grow(self, n: int) -> int:
+        """A sequence has ``n`` tokens: longer slots are made in time, in a thread, and taken when they are there. Returns
+        the tokens of a slot, or a large number in one cache for all."""
+        if self.mixes:
+            return 1 << 30
+        self._growth.expect(n)
+        if self._growth.pending is not None and self._growth.pending.done():
+            with contextlib.suppress(SlotTooShortError):
+                self._make_long(0)
+        return self._growth.length
+
+    @property
+    def no_growth(self) -> str | None:
+        """Why slots cannot be longer; None where nothing is known against it."""
+        failure = self._growth.failure
+        return None if failure is None else str(SlotTooShortError(self._growth.length, failure))
+
+    def wait_for_growth(self) -> None:
+        """Waits a moment for the slots that are being made."""
+        if self._growth.pending is not None:
+            wait([self._growth.pending], timeout=0.05)
 
     def _make_long(self, n: int) -> None:
         """Makes slots long enough for ``n`` tokens. Raises ``SlotTooShortError`` where there is no memory for it."""

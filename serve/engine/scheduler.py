@@ -57,10 +57,12 @@ class Scheduler:
         waiting = len(self._waiting[0].tokens) if self._waiting else 0
         return max(waiting, max((len(sequence.tokens) for sequence in self._running), default=0))
 
-    def limit_prefill(self, *, streams: int, alone: int) -> None:
-        """Sets the most prompt tokens of a step from now on: while sequences generate, and while none does."""
-        if (streams, alone) != (self._limits.prefill_chunk, self._limits.alone_chunk):
-            self._limits = replace(self._limits, prefill_chunk=streams, alone_chunk=alone)
+    def limit_prefill(self, *, streams: int, alone: int, slot_tokens: int) -> None:
+        """Sets the most prompt tokens of a step from now on (while sequences generate, and while none does), and the
+        tokens of a slot."""
+        limits = self._limits
+        if (streams, alone, slot_tokens) != (limits.prefill_chunk, limits.alone_chunk, limits.slot_tokens):
+            self._limits = replace(limits, prefill_chunk=streams, alone_chunk=alone, slot_tokens=slot_tokens)
 
     def plan(
         self,
