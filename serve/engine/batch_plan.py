@@ -38,6 +38,8 @@ class Limits:
     kept_before_end: int = 0
     """Above 0: slots cannot be cut back everywhere, and the state is kept so many tokens before a prompt's end, and
     where it departs from what another slot holds."""
+    tile: int = 1
+    """A prompt's last chunk should have so many tokens at least, where it has others before it."""
     slot_tokens: int = 1 << 30
     """Tokens that a slot holds now. Prompts go on behind them when slots have grown."""
     fixed_chunk: int = 0
@@ -147,6 +149,7 @@ def _plan_prefill(
 ) -> Plan:
     """Prefill chunks of at most ``room`` tokens; once they have ``enough`` tokens, no other is added."""
     chunks: list[Chunk] = []
+    n_batch = limits.batch - (len(running) if limits.mixed else 0)
     admitted: list[tuple[str, int]] = []
     n_cached: list[int] = []
     copied_from: list[int | None] = []
@@ -155,9 +158,10 @@ def _plan_prefill(
     for sequence in running:
         if room < least_room:
             break
-        if not sequence.generating and (most := _room_in_slot(sequence, sequence.n_computed, room, limits)):
+        if not sequence.generating and (most := _most(sequence, sequence.n_computed, room, n_batch, limits)):
             chunks.append(_chunk(sequence, sequence.slot, most))
             room -= len(chunks[-1].tokens)
+            n_batch -= len(chunks[-1].tokens)
     # Each running sequence may need one more cell per step: leave one for everybody.
     n_held = sum(len(sequence.tokens) + 1 for sequence in running)
     slots = list(free_slots)
@@ -174,7 +178,7 @@ def _plan_prefill(
         if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
             n_reserved += 1
             continue
-        most = _room_in_slot(sequence, choice.n_cached, room, limits)
+        most = _most(sequence, choice.n_cached, room, n_batch, limits)
         if not most:
             break
         slots.remove(choice.slot)
@@ -187,15 +191,23 @@ def _plan_prefill(
         chunks.append(_chunk(sequence, choice.slot, most, start=choice.n_cached))
         computing.append(replace(sequence, slot=choice.slot, n_computed=choice.n_cached))
         room -= len(chunks[-1].tokens)
+        n_batch -= len(chunks[-1].tokens)
     return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from), tuple(stops))
 
 
-def _room_in_slot(sequence: Sequence, start: int, room: int, limits: Limits) -> int:
-    """Tokens of a sequence's next chunk, at most; 0 where it has to wait until slots have grown."""
-    left = limits.slot_tokens - start
-    if not limits.fixed_chunk:
-        return max(min(room, left), 0)
-    return limits.fixed_chunk if min(limits.fixed_chunk, len(sequence.tokens) - start) <= left else 0
+def _most(sequence: Sequence, start: int, room: int, n_batch: int, limits: Limits) -> int:
+    """Tokens of a sequence's next chunk, at most; 0 where it has to wait until slots have grown. ``room``: tokens that
+    the step should have; ``n_batch``: that it can have."""
+    left, n_slot = len(sequence.tokens) - start, limits.slot_tokens - start
+    if limits.fixed_chunk:
+        return limits.fixed_chunk if min(limits.fixed_chunk, left) <= n_slot else 0
+    most = max(min(room, n_slot), 0)
+    if most < left < most + limits.tile:
+        # Rather a longer step now than a rest below a tile, which would take longer still.
+        if left <= min(n_batch, n_slot):
+            return left
+        return max(left - limits.tile, min(most, limits.tile))
+    return most
 
 
 def _stops(sequence: Sequence, choice: _SlotChoice, limits: Limits) -> tuple[int, ...]:

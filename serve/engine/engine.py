@@ -49,6 +49,7 @@ class Engine:
         self._prefix_cache = config.prefix_cache and self._runner.keeps_prefixes
         self._model = self._runner.model
         self.info: ModelInfo = self._runner.info
+        tile = 1 if config.flash_attn is False else FLASH_TILE
         self._scheduler = Scheduler(
             slots=config.slots,
             limits=Limits(
@@ -58,6 +59,7 @@ class Engine:
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=self._prefix_cache,
                 min_copied=self._runner.min_copied,
+                tile=tile,
                 kept_before_end=_KEPT_BEFORE_END if self._prefix_cache and self._runner.keeps_states else 0,
                 fixed_chunk=min(config.prefill_chunk, config.ubatch, self._runner.batch_limit) if config.exact else 0,
             ),
@@ -73,7 +75,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
         self._most_prefilled = config.prefill_chunk
-        self._pace = PrefillPace(text_s=config.stream_ms / 1000, tile=1 if config.flash_attn is False else FLASH_TILE)
+        self._pace = PrefillPace(text_s=config.stream_ms / 1000, tile=tile)
         self._next_deadline = math.inf
         self.n_preempted = 0
         self._step_began: float | None = None

@@ -126,8 +126,8 @@ class ModelRunner:
         return self.context.has_memory
 
     def grow(self, n: int) -> int:
-        """A sequence has ``n`` tokens: longer slots are made in time, in a thread, and taken when they are there. Returns
-        the tokens of a slot, or a large number in one cache for all."""
+        """A sequence has ``n`` tokens: longer slots are made in time, in a thread, and taken when they are there.
+        Returns the tokens of a slot, or a large number in one cache for all."""
         if self.mixes:
             return 1 << 30
         self._growth.expect(n)

@@ -22,8 +22,8 @@ _WORST = 4.0
 class PrefillPace:
     """Learns the time of a prompt token while prompts are computed.
 
-    ``text_s``: seconds between two texts of a stream, where tokens come faster than that. ``tile``: steps have multiples
-    of so many tokens, at least one.
+    ``text_s``: seconds between two texts of a stream, where tokens come faster than that. ``tile``: steps have
+    multiples of so many tokens, at least one.
     """
 
     def __init__(self, *, text_s: float, tile: int = 1) -> None:
