@@ -93,18 +93,21 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(
     config: ServeConfig, paths: dict[str, Path], adapters: dict[str, Path], listener: socket.socket
 ) -> int:
-    from slm.serve.pool.engine_settings import engine_config
+    from slm.serve.pool.engine_settings import engine_config, measured_config, wants_measuring
+    from slm.serve.pool.idle_tuning import IdleTuning
     from slm.serve.pool.memory_plan import budget_bytes, fit_slots
     from slm.serve.pool.model_pool import Pool, Served
 
     _cancel_on_interrupt()
     options = config.serve
+    if _is_name(config.host):
+        options = replace(options, hosts=[*options.hosts, config.host])
     of_environment = os.environ.get("SLM_API_KEY")
     if of_environment and not of_environment.strip():
         raise UserError("SLM_API_KEY holds blanks only: give a key, or unset it for a server without one")
     # A key from a file often ends with a line end, which no header has.
     keys = [key.strip() for key in (*options.api_keys, of_environment) if key]
-    # In threads: measuring a model takes seconds, and a signal must end it.
+    # In threads: with serve.tune=force this takes seconds, and a signal must end it.
     engines = {name: await asyncio.to_thread(engine_config, options, path) for name, path in paths.items()}
     base = next(iter(engines.values()))
     # Each adapter has an engine of its own: its KV caches hold nothing that was computed without it.
@@ -117,6 +120,7 @@ async def _serve(
             engines = fit_slots(engines, budget=budget)
     parent = next(iter(paths))
     models = [Served(name, each, parent if name in adapters else None) for name, each in engines.items()]
+    tuning: IdleTuning | None = None
     pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
@@ -124,12 +128,20 @@ async def _serve(
             pool.start(), asyncio.to_thread(importlib.import_module, "slm.serve.api.server")
         )
         port = listener.getsockname()[1]
+        tuning = IdleTuning(
+            pool,
+            lambda engine: wants_measuring(options, engine.model_path),
+            lambda engine: measured_config(options, engine.model_path),
+        )
+        tuning.start()
 
         def show() -> None:
             _banner(pool, info, config.host, port, keyed=bool(keys))
 
         return await http.serve_http(pool, options, keys, listener, show)
     finally:
+        if tuning is not None:
+            await tuning.close()
         await pool.close()
 
 
@@ -181,6 +193,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host)
+    return False
 
 
 def _example(url: str, *, keyed: bool, chat: bool) -> str:

@@ -55,6 +55,8 @@ class ServerOptions(EngineOptions):
     draft_model: str | None = None
     """A path, as ``model=`` takes it."""
     api_keys: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    """Names under which a server without a key answers, besides localhost and addresses; ``*``: all."""
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
     max_n: int = 16
@@ -83,6 +85,9 @@ class ServerOptions(EngineOptions):
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be 0 or more")
         if any(not key.strip() for key in self.api_keys):
             raise UserError("serve.api_keys holds an empty key; leave the list empty for no key")
+        for host in self.hosts:
+            if not host or any(character in host for character in ":/[] "):
+                raise UserError(f"serve.hosts: {host!r} is no name; give it without scheme and port, such as chat.lan")
         for origin in self.cors_origins:
             scheme, _, rest = origin.partition("://")
             if origin not in ("*", "null") and (not scheme or not rest or "/" in rest or origin != origin.lower()):

@@ -14,12 +14,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, ExceptionHandler, Scope
+from starlette.types import ExceptionHandler, Scope
 
 from slm.serve.api.access_log import AccessLog, Writer, record_of
 from slm.serve.api.anthropic.message_builder import error_body
 from slm.serve.api.api_keys import RequireKey
+from slm.serve.api.browser_guard import BrowserGuard
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
+from slm.serve.api.request_body import BodyRoom
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
 from slm.serve.config import ServerOptions
@@ -27,7 +29,7 @@ from slm.serve.pool.model_pool import ModelNotLoadedError, Pool
 from slm.serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
 
 
-def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
+def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> AccessLog:
     """The application over a started pool of models.
 
     Raises ``UserError`` when the access log cannot be opened.
@@ -46,6 +48,9 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
         )
     if keys:
         middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open, respond=_error_response))
+    else:
+        middleware.insert(0, Middleware(BrowserGuard, hosts=options.hosts, respond=_error_response))
+    middleware.append(Middleware(BodyRoom, max_bytes=options.max_body_bytes))
     app = Starlette(
         routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
         middleware=middleware,

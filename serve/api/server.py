@@ -70,8 +70,9 @@ async def serve_http(
     requests are answered, when signals are already handled. The caller closes the pool. Raises ``UserError`` when the
     access log cannot be opened.
     """
+    app = make_app(pool, options, keys=keys)
     config = uvicorn.Config(
-        make_app(pool, options, keys=keys),
+        app,
         log_level="warning",
         timeout_keep_alive=15,
         **connection_options(head_timeout_s=options.body_timeout_s, write_timeout_s=options.write_timeout_s),
@@ -83,4 +84,5 @@ async def serve_http(
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server = _Server(config, on_listening)
     await server.serve(sockets=[listener])
+    await asyncio.to_thread(app.close)
     return 0 if server.forced_by is None else 128 + server.forced_by

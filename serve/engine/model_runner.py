@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 
 import numpy as np
 
@@ -15,8 +18,18 @@ from slm.llama.sampler import Sampler
 from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
 from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
+from slm.serve.engine.checkpoints import Checkpoints
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
+from slm.serve.engine.kv_growth import KvGrowth, first_length
 from slm.serve.engine.messages import ModelInfo
+
+
+class SlotTooShortError(LlamaError):
+    """There is no memory for longer slots than of ``length`` tokens."""
+
+    def __init__(self, length: int, reason: str) -> None:
+        super().__init__(f"there is no memory for more than {length} tokens of a sequence ({reason})")
+        self.length = length
 
 
 class ModelRunner:
@@ -32,18 +45,21 @@ class ModelRunner:
         self.model = Model(config.model_path, n_gpu_layers=config.n_gpu_layers)
         context = config.context or min(self.model.n_ctx_train, DEFAULT_CONTEXT)
         shared = config.kv_tokens > 0
-        # A sequence that runs alone must be able to finish.
-        kv_tokens = max(config.kv_tokens, context) if shared else config.slots * context
         self._batch_invariant = config.exact
         threads = config.threads or compute_threads()
         self._thread_count = (
             ThreadCount(threads, free_cores) if config.adapt_threads and not config.exact and threads > 1 else None
         )
-        try:
-            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
-            self.context = Context(
+
+        # In one cache for all, slots have no length; a state or a window takes the same whatever is written into it.
+        grows = not shared and self.model.keeps_cells and self.model.causal
+        length = first_length(context, config.slots * config.slot_bytes) if grows else context
+
+        def make_context(length: int) -> Context:
+            return Context(
                 self.model,
-                n_ctx=kv_tokens,
+                # A sequence that runs alone must be able to finish.
+                n_ctx=max(config.kv_tokens, context) if shared else config.slots * length,
                 n_batch=config.batch,
                 n_ubatch=config.ubatch,
                 n_seq_max=config.slots,
@@ -53,9 +69,14 @@ class ModelRunner:
                 flash_attn=config.flash_attn,
                 adapter=self.adapter,
             )
+
+        try:
+            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
+            self.context = make_context(length)
         except BaseException:
             self.model.close()
             raise
+        self._growth = KvGrowth(make_context, now=length, most=context)
         self.mixes = shared
         """Whether one pass takes different numbers of tokens of the sequences."""
         # With one cache, a copy is a mark on the cells. With a cache per slot, the slot's whole cache is copied, which
@@ -66,6 +87,11 @@ class ModelRunner:
         self.keeps_prefixes = self.model.keeps_cells or not shared
         """Whether what a slot holds after a request stays as it is. In one cache for all, the next requests may get the
         cells that a sliding window has left behind."""
+        self.keeps_states = self.keeps_prefixes and not self.model.keeps_cells and not config.exact
+        """Whether slots go back to states that are kept, and not to any of their tokens."""
+        self._checkpoints = Checkpoints()
+        self._cut_anywhere: set[int] = set()
+        """Slots of such a model that have lost nothing: a window is not full yet."""
         self.batch_limit = self.context.n_batch
         self.batch = Batch(self.batch_limit, config.slots)
         metadata, chat_template = self.model.metadata(), self.model.chat_template()
@@ -79,7 +105,7 @@ class ModelRunner:
             n_ctx_train=self.model.n_ctx_train,
             context=context,
             slots=config.slots,
-            kv_tokens=self.context.n_ctx,
+            kv_tokens=self.context.n_ctx if length == context else config.slots * context,
             threads=threads,
             bos=self.model.token_name(self.model.bos),
             eos=self.model.token_name(self.model.eos),
@@ -94,6 +120,47 @@ class ModelRunner:
         """Threads of the next batch."""
         return self.context.n_threads
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model can continue a text: an encoder cannot."""
+        return self.context.has_memory
+
+    def grow(self, n: int) -> int:
+        """A sequence has ``n`` tokens: longer slots are made in time, in a thread, and taken when they are there.
+        Returns the tokens of a slot, or a large number in one cache for all."""
+        if self.mixes:
+            return 1 << 30
+        self._growth.expect(n)
+        if self._growth.pending is not None and self._growth.pending.done():
+            with contextlib.suppress(SlotTooShortError):
+                self._make_long(0)
+        return self._growth.length
+
+    @property
+    def no_growth(self) -> str | None:
+        """Why slots cannot be longer; None where nothing is known against it."""
+        failure = self._growth.failure
+        return None if failure is None else str(SlotTooShortError(self._growth.length, failure))
+
+    def wait_for_growth(self) -> None:
+        """Waits a moment for the slots that are being made."""
+        if self._growth.pending is not None:
+            wait([self._growth.pending], timeout=0.05)
+
+    def _make_long(self, n: int) -> None:
+        """Makes slots long enough for ``n`` tokens. Raises ``SlotTooShortError`` where there is no memory for it."""
+        try:
+            longer = self._growth.take(n)
+            if longer is None:
+                return
+            for slot in range(longer.n_seq_max):
+                if self.context.seq_pos_max(slot) >= 0:
+                    longer.take_seq(self.context, slot)
+        except LlamaError as error:
+            raise SlotTooShortError(self._growth.length, str(error)) from None
+        self.context.close()
+        self.context = longer
+
     def adapt_threads(self) -> None:
         """Computes with fewer threads while other programs use the cores, and with all again when they have ended."""
         if self._thread_count is not None:
@@ -102,15 +169,16 @@ class ModelRunner:
     def run(self, plan: Plan) -> list[int]:
         """Computes the batch; returns, per chunk, the batch index of its last token.
 
-        Raises ``KvCacheFull`` when the cache has no room, and then nothing has changed.
+        Raises ``KvCacheFull`` when the cache has no room, and ``SlotTooShortError``; then nothing has changed.
         """
         for (_, slot), n_cached, source in zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True):
             if source is not None:
                 self.context.seq_rm(slot)
                 # A cache per slot can only be copied as a whole; the copy is then cut back.
                 self.context.seq_cp(source, slot)
-            if not self.context.seq_rm(slot, n_cached):
-                raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_cached} tokens")
+            self._cut(slot, n_cached)
+        if not self.mixes:
+            self._make_long(max(chunk.start + len(chunk.tokens) for chunk in plan.chunks))
         self.batch.clear()
         last = {}
         # llama.cpp computes sequences together only where they follow each other in the order of slots. Backwards, each
@@ -119,6 +187,10 @@ class ModelRunner:
             wanted, every = chunk.logits != "none", chunk.logits == "all"
             last[chunk.slot] = self.batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
         self.context.decode(self.batch)
+        for chunk in plan.chunks:
+            if chunk.keeps_state:
+                state = self.context.seq_state(chunk.slot, partial=True)
+                self._checkpoints.keep(chunk.slot, chunk.start + len(chunk.tokens), state)
         return [last[chunk.slot] for chunk in plan.chunks]
 
     def logits(self, index: int) -> np.ndarray:
@@ -134,15 +206,46 @@ class ModelRunner:
         llama.cpp keeps only a window of them, or a state instead of cells."""
         return self.context.seq_rm(slot, n) and self.context.seq_pos_range(slot) == (0, n - 1)
 
+    def settle(self, slot: int, n: int) -> bool:
+        """Cuts a slot back to its first ``n`` positions at the end of its sequence; returns whether it can serve
+        another with the same prefix."""
+        if not self.keeps_states:
+            return self.truncate(slot, n)
+        if not self.context.seq_rm(slot, n):
+            return False
+        first, last = self.context.seq_pos_range(slot)
+        self._cut_anywhere.discard(slot)
+        if first == 0:
+            self._cut_anywhere.add(slot)
+        return last == n - 1
+
+    def kept(self, slots: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        """Of the slots that cannot be cut back everywhere, after how many tokens their state is kept."""
+        if not self.keeps_states:
+            return {}
+        return self._checkpoints.positions([slot for slot in slots if slot not in self._cut_anywhere])
+
+    def _cut(self, slot: int, n: int) -> None:
+        if self.keeps_states:
+            state = self._checkpoints.get(slot, n)
+            if n and slot not in self._cut_anywhere and self.context.seq_pos_max(slot) != n - 1 and state is not None:
+                self.context.set_seq_state(slot, state, partial=True)
+            self._checkpoints.drop(slot, after=n)
+        if not self.context.seq_rm(slot, n) or (n and self.context.seq_pos_max(slot) != n - 1):
+            raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n} tokens")
+
     def free_slot(self, slot: int) -> None:
         """Frees a slot's cells."""
         self.context.seq_rm(slot)
+        self._checkpoints.drop(slot)
 
     def free_all(self) -> None:
         """Frees every cell."""
         self.context.clear()
+        self._checkpoints.clear()
 
     def close(self) -> None:
         """Frees the cache and the model."""
+        self._growth.close()
         self.context.close()
         self.model.close()

@@ -4,8 +4,9 @@ plain data: no model, no clock."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from slm.serve.engine.batch_plan import Limits, Plan, make_plan, whole_chunks
 from slm.serve.engine.kv_slots import KvSlots
@@ -45,15 +46,40 @@ class Scheduler:
         """Queues a new sequence."""
         self._waiting.append(sequence)
 
-    def plan(self, drafts: Mapping[str, Seq[int]] | None = None) -> Plan:
-        """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts``: see
-        ``make_plan``."""
+    @property
+    def prefilling(self) -> bool:
+        """Whether a prompt waits or is being computed."""
+        return bool(self._waiting) or not all(sequence.generating for sequence in self._running)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that runs or is the next to run."""
+        waiting = len(self._waiting[0].tokens) if self._waiting else 0
+        return max(waiting, max((len(sequence.tokens) for sequence in self._running), default=0))
+
+    def limit_prefill(self, *, streams: int, alone: int, slot_tokens: int) -> None:
+        """Sets the most prompt tokens of a step from now on (while sequences generate, and while none does), and the
+        tokens of a slot."""
+        limits = self._limits
+        if (streams, alone, slot_tokens) != (limits.prefill_chunk, limits.alone_chunk, limits.slot_tokens):
+            self._limits = replace(limits, prefill_chunk=streams, alone_chunk=alone, slot_tokens=slot_tokens)
+
+    def plan(
+        self,
+        drafts: Mapping[str, Seq[int]] | None = None,
+        kept: Callable[[Seq[int]], Mapping[int, Seq[int]]] = lambda slots: {},
+    ) -> Plan:
+        """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts`` and
+        what ``kept`` gives for free slots: see ``make_plan``."""
         free = self._slots.free() if self._waiting else []
         cached = {slot: self._slots.cached(slot) for slot in free} if self._waiting else {}
-        plan = make_plan(self._running, self._waiting, free, self._limits, cached, drafts, self._n_prefilled)
+        plan = make_plan(
+            self._running, self._waiting, free, self._limits, cached, drafts, self._n_prefilled, kept(free)
+        )
         by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}
-        for (sequence_id, slot), n_cached in zip(plan.admitted, plan.n_cached, strict=True):
+        for (sequence_id, slot), n_cached, stops in zip(plan.admitted, plan.n_cached, plan.stops, strict=True):
             sequence = by_id[sequence_id]
+            sequence.stops = stops
             self._waiting.remove(sequence)
             self._slots.take(slot, sequence_id)
             if not sequence.admitted:
@@ -62,9 +88,9 @@ class Scheduler:
             self._running.append(sequence)
         return plan
 
-    def commit(self, plan: Plan) -> None:
+    def commit(self, plan: Plan) -> int:
         """The batch was computed: its tokens are in the cache. Draft tokens are not counted here; the engine counts
-        those that are accepted."""
+        those that are accepted. Returns how many of the tokens were prompts'."""
         by_id = {chunk.sequence_id: chunk for chunk in plan.chunks}
         n_prompt, someone_waits = 0, False
         for sequence in self._running:
@@ -76,6 +102,7 @@ class Scheduler:
                 n_prompt += len(chunk.tokens)
             sequence.n_computed = chunk.start + len(chunk.tokens) - chunk.n_drafted
         self._n_prefilled = self._n_prefilled + n_prompt if someone_waits else 0
+        return n_prompt
 
     def preempt(self) -> tuple[Sequence, int] | None:
         """Sends the youngest running sequence back to the head of the queue, to be computed again later.

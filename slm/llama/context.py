@@ -124,7 +124,8 @@ class Context:
     ``decode`` call and of one pass through the graph. ``flash_attn``: None leaves the choice to llama.cpp.
     ``kv_type``: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
     ``adapter``: all that is computed here is computed with it. ``embeddings``: ``decode`` also keeps the last layer's
-    output of every token (see ``embeddings_all``).
+    output of every token (see ``embeddings_all``). ``ranks``: ``decode`` keeps a reranking model's scores instead (see
+    ``scores``).
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Context:
         flash_attn: bool | None = None,
         kv_type: str = "f16",
         embeddings: bool = False,
+        ranks: bool = False,
         adapter: Adapter | None = None,
     ) -> None:
         if n_ctx <= 0 or n_batch <= 0 or not 0 < n_seq_max <= C.llama_max_parallel_sequences():
@@ -156,8 +158,10 @@ class Context:
         params.kv_unified = kv_unified
         params.no_perf = True
         params.type_k = params.type_v = ggml_type_id(kv_type)
-        params.embeddings = embeddings
-        if embeddings:
+        params.embeddings = embeddings or ranks
+        if ranks:
+            params.pooling_type = C.LLAMA_POOLING_TYPE_RANK
+        elif embeddings:
             # Pooling is the caller's: llama.cpp's own sees no further than one pass through the graph.
             params.pooling_type = C.LLAMA_POOLING_TYPE_NONE
         if flash_attn is not None:
@@ -169,6 +173,8 @@ class Context:
         if adapter is not None:
             self._set_adapter(adapter)
         self._memory = C.llama_get_memory(self._ctx)
+        self.has_memory: bool = bool(self._memory)
+        """False for an encoder, which has no cache: every batch stands for itself."""
         self.n_ctx: int = C.llama_n_ctx(self._ctx)
         self.n_batch: int = C.llama_n_batch(self._ctx)
         self.n_seq_max: int = n_seq_max
@@ -285,6 +291,15 @@ class Context:
             raise LlamaError("llama.cpp has no embeddings")
         return np.ctypeslib.as_array(rows, shape=(n, self.model.n_embd)).copy()
 
+    def scores(self, seq_id: int) -> np.ndarray:
+        """float32 [n_scores]: a reranking model's scores of a sequence of the last batch, which must have held it
+        whole; a copy. The context must have been made with ``ranks``."""
+        self._check_seq(seq_id)
+        found = C.llama_get_embeddings_seq(self._ctx, seq_id)
+        if not found:
+            raise LlamaError("llama.cpp has no scores")
+        return np.ctypeslib.as_array(found, shape=(self.model.n_scores,)).copy()
+
     def _check_all_wanted(self, n: int) -> None:
         if n != len(self._wanted):
             raise MisuseError(f"{n} rows of a batch of {len(self._wanted)}")
@@ -302,22 +317,35 @@ class Context:
         self._check_seq(dst)
         C.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
 
-    def seq_state(self, seq_id: int) -> bytes:
-        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers."""
+    def seq_state(self, seq_id: int, *, partial: bool = False) -> bytes:
+        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers.
+        ``partial``: only what cannot be cut back: a recurrent state, or the keys and values of a window."""
         self._check_seq(seq_id)
-        size = C.llama_state_seq_get_size(self._ctx, seq_id)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        size = C.llama_state_seq_get_size_ext(self._ctx, seq_id, flags)
         state = (ctypes.c_uint8 * size)()
-        written = C.llama_state_seq_get_data(self._ctx, state, size, seq_id)
+        written = C.llama_state_seq_get_data_ext(self._ctx, state, size, seq_id, flags)
         if written != size:
             raise LlamaError(f"llama.cpp wrote {written} of the {size} bytes of a sequence's state")
         return bytes(state)
 
-    def set_seq_state(self, seq_id: int, state: bytes) -> None:
+    def take_seq(self, other: Context, seq_id: int) -> None:
+        """Copies a sequence from another context of the same model and options. ``LlamaError`` where that fails."""
+        other._check_seq(seq_id)
+        self._check_seq(seq_id)
+        size = C.llama_state_seq_get_size(other._ctx, seq_id)
+        state = (ctypes.c_uint8 * size)()
+        written = C.llama_state_seq_get_data(other._ctx, state, size, seq_id)
+        if written != size or not C.llama_state_seq_set_data(self._ctx, state, size, seq_id):
+            raise LlamaError(f"llama.cpp cannot copy a sequence: {first_error()}")
+
+    def set_seq_state(self, seq_id: int, state: bytes, *, partial: bool = False) -> None:
         """Puts what ``seq_state`` gave into the cache. ``LlamaError`` where it does not fit this model."""
         self._check_seq(seq_id)
         clear_log()
         source = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not C.llama_state_seq_set_data(self._ctx, source, len(state), seq_id):
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        if not C.llama_state_seq_set_data_ext(self._ctx, source, len(state), seq_id, flags):
             raise LlamaError(f"llama.cpp cannot take a sequence's state: {first_error()}")
 
     def seq_pos_max(self, seq_id: int) -> int:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Usage
-from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
+from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptProgress, PromptTokensDetails, Usage
+from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 
@@ -46,6 +46,8 @@ class ResponseBuilder(ABC):
     """Whether the events of a stream carry their type as a name."""
     ends_in_done: ClassVar[bool] = True
     """Whether a stream that succeeds ends in ``[DONE]``."""
+    ping: ClassVar[bytes] = b": ping\n\n"
+    """What a stream sends while there is nothing to say: a comment, which clients skip."""
     id_prefix: ClassVar[str]
 
     def __init__(self, *, model: str, n_choices: int, n: int, with_logprobs: bool) -> None:
@@ -115,9 +117,23 @@ class ResponseBuilder(ABC):
         """The last chunk of a stream whose client asked for usage, in APIs where it can ask."""
         raise NotImplementedError
 
+    def progress_chunk(self, index: int, event: PrefillProgress) -> Mapping[str, Any]:
+        """The chunk about how much of a prompt is computed, in APIs where a request can ask for it."""
+        raise NotImplementedError
+
     def error_chunk(self, error: Error) -> Mapping[str, Any]:
         """The last chunk of a stream that fails."""
         return error
+
+
+def prompt_progress(event: PrefillProgress) -> PromptProgress:
+    """An event in llama-server's form."""
+    return PromptProgress(
+        total=event.prompt_tokens,
+        cache=event.cached_tokens,
+        processed=event.processed,
+        time_ms=round(1000 * event.seconds),
+    )
 
 
 def token_text(piece: bytes) -> str:

@@ -83,6 +83,21 @@ class CompletionLogprobs(TypedDict):
 
 
 @_closed
+class PromptProgress(TypedDict):
+    """How much of a prompt is computed: ``processed / total``, of which ``cache`` tokens took no time."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
+_Progress = Annotated[
+    PromptProgress | None, Field(default=None, description="in a stream, before the text, where `return_progress` asks")
+]
+
+
+@_closed
 class CompletionChoice(TypedDict):
     index: int
     text: str
@@ -106,6 +121,7 @@ class Completion(TypedDict):
             Field(default=None, description="in a stream: only if `stream_options.include_usage` asks"),
         ]
     ]
+    prompt_progress: NotRequired[_Progress]
 
 
 @_closed
@@ -215,6 +231,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
+    prompt_progress: NotRequired[_Progress]
     dropped_messages: NotRequired[_DroppedMessages]
 
 
@@ -390,7 +407,9 @@ class Models(TypedDict):
 
 @_closed
 class Health(TypedDict):
-    status: Literal["ok", "starting"]
+    status: Annotated[
+        Literal["ok", "starting", "hung"], Field(description="hung: an engine is there and does not answer")
+    ]
     warning: NotRequired[
         Annotated[str, Field(description="present if a model's file does not hold the bytes that were exported")]
     ]

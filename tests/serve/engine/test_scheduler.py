@@ -187,3 +187,35 @@ def test_random_traffic_loses_and_doubles_nothing(mixed):
     assert not alive
     assert len(set(finished)) == 100
     assert scheduler.n_running == scheduler.n_waiting == 0
+
+
+def test_a_prompt_waits_at_the_end_of_its_slot_and_holds_nobody_up():
+    """Until slots have grown; then it goes on."""
+    scheduler = Scheduler(slots=3, limits=LIMITS)
+    scheduler.limit_prefill(streams=16, alone=64, slot_tokens=40)
+    scheduler.add(waiting("long", 100))
+    scheduler.add(waiting("short", 10))
+    scheduler.commit(plan := scheduler.plan())
+    assert [(c.sequence_id, c.start, len(c.tokens)) for c in plan.chunks] == [("long", 0, 40), ("short", 0, 10)]
+    scheduler.remove("short")
+    assert scheduler.plan().chunks == ()
+    scheduler.limit_prefill(streams=16, alone=64, slot_tokens=200)
+    (chunk,) = scheduler.plan().chunks
+    assert (chunk.sequence_id, chunk.start, len(chunk.tokens), chunk.logits) == ("long", 40, 60, "last")
+
+
+@pytest.mark.parametrize("n", range(16, 200, 7))
+@pytest.mark.parametrize("mixed", [True, False])
+def test_no_rest_below_a_tile_is_left(n, mixed):
+    """Flash attention computes fewer rows one by one, which takes longer than a whole tile."""
+    limits = Limits(batch=64, prefill_chunk=32, kv_tokens=1000, tile=16, mixed=mixed)
+    stream, sizes = generating("stream", 0), []
+    long = Sequence(id="long", tokens=list(range(n)), n_prompt=n, slot=1)
+    while long.n_computed < n:
+        plan = make_plan([stream, long], [], [], limits)
+        assert sum(len(chunk.tokens) for chunk in plan.chunks) <= 64
+        sizes += [len(chunk.tokens) for chunk in plan.chunks if chunk.sequence_id == "long"]
+        long.n_computed = sum(sizes)
+    assert sum(sizes) == n
+    assert min(sizes) >= 16
+    assert max(sizes) < 32 + 16
