@@ -45,6 +45,10 @@ class Generation:
     started: float = field(default_factory=time.monotonic)
     queue_s: float | None = None
     """Seconds until it first got a slot."""
+    prefill_ended: float = 0.0
+    """On the monotonic clock."""
+    n_reported: int = 0
+    """Generated tokens whose ids have been reported."""
     n_drafted: int = 0
     """Draft tokens that were verified."""
     n_accepted: int = 0
@@ -68,11 +72,14 @@ class Generation:
     def end_prefill(self) -> PrefillDone:
         """Marks the prompt as computed; returns the event that says so."""
         self.prefill_done = True
+        self.prefill_ended = time.monotonic()
+        queue_s = self.queue_s or 0.0
         return PrefillDone(
             id=self.sequence.id,
             prompt_tokens=self.sequence.n_prompt,
             cached_tokens=self.sequence.n_cached,
-            queue_s=self.queue_s or 0.0,
+            queue_s=queue_s,
+            prefill_s=self.prefill_ended - self.started - queue_s,
             text=self.prompt_text,
             logprobs=tuple(self.prompt_logprobs),
         )
@@ -98,7 +105,14 @@ class Generation:
         logprobs = self._take_logprobs()
         if not text and not logprobs:
             return None
-        return Delta(id=self.sequence.id, text=text, logprobs=logprobs, completion_tokens=self.n_generated)
+        return Delta(
+            id=self.sequence.id,
+            text=text,
+            logprobs=logprobs,
+            tokens=self._take_tokens(),
+            completion_tokens=self.n_generated,
+            decode_s=time.monotonic() - self.prefill_ended,
+        )
 
     def last_delta(self, text: str, finish: FinishReason, *, expired: bool = False) -> Delta:
         """The last event of the sequence. ``expired``: its time is over."""
@@ -108,7 +122,9 @@ class Generation:
             id=self.sequence.id,
             text=text,
             logprobs=logprobs,
+            tokens=self._take_tokens(),
             completion_tokens=self.n_generated,
+            decode_s=time.monotonic() - self.prefill_ended,
             finish=finish,
             stopped_by=self._limit(expired) if finish == "length" else None,
             stop_string=self.detokenizer.stop_string,
@@ -120,6 +136,13 @@ class Generation:
         if expired:
             return "timeout_s"
         return "max_tokens" if self.max_generated == self.request.max_tokens else "context"
+
+    def _take_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that have not been reported, where the request asks for them."""
+        if not self.request.return_tokens:
+            return ()
+        first, self.n_reported = self.sequence.n_prompt + self.n_reported, self.n_generated
+        return tuple(self.sequence.tokens[first:])
 
     def _take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Those of tokens whose text has begun to come out."""

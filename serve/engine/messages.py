@@ -63,6 +63,8 @@ class Generate:
     """Whether cached tokens of the prompt may be used. Without them, the numbers do not depend on earlier requests."""
     echo: bool = False
     """Whether to return the prompt as text, with its log-probabilities where ``top_logprobs`` is set."""
+    return_tokens: bool = False
+    """Whether the deltas hold the ids of their tokens."""
     speculate: bool = True
     """Whether draft tokens may be verified for it, where the engine makes any. The text is the same."""
     deadline_s: float | None = None
@@ -182,6 +184,8 @@ class PrefillDone:
     """Of these, how many were a prefix-cache hit."""
     queue_s: float = 0.0
     """How long the sequence waited for a slot, in seconds."""
+    prefill_s: float = 0.0
+    """From its slot to the end of the prompt, in seconds."""
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -193,8 +197,12 @@ class Delta:
     id: str
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[int, ...] = ()
+    """Ids of the tokens since the last delta, where the request asks for them."""
     completion_tokens: int = 0
     """Tokens generated so far, the end-of-generation token included."""
+    decode_s: float = 0.0
+    """From the end of the prompt until now, in seconds."""
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
     """Only with ``finish`` "length"."""

@@ -100,6 +100,7 @@ class ChatCompletionBuilder(ResponseBuilder):
             model=self.model,
             choices=self._whole_choices(),
             usage=self.usage(),
+            timings=self.timings(),
         )
         if self.dropped_messages:
             body["dropped_messages"] = self.dropped_messages
@@ -126,8 +127,10 @@ class ChatCompletionBuilder(ResponseBuilder):
         for i, delta in enumerate(deltas):
             chunks.append(self._choice_chunk(index, delta, None if i else logprobs))
         if event.finish:
-            finish = self._finish(index)
-            chunks.append(self._choice_chunk(index, ChatDelta(), None, finish, event.stopped_by))
+            last = self._choice_chunk(index, ChatDelta(), None, self._finish(index), event.stopped_by)
+            if self._all_finished:
+                last["timings"] = self.timings()
+            chunks.append(last)
         return chunks
 
     def _deltas(self, index: int) -> list[ChatDelta]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Usage
+from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -34,6 +34,7 @@ class Choice:
     """Tokens up to the event in which the reasoning ended."""
     n_drafted: int = 0
     n_accepted: int = 0
+    decode_s: float = 0.0
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
     stop_string: str | None = None
@@ -66,6 +67,7 @@ class ResponseBuilder(ABC):
         choice.logprobs.extend(event.logprobs)
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
         choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
+        choice.decode_s = event.decode_s
         choice.finish, choice.stopped_by = event.finish, event.stopped_by
         choice.stop_string = event.stop_string
 
@@ -93,6 +95,36 @@ class ResponseBuilder(ABC):
             usage["completion_tokens_details"] = details
         return usage
 
+    def timings(self) -> Timings:
+        """Tokens and milliseconds so far, in llama-server's shape. Choices run next to each other: their tokens are
+        added up, and the longest one's time counts."""
+        usage = self.usage()
+        prefills = [choice.prefill for choice in self._choices if choice.prefill is not None]
+        n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        n_prompt, n_predicted = usage["prompt_tokens"] - n_cached, usage["completion_tokens"]
+        prompt_ms = 1000 * max((each.prefill_s for each in prefills), default=0.0)
+        predicted_ms = 1000 * max(choice.decode_s for choice in self._choices)
+        timings = Timings(
+            cache_n=n_cached,
+            prompt_n=n_prompt,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=_ratio(prompt_ms, n_prompt),
+            prompt_per_second=_ratio(1000 * n_prompt, prompt_ms),
+            predicted_n=n_predicted,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
+            predicted_per_second=_ratio(1000 * n_predicted, predicted_ms),
+        )
+        n_drafted = sum(choice.n_drafted for choice in self._choices)
+        if n_drafted:
+            timings["draft_n"] = n_drafted
+            timings["draft_n_accepted"] = sum(choice.n_accepted for choice in self._choices)
+        return timings
+
+    @property
+    def _all_finished(self) -> bool:
+        return all(choice.finish for choice in self._choices)
+
     @property
     def n_reasoning(self) -> int:
         """Tokens of reasoning, in APIs that split it off."""
@@ -118,6 +150,10 @@ class ResponseBuilder(ABC):
     def error_chunk(self, error: Error) -> Mapping[str, Any]:
         """The last chunk of a stream that fails."""
         return error
+
+
+def _ratio(amount: float, by: float) -> float:
+    return amount / by if by else 0.0
 
 
 def token_text(piece: bytes) -> str:

@@ -56,6 +56,27 @@ class Usage(TypedDict):
     ]
 
 
+@_closed
+class Timings(TypedDict):
+    """llama-server's figures of a response. Of several choices, the times are the longest one's."""
+
+    cache_n: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
+    prompt_n: Annotated[int, Field(description="prompt tokens that were computed")]
+    prompt_ms: Annotated[float, Field(description="without the time in the queue")]
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: NotRequired[Annotated[int | None, Field(default=None, description="draft tokens that were verified")]]
+    draft_n_accepted: NotRequired[Annotated[int | None, Field(default=None)]]
+
+
+_Timings = Annotated[
+    Timings | None,
+    Field(default=None, description="in a stream: with the last finish_reason. Not a field of OpenAI's"),
+]
 _StoppedBy = Annotated[
     StoppedBy | None,
     Field(default=None, description="with finish_reason `length`: what cut the text off. Not a field of OpenAI's"),
@@ -106,6 +127,7 @@ class Completion(TypedDict):
             Field(default=None, description="in a stream: only if `stream_options.include_usage` asks"),
         ]
     ]
+    timings: NotRequired[_Timings]
 
 
 @_closed
@@ -171,6 +193,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: NotRequired[_Timings]
     dropped_messages: NotRequired[_DroppedMessages]
 
 
@@ -215,6 +238,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
+    timings: NotRequired[_Timings]
     dropped_messages: NotRequired[_DroppedMessages]
 
 
