@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
 from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from slm.serve.api.server_sent_events import encode_event
 from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -47,6 +48,8 @@ class ResponseBuilder(ABC):
     """Whether the events of a stream carry their type as a name."""
     ends_in_done: ClassVar[bool] = True
     """Whether a stream that succeeds ends in ``[DONE]``."""
+    media_type: ClassVar[str] = "text/event-stream"
+    """Of a stream."""
     id_prefix: ClassVar[str]
 
     def __init__(self, *, model: str, n_choices: int, n: int, with_logprobs: bool) -> None:
@@ -135,8 +138,12 @@ class ResponseBuilder(ABC):
         """Why the choices ended, each reason once, joined by commas; None while none has ended."""
         return ",".join(sorted({choice.finish for choice in self._choices if choice.finish})) or None
 
+    def encode(self, chunk: Mapping[str, Any]) -> bytes:
+        """A chunk as it is sent."""
+        return encode_event(chunk, chunk["type"] if self.named_events else None)
+
     @abstractmethod
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
         """The body of the whole response."""
 
     @abstractmethod

@@ -53,7 +53,7 @@ class _Chat:
     """How many of the oldest messages are not in the prompt."""
 
 
-class _Json(JSONResponse):
+class JsonBody(JSONResponse):
     """A body that may repeat text of its request, in which half of a surrogate pair may be."""
 
     def render(self, content: Any) -> bytes:
@@ -83,7 +83,7 @@ class GenerationRoutes(ModelRoutes):
                 top_logprobs=body.logprobs,
                 echo=body.echo,
             )
-            sequences = _choices(context, base, prompts, body)
+            sequences = choices(context, base, prompts, body)
             builder = CompletionBuilder(
                 model=context.lease.name,
                 n_choices=len(sequences),
@@ -144,22 +144,11 @@ class GenerationRoutes(ModelRoutes):
 
     async def _chat(self, context: RequestContext, body: ChatRequest, truncates: bool) -> _Chat:
         """The sequences of a chat. ``truncates``: whether its oldest turns may be left out."""
-        chat, use, opens_turn = context.lease.chat, body.tool_use(), body.opens_turn()
+        chat, use = context.lease.chat, body.tool_use()
+        messages, prompt = template_messages(body.messages), self._prompt(context, body)
         grammar = await self._grammar(body)
         body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
-        messages, tools = template_messages(body.messages), template_tools(body.tools) if use is not None else []
-
-        def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
-            return chat.render(
-                kept,
-                tools,
-                parse_special_in_content=self._options.parse_special_in_content,
-                options=body.chat_template_kwargs,
-                opens_turn=opens_turn,
-                continues=body.continue_final_message,
-            )
-
         n_dropped = 0
         rendered = await self._render(prompt, messages)
         if truncates:
@@ -191,7 +180,28 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _Chat(_choices(context, base, [rendered.text], body), form, n_dropped)
+        return _Chat(choices(context, base, [rendered.text], body), form, n_dropped)
+
+    def _prompt(self, context: RequestContext, body: ChatRequest) -> Callable[[list[dict[str, Any]]], RenderedChat]:
+        """Makes a prompt of messages, with the tools and options of a request. Raises ``ApiError``."""
+        opens_turn = body.opens_turn()
+        tools = template_tools(body.tools) if body.tool_use() is not None else []
+
+        def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
+            return context.lease.chat.render(
+                kept,
+                tools,
+                parse_special_in_content=self._options.parse_special_in_content,
+                options=body.chat_template_kwargs,
+                opens_turn=opens_turn,
+                continues=body.continue_final_message,
+            )
+
+        return prompt
+
+    async def _rendered(self, context: RequestContext, body: ChatRequest) -> RenderedChat:
+        """The prompt of a chat, however long it is. Raises ``ApiError``."""
+        return await self._render(self._prompt(context, body), template_messages(body.messages))
 
     async def _render(
         self, prompt: Callable[[list[dict[str, Any]]], RenderedChat], messages: list[dict[str, Any]]
@@ -202,8 +212,8 @@ class GenerationRoutes(ModelRoutes):
         except ChatTemplateError as error:
             raise ApiError(400, f"{error}.", param="messages") from None
 
-    async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int) -> int:
-        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more."""
+    async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int | None = None) -> int:
+        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more; None: no limit."""
         query = Tokenize(
             id=context.lease.engine.next_id(),
             text=rendered.text,
@@ -257,7 +267,7 @@ class GenerationRoutes(ModelRoutes):
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
-                return _Json(builder.body())
+                return JsonBody(builder.body())
             # The status line waits for the first event, so that a refused prompt is a 400 and not a stream.
             first = await unless_disconnected(receive, request_stream.next_events())
             context.streams = True
@@ -266,6 +276,7 @@ class GenerationRoutes(ModelRoutes):
                 stream(request_stream, builder, first, record, include_usage, usage_in_chunks),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
+                media_type=builder.media_type,
             )
         except RequestFailedError as error:
             raise request_failed(error, if_too_long=if_too_long) from None
@@ -274,7 +285,7 @@ class GenerationRoutes(ModelRoutes):
                 end()
 
 
-def _choices(
+def choices(
     context: RequestContext,
     base: Generate,
     prompts: Iterable[str | tuple[int, ...]],
