@@ -17,9 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Scope
 
 from slm.serve.api.access_log import AccessLog, Writer, record_of
-from slm.serve.api.anthropic.message_builder import error_body
+from slm.serve.api.anthropic.message_builder import error_body as anthropic_error
 from slm.serve.api.api_keys import RequireKey
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
+from slm.serve.api.ollama.builder import error_body as ollama_error
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
 from slm.serve.config import ServerOptions
@@ -57,14 +58,19 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
 
 
 def _is_open(path: str) -> bool:
-    return path == "/health" or is_page(path)
+    return path in ("/health", "/v1/health") or is_page(path)
 
 
 def _error_response(scope: Scope, error: ApiError) -> Response:
     """In the form of the API that the path belongs to."""
-    if scope["path"] != "/v1/messages":
+    path = scope["path"]
+    body: Mapping[str, Any]
+    if path.startswith("/api/"):
+        body = ollama_error(error.body)
+    elif path.removeprefix("/v1").removesuffix("/count_tokens") == "/messages":
+        body = anthropic_error(error.body, error.status, record_of(scope).id)
+    else:
         return error.response()
-    body = error_body(error.body, error.status, record_of(scope).id)
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 

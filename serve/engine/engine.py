@@ -23,6 +23,7 @@ from slm.serve.engine.messages import (
     FailureCode,
     FinishReason,
     Generate,
+    ListSlots,
     ModelInfo,
     Reply,
     Shutdown,
@@ -108,6 +109,8 @@ class Engine:
                     return [Reply(id=command.id, value=raw.decode("utf-8", errors="replace"))]
                 case Embed():
                     return self._embedder.add(command)
+                case ListSlots():
+                    return [Reply(id=command.id, value=self._scheduler.slot_states())]
         except LlamaError as error:
             return [Failure(id=command.id, code="invalid_request", message=str(error))]
         raise AssertionError(f"unknown command {command!r}")

@@ -110,13 +110,32 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ListSlots:
+    """What each slot does."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shutdown:
     """End the engine process."""
 
 
-Query = Tokenize | Detokenize | Embed
+Query = Tokenize | Detokenize | Embed | ListSlots
 """A command that gets one ``Reply``."""
 Command = Generate | Cancel | Query | Shutdown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FimTokens:
+    """Ids of the tokens for filling in the middle."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int = -1
+    """-1: there is none; the same for ``file``."""
+    file: int = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +162,10 @@ class ModelInfo:
     control_tokens: tuple[str, ...]
     """Names of the control tokens; empty without a chat template, where none is parsed."""
     load_s: float
+    bos_id: int = -1
+    """-1: there is none."""
+    fim: FimTokens | None = None
+    """None: the model cannot fill in the middle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +254,19 @@ class Embeddings:
     """Of all inputs."""
 
 
-QueryResult = list[int] | str | Embeddings
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotState:
+    """A slot at the moment."""
+
+    processing: bool
+    n_prompt: int = 0
+    """Prompt tokens of the sequence that holds it."""
+    n_generated: int = 0
+    n_held: int = 0
+    """Tokens in its cells, of the sequence or left from an earlier one."""
+
+
+QueryResult = list[int] | str | Embeddings | tuple[SlotState, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
 from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.messages import FimTokens, ModelInfo
 
 
 class ModelRunner:
@@ -87,6 +87,8 @@ class ModelRunner:
             chat_template=chat_template,
             control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
+            bos_id=self.model.bos,
+            fim=_fim_tokens(self.model),
         )
 
     @property
@@ -146,3 +148,15 @@ class ModelRunner:
         """Frees the cache and the model."""
         self.context.close()
         self.model.close()
+
+
+def _fim_tokens(model: Model) -> FimTokens | None:
+    if min(model.fim_prefix, model.fim_suffix, model.fim_middle) < 0:
+        return None
+    return FimTokens(
+        prefix=model.fim_prefix,
+        suffix=model.fim_suffix,
+        middle=model.fim_middle,
+        repository=model.fim_repository,
+        file=model.fim_file,
+    )

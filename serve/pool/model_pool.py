@@ -211,6 +211,21 @@ class Pool:
                 self.wake()
         return lease
 
+    async def unload(self, name: str) -> bool:
+        """Unloads a model when its requests are finished; new ones wait and load it again. False: it was not loaded."""
+        served = self.models[name]
+        async with self._turn:
+            if served.loaded is None:
+                return False
+            served.leaving = True
+            try:
+                while served.n_users:
+                    await self._next_change()
+                await self._unload(served)
+            finally:
+                served.leaving = False
+        return True
+
     def wake(self) -> None:
         """Makes the task that waits for memory look again. Called when a request or a model has left."""
         self._changed.set()

@@ -72,6 +72,16 @@ class Model:
         """-1 where there is none; the same for ``eos``."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab)
+        self.fim_prefix: int = C.llama_vocab_fim_pre(self._vocab)
+        """The tokens for filling in the middle, -1 where there is none: before the text in front of the gap,"""
+        self.fim_suffix: int = C.llama_vocab_fim_suf(self._vocab)
+        """before the text behind it,"""
+        self.fim_middle: int = C.llama_vocab_fim_mid(self._vocab)
+        """before the text in the gap,"""
+        self.fim_repository: int = C.llama_vocab_fim_rep(self._vocab)
+        """before the name of a repository, and"""
+        self.fim_file: int = C.llama_vocab_fim_sep(self._vocab)
+        """before the name of a file."""
 
     def _open(self) -> object:
         if not self._model:

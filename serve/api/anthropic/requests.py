@@ -138,6 +138,12 @@ class MessagesRequest(ModelRequest):
         )
 
 
+class CountTokensRequest(MessagesRequest):
+    """POST /v1/messages/count_tokens"""
+
+    max_tokens: int = Field(default=1, ge=1, le=2**31 - 1, description="accepted, without effect")
+
+
 def chat_request(body: MessagesRequest) -> ChatRequest:
     """The body as a chat request. Raises ``ApiError`` for what has no place in one."""
     choice = body.tool_choice

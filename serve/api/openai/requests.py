@@ -236,6 +236,9 @@ class CompletionRequest(_GenerationRequest):
         le=MAX_TOP_LOGPROBS,
         description="log-probabilities of the tokens, and of this many most likely ones",
     )
+    suffix: str = Field(
+        default="", description="the text behind the gap that is filled in; for models with tokens for that"
+    )
     echo: bool = Field(default=False, description="begin with the prompt, with its log-probabilities if asked for")
 
     def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:

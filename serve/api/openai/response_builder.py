@@ -98,15 +98,17 @@ class ResponseBuilder(ABC):
             usage["completion_tokens_details"] = details
         return usage
 
-    def timings(self) -> Timings:
-        """Tokens and milliseconds so far, in llama-server's shape. Choices run next to each other: their tokens are
-        added up, and the longest one's time counts."""
-        usage = self.usage()
-        prefills = [choice.prefill for choice in self._choices if choice.prefill is not None]
-        n_cached = usage["prompt_tokens_details"]["cached_tokens"]
-        n_prompt, n_predicted = usage["prompt_tokens"] - n_cached, usage["completion_tokens"]
-        prompt_ms = 1000 * max((each.prefill_s for each in prefills), default=0.0)
-        predicted_ms = 1000 * max(choice.decode_s for choice in self._choices)
+    def timings(self, index: int | None = None) -> Timings:
+        """Tokens and milliseconds so far, of one choice or of all, in llama-server's shape. Choices run next to each
+        other: their tokens are added up, and the longest one's time counts."""
+        choices = self._choices if index is None else [self._choices[index]]
+        prompts = [each.prefill for each in choices[:: self._n] if each.prefill is not None]
+        n_cached = sum(each.cached_tokens for each in prompts)
+        n_prompt = sum(each.prompt_tokens for each in prompts) - n_cached
+        n_predicted = sum(choice.n_tokens for choice in choices)
+        prefills = [choice.prefill.prefill_s for choice in choices if choice.prefill is not None]
+        prompt_ms = 1000 * max(prefills, default=0.0)
+        predicted_ms = 1000 * max(choice.decode_s for choice in choices)
         timings = Timings(
             cache_n=n_cached,
             prompt_n=n_prompt,
@@ -118,10 +120,10 @@ class ResponseBuilder(ABC):
             predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
             predicted_per_second=_ratio(1000 * n_predicted, predicted_ms),
         )
-        n_drafted = sum(choice.n_drafted for choice in self._choices)
+        n_drafted = sum(choice.n_drafted for choice in choices)
         if n_drafted:
             timings["draft_n"] = n_drafted
-            timings["draft_n_accepted"] = sum(choice.n_accepted for choice in self._choices)
+            timings["draft_n_accepted"] = sum(choice.n_accepted for choice in choices)
         return timings
 
     @property

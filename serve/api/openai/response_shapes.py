@@ -327,9 +327,9 @@ class Response(TypedDict):
     model: str
     output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, None]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, str]
@@ -338,6 +338,13 @@ class Response(TypedDict):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     dropped_messages: NotRequired[_DroppedMessages]
+
+
+@_closed
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 @_closed

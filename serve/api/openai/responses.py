@@ -1,7 +1,6 @@
 """/v1/responses, OpenAI's newer form of a chat: the request body, which is turned into a chat request.
 
-The server stores nothing: every request holds the whole conversation, and ``previous_response_id`` and the like are
-refused.
+A request holds the whole conversation, or what follows an earlier response (``previous_response_id``).
 """
 
 from __future__ import annotations
@@ -144,7 +143,11 @@ class ResponsesRequest(ModelRequest):
     """POST /v1/responses"""
 
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    instructions: str | None = None
+    instructions: str | None = Field(default=None, description="of this request only, as in OpenAI's API")
+    previous_response_id: str | None = Field(
+        default=None, max_length=256, description="go on from this response; the server keeps the newest ones"
+    )
+    store: bool = Field(default=True, description="false: no request can go on from the response")
     max_output_tokens: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="most tokens to generate; default: until the context is full"
     )
@@ -157,18 +160,22 @@ class ResponsesRequest(ModelRequest):
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
     parallel_tool_calls: bool = True
 
-    def as_chat(self) -> ChatRequest:
-        """The same as a chat request. Raises ``ApiError`` for more messages than a chat may have."""
-        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
+    def conversation(self, before: Sequence[Message] = ()) -> list[Message]:
+        """The messages, without the instructions, behind those of an earlier response. Raises ``ApiError``."""
         if isinstance(self.input, str):
-            messages.append(Message(role="user", content=self.input))
-        else:
-            messages.extend(_messages(self.input))
-            if not messages:
-                raise ApiError(400, "input: it holds no message.", param="input", code="invalid_value")
-            if len(messages) > MAX_MESSAGES:
-                message = f"input: with instructions, at most {MAX_MESSAGES - 1} messages."
-                raise ApiError(400, message, param="input", code="invalid_value")
+            return [*before, Message(role="user", content=self.input)]
+        return _messages(self.input, before)
+
+    def as_chat(self, before: Sequence[Message] = ()) -> ChatRequest:
+        """The same as a chat request, behind the messages of an earlier response. Raises ``ApiError`` for more messages
+        than a chat may have."""
+        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
+        messages += self.conversation(before)
+        if not messages:
+            raise ApiError(400, "input: it holds no message.", param="input", code="invalid_value")
+        if len(messages) > MAX_MESSAGES:
+            message = f"input: with instructions and earlier turns, at most {MAX_MESSAGES - 1} messages."
+            raise ApiError(400, message, param="input", code="invalid_value")
         response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat
         if isinstance(self.text.format, FlatJsonSchemaFormat):
             inner = JsonSchema.model_validate({"name": self.text.format.name, "schema": self.text.format.schema_})
@@ -195,10 +202,10 @@ def _choice(given: Any) -> ToolChoice | None:
     return given
 
 
-def _messages(items: Sequence[InputItem]) -> list[Message]:
+def _messages(items: Sequence[InputItem], before: Sequence[Message]) -> list[Message]:
     """The items as chat messages: calls and reasoning belong to the assistant's message next to them."""
-    out: list[Message] = []
-    known: set[str] = set()
+    out = list(before)
+    known = {call.id for each in before for call in each.tool_calls or () if call.id is not None}
     thought: str | None = None
     for i, item in enumerate(items):
         if isinstance(item, ReasoningItem):

@@ -5,12 +5,15 @@ Tested in tests/serve/api/openai/test_responses.py.
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
 from slm.serve.api.openai.blocks import Block, BlockBuilder
 from slm.serve.api.openai.chat import ReplyForm
+from slm.serve.api.openai.messages import CalledFunction, Message, ToolCall
 from slm.serve.api.openai.response_shapes import (
     IncompleteDetails,
     InputTokensDetails,
@@ -27,15 +30,26 @@ from slm.serve.api.openai.response_shapes import (
 from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
 from slm.serve.config import Truncation
 
+_TEXTS = ("content", "reasoning")
+
 
 class ResponsesBuilder(BlockBuilder):
     """Reasoning, a message and function calls, whole or as the events of a stream."""
 
     id_prefix: ClassVar[str] = "resp"
 
-    def __init__(self, *, model: str, request: ResponsesRequest, form: ReplyForm, truncation: Truncation) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        request: ResponsesRequest,
+        form: ReplyForm,
+        truncation: Truncation,
+        keep: Callable[[Response, Message], None] | None = None,
+    ) -> None:
+        """``keep`` takes the response and the reply as a message when it has ended."""
         super().__init__(model=model, form=form)
-        self._request, self._truncation = request, truncation
+        self._request, self._truncation, self._keep = request, truncation, keep
         self._sequence_number = 0
 
     def body(self) -> Response:
@@ -58,9 +72,9 @@ class ResponsesBuilder(BlockBuilder):
             model=self.model,
             output=[self._item(each) for each in self._blocks],
             parallel_tool_calls=request.parallel_tool_calls,
-            previous_response_id=None,
+            previous_response_id=request.previous_response_id,
             reasoning={"effort": None, "summary": None},
-            store=False,
+            store=request.store,
             temperature=request.temperature,
             text=request.text.model_dump(by_alias=True, exclude_none=True),
             tool_choice=self._tool_choice(),
@@ -175,7 +189,25 @@ class ResponsesBuilder(BlockBuilder):
 
     def _ended(self) -> list[dict[str, Any]]:
         kind = "response.completed" if self._status() == "completed" else "response.incomplete"
-        return [self._event(kind, response=self.body())]
+        body = self.body()
+        if self._keep is not None:
+            self._keep(body, self._said())
+        return [self._event(kind, response=body)]
+
+    def _said(self) -> Message:
+        """The reply as a message of a later request. A call that was cut off is none."""
+        texts = {kind: "".join(each.text for each in self._blocks if each.kind == kind) for kind in _TEXTS}
+        calls = [
+            ToolCall(id=f"call_{each.id}", function=CalledFunction(name=each.name, arguments=each.text))
+            for each in self._blocks
+            if each.kind == "call" and _is_object(each.text)
+        ]
+        return Message(
+            role="assistant",
+            content=texts["content"],
+            reasoning_content=texts["reasoning"] or None,
+            tool_calls=calls or None,
+        )
 
     def error_chunk(self, error: Error) -> dict[str, Any]:
         """The last event of a stream that fails."""
@@ -190,6 +222,13 @@ class ResponsesBuilder(BlockBuilder):
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._sequence_number += 1
         return {"type": kind, "sequence_number": self._sequence_number - 1, **fields}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _output_text(text: str) -> OutputText:

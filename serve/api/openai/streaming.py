@@ -45,7 +45,8 @@ async def stream(
     include_usage: bool,
     usage_in_chunks: bool = False,
 ) -> AsyncIterator[bytes]:
-    """The response in chunks as the builder encodes them. ``events`` are the first of the stream, which the caller has taken.
+    """The response in chunks as the builder encodes them. ``events`` are the first of the stream, which the caller has
+    taken.
 
     ``include_usage``: the last chunk has the usage. ``usage_in_chunks``: each one has the usage until then.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,23 +15,29 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from slm.serve.api.access_log import record_of
 from slm.serve.api.anthropic.message_builder import MessageBuilder
 from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
 from slm.serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
 from slm.serve.api.openai.completions import CompletionBuilder
-from slm.serve.api.openai.messages import template_messages, template_tools
+from slm.serve.api.openai.messages import Message, template_messages, template_tools
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
 from slm.serve.api.openai.response_builder import ResponseBuilder
+from slm.serve.api.openai.response_shapes import DeletedResponse
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.openai.streaming import collect, expire_later, stream
+from slm.serve.api.response_store import ResponseStore, Stored
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.api.server_sent_events import EventStream
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
-from slm.serve.engine.messages import Generate, Tokenize
+from slm.serve.config import ServerOptions
+from slm.serve.engine.messages import Detokenize, Generate, Tokenize
 from slm.serve.history import HistoryWindow, prompt_limit
+from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
+from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK
 from slm.serve.tools.call_grammar import Reasoning
@@ -65,6 +71,10 @@ class JsonBody(JSONResponse):
 class GenerationRoutes(ModelRoutes):
     """Handlers that turn a body into sequences for the engine, and the engine's events into a response."""
 
+    def __init__(self, pool: Pool, options: ServerOptions, store: ResponseStore) -> None:
+        super().__init__(pool, options)
+        self._store = store
+
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body = await self._read(request, CompletionRequest)
@@ -72,6 +82,8 @@ class GenerationRoutes(ModelRoutes):
             info = context.lease.info
             prompts = body.prompts(info)
             self._check_choices(len(prompts) * body.n)
+            if body.suffix:
+                prompts = [await self._filled(context, each, body) for each in prompts]
             base = Generate(
                 id="",
                 prompt="",
@@ -98,6 +110,59 @@ class GenerationRoutes(ModelRoutes):
                 include_usage=body.include_usage,
                 usage_in_chunks=body.usage_in_chunks,
             )
+
+    async def _filled(
+        self, context: RequestContext, prompt: str | tuple[int, ...], body: CompletionRequest
+    ) -> tuple[int, ...]:
+        """A prompt with the request's ``suffix`` behind the gap. Raises ``ApiError``."""
+        if context.lease.info.fim is None:
+            raise ApiError(400, f"suffix: {NO_FIM}", param="suffix", code="unsupported")
+        if body.echo:
+            raise ApiError(400, "echo and suffix exclude each other.", param="echo")
+        made = await self._infill(context, prompt, body.suffix, body.max_tokens)
+        if made.n_dropped:
+            message = f"prompt and suffix have {made.n_dropped} tokens too many for the context. Shorten them."
+            raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+        return made.tokens
+
+    async def _infill(
+        self,
+        context: RequestContext,
+        before: str | tuple[int, ...],
+        behind: str,
+        max_tokens: int | None,
+        others: Sequence[tuple[str, str]] = (),
+    ) -> InfillPrompt:
+        """The prompt for filling in between two texts, for a model that can. ``others``: name and text of files."""
+        info = context.lease.info
+        assert info.fim is not None
+        files: list[int] = []
+        for name, text in others:
+            files += other_file(info.fim, await self._ids(context, name + "\n"), await self._ids(context, text))
+        return infill_prompt(
+            info.fim,
+            before=await self._ids(context, before) if isinstance(before, str) else before,
+            behind=await self._ids(context, behind),
+            others=files,
+            bos=info.bos_id if info.add_bos and info.bos_id >= 0 else None,
+            room=room_for_prompt(info.context, max_tokens),
+        )
+
+    async def _ids(
+        self, context: RequestContext, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text."""
+        if not text:
+            return []
+        key = context.lease.engine.next_id()
+        query = Tokenize(id=key, text=text, add_special=add_special, parse_special=parse_special)
+        ids: list[int] = await self._ask(context, query)
+        return ids
+
+    async def _text(self, context: RequestContext, ids: tuple[int, ...]) -> str:
+        """The text of token ids."""
+        text: str = await self._ask(context, Detokenize(id=context.lease.engine.next_id(), tokens=ids))
+        return text
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
@@ -126,12 +191,39 @@ class GenerationRoutes(ModelRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             truncation = body.truncation or self._options.truncation
             truncates = truncation == "auto"
-            asked = await self._chat(context, body.as_chat(), truncates)
-            builder = ResponsesBuilder(model=context.lease.name, request=body, form=asked.form, truncation=truncation)
+            before = self._before(request, body)
+            asked = await self._chat(context, body.as_chat(before), truncates)
+
+            def keep(response: Mapping[str, Any], said: Message) -> None:
+                messages = (*body.conversation(before), said)
+                self._store.put(Stored(owner=context.record.key, body=response, messages=messages))
+
+            builder = ResponsesBuilder(
+                model=context.lease.name,
+                request=body,
+                form=asked.form,
+                truncation=truncation,
+                keep=keep if body.store else None,
+            )
             builder.dropped_messages = asked.n_dropped
             return await self._generate(
                 context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
             )
+
+    def _before(self, request: Request, body: ResponsesRequest) -> tuple[Message, ...]:
+        """The messages of the response from which a request goes on. Raises ``ApiError``."""
+        key = body.previous_response_id
+        if key is None:
+            return ()
+        return self._store.get(key, record_of(request.scope).key, param="previous_response_id").messages
+
+    async def response(self, request: Request) -> Response:
+        """GET and DELETE /v1/responses/ID"""
+        key, owner = request.path_params["id"], record_of(request.scope).key
+        if request.method == "DELETE":
+            self._store.delete(key, owner)
+            return JsonBody(DeletedResponse(id=key, object="response", deleted=True))
+        return JsonBody(self._store.get(key, owner).body)
 
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages"""
