@@ -117,3 +117,10 @@ class OllamaEmbedding(TypedDict):
 @_closed
 class OllamaVersion(TypedDict):
     version: str
+
+
+@_closed
+class OllamaError(TypedDict):
+    """The body of every response of /api/... that is not a success."""
+
+    error: str

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
+from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.errors import ApiError, no_such_model
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts
@@ -142,7 +143,7 @@ class NativeRoutes(GenerationRoutes):
         body = await self._read(request, CountTokensRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
             n = await self._count(context, await self._rendered(context, chat_request(body)))
-            return JSONResponse({"input_tokens": n})
+            return JSONResponse(AnthropicTokens(input_tokens=n))
 
     async def props(self, request: Request) -> Response:
         """GET /props[?model=MODEL]: of a model that is not loaded, what its file says."""
@@ -208,7 +209,7 @@ class NativeRoutes(GenerationRoutes):
 
     def _named(self, body: ModelChange) -> str:
         """The model's name. Unlike in a request for text, no other model stands in for an unknown one."""
-        found = self._pool.find(body.model)
+        found = self._pool.default if body.model == "default" else self._pool.find(body.model)
         if found is None:
             raise no_such_model(body.model, list(self._pool.models))
         return found.name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Any
+from typing import Any, Literal
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -33,7 +33,6 @@ from slm.serve.api.ollama.shapes import (
     OllamaProcesses,
     OllamaVersion,
 )
-from slm.serve.api.openai.requests import ChatRequest
 from slm.serve.api.routes.base import RequestContext
 from slm.serve.api.routes.generation import GenerationRoutes, choices
 from slm.serve.engine.messages import Embed, Embeddings, Generate, Tokenize
@@ -69,7 +68,7 @@ class OllamaRoutes(GenerationRoutes):
         if not body.messages:
             return await self._load_or_unload(request, body, {"message": {"role": "assistant", "content": ""}})
         async with self._model(request, body.model, body.timeout_s) as context:
-            return await self._reply(context, body.as_chat(), "chat", streams=body.stream)
+            return await self._reply(context, body, "chat")
 
     async def generate(self, request: Request) -> Response:
         """POST /api/generate"""
@@ -78,14 +77,20 @@ class OllamaRoutes(GenerationRoutes):
             return await self._load_or_unload(request, body, {"response": ""})
         async with self._model(request, body.model, body.timeout_s) as context:
             if not body.raw and not body.suffix and context.lease.chat.own:
-                return await self._reply(context, body.as_chat(), "generate", streams=body.stream)
+                return await self._reply(context, body, "generate")
             return await self._continue(context, body)
 
-    async def _reply(self, context: RequestContext, body: ChatRequest, kind: Any, *, streams: bool) -> Response:
-        asked = await self._chat(context, body, self._options.truncation == "auto")
-        builder = OllamaBuilder(model=context.lease.name, kind=kind, form=asked.form, with_logprobs=body.logprobs)
+    async def _reply(
+        self,
+        context: RequestContext,
+        body: OllamaChatRequest | OllamaGenerateRequest,
+        kind: Literal["chat", "generate"],
+    ) -> Response:
+        asked = await self._chat(context, body.as_chat(), self._options.truncation == "auto")
+        name = body.model or context.lease.name
+        builder = OllamaBuilder(model=name, kind=kind, form=asked.form, with_logprobs=body.logprobs)
         builder.dropped_messages = asked.n_dropped
-        return await self._generate(context, asked.sequences, builder, streams=streams)
+        return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
     async def _continue(self, context: RequestContext, body: OllamaGenerateRequest) -> Response:
         """A text without the chat template."""
@@ -104,7 +109,8 @@ class OllamaRoutes(GenerationRoutes):
             speculate=completion.may_speculate,
             top_logprobs=completion.logprobs,
         )
-        builder = OllamaBuilder(model=context.lease.name, kind="generate", with_logprobs=body.logprobs)
+        name = body.model or context.lease.name
+        builder = OllamaBuilder(model=name, kind="generate", with_logprobs=body.logprobs)
         sequences = choices(context, base, [prompt], completion)
         return await self._generate(context, sequences, builder, streams=body.stream)
 
@@ -116,7 +122,9 @@ class OllamaRoutes(GenerationRoutes):
             async with self._model(request, name, body.timeout_s):
                 pass
         reason = "unload" if body.unloads else "load"
-        return JSONResponse({"model": name, "created_at": now(), **text, "done": True, "done_reason": reason})
+        return JSONResponse(
+            {"model": body.model or name, "created_at": now(), **text, "done": True, "done_reason": reason}
+        )
 
     async def embed(self, request: Request) -> Response:
         """POST /api/embed"""
@@ -131,7 +139,7 @@ class OllamaRoutes(GenerationRoutes):
                 raise ApiError(400, "input: an empty text has no embedding.", param="input", code="invalid_value")
             result, n_cut = await self._embedded(context, texts, truncates=body.truncate)
             answer = OllamaEmbed(
-                model=context.lease.name,
+                model=body.model or context.lease.name,
                 embeddings=[_numbers(each) for each in result.vectors] if result is not None else [],
                 total_duration=round(1e9 * (time.perf_counter() - began)),
                 load_duration=0,

@@ -14,6 +14,17 @@ from slm.serve.api.routes.table import api_routes
 from slm.serve.config import ServerOptions
 from slm.serve.pool.model_pool import Pool, Served
 
+# llama-server's names; every other route under /v1 is also there without it.
+ALIASES = {"/completions", "/v1/health", "/rerank", "/reranking", "/v1/reranking"}
+ALIASES |= {"/models", "/models/{model:path}", "/chat/completions", "/chat/completions/input_tokens", "/responses"}
+ALIASES |= {
+    "/responses/input_tokens",
+    "/responses/{id}",
+    "/messages",
+    "/messages/count_tokens",
+    "/embeddings",
+    "/score",
+}
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -100,6 +111,7 @@ def test_every_route_is_described(chat_server):
     routes = {
         (route.path.replace(":path", ""), method)
         for route in api_routes(pool, ServerOptions(), keyed=False)
+        if route.path not in ALIASES
         for method in route.methods - {"HEAD"}
     }
     described = {(path, method.upper()) for path, methods in schema["paths"].items() for method in methods}
