@@ -55,6 +55,19 @@ class ServerOptions(EngineOptions):
     draft_model: str | None = None
     """A path, as ``model=`` takes it."""
     api_keys: list[str] = field(default_factory=list)
+    api_key_file: str | None = None
+    """A key per line, after its name where it has one."""
+    cert: str | None = None
+    key_pem: str | None = None
+    """PEM files; with both, the server speaks TLS only."""
+    unix_socket: str | None = None
+    """A path; the server then listens there, and not on a port."""
+    root_path: str = ""
+    """What stands before every path behind a proxy."""
+    ui: bool = True
+    """Whether there are pages for people."""
+    chat_template: str | None = None
+    """The path of a Jinja template in place of the model's own."""
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
     max_n: int = 16
@@ -83,6 +96,11 @@ class ServerOptions(EngineOptions):
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be 0 or more")
         if any(not key.strip() for key in self.api_keys):
             raise UserError("serve.api_keys holds an empty key; leave the list empty for no key")
+        if (self.cert is None) != (self.key_pem is None):
+            given, missing = ("cert", "key_pem") if self.key_pem is None else ("key_pem", "cert")
+            raise UserError(f"serve.{given} is given without serve.{missing}; TLS needs both")
+        if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
+            raise UserError(f"serve.root_path={self.root_path} must begin with / and not end in it, such as /llm")
         for origin in self.cors_origins:
             scheme, _, rest = origin.partition("://")
             if origin not in ("*", "null") and (not scheme or not rest or "/" in rest or origin != origin.lower()):

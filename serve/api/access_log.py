@@ -35,6 +35,8 @@ class Record:
     """Seconds of ``time.perf_counter``, like the other times."""
     key: int | None = None
     """The number of the request's key, counted from 1; 0: none of the server's keys."""
+    key_name: str | None = None
+    """Whose key it is, where the key file says it."""
     model: str | None = None
     stream: bool | None = None
     queue_s: float | None = None
@@ -165,6 +167,7 @@ def _fields(scope: Scope, record: Record, status: int) -> dict[str, Any]:
         "id": record.id,
         "client": client[0] if client else None,
         "key": record.key,
+        "key_name": record.key_name,
         "method": scope["method"],
         "route": scope["path"][:200],
         "model": record.model,
@@ -189,6 +192,8 @@ def _as_text(fields: dict[str, Any]) -> str:
     route = json.dumps(fields["route"])[1:-1]  # a path may hold anything, line ends too
     parts = [fields["time"], str(fields["client"]), fields["method"], route, str(fields["status"])]
     parts.append(f"{fields['total_s']:.3f}s")
+    if fields["key_name"]:
+        parts.append(fields["key_name"])
     if fields["model"]:
         parts.append(fields["model"])
     if fields["prompt_tokens"] is not None:

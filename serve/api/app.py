@@ -5,7 +5,7 @@ Tested in tests/serve/test_server.py, tests/serve/api/test_api_keys.py, tests/se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,14 +21,19 @@ from slm.serve.api.anthropic.message_builder import error_body as anthropic_erro
 from slm.serve.api.api_keys import RequireKey
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
 from slm.serve.api.ollama.builder import error_body as ollama_error
+from slm.serve.api.root_path import WithoutPrefix
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
 from slm.serve.config import ServerOptions
+from slm.serve.keys import Key
 from slm.serve.pool.model_pool import ModelNotLoadedError, Pool
 from slm.serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
 
+_OPEN = ("/health", "/v1/health")
+"""Paths that need no key."""
 
-def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
+
+def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> ASGIApp:
     """The application over a started pool of models.
 
     Raises ``UserError`` when the access log cannot be opened.
@@ -46,19 +51,23 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
             )
         )
     if keys:
-        middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open, respond=_error_response))
+        middleware.append(
+            Middleware(
+                RequireKey,
+                keys=keys,
+                is_open=lambda path: path in _OPEN or (options.ui and is_page(path)),
+                respond=_error_response,
+            )
+        )
     app = Starlette(
-        routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
+        routes=[*api_routes(pool, options, keyed=bool(keys)), *(page_routes() if options.ui else ())],
         middleware=middleware,
         exception_handlers=_ERRORS,
     )
     form = options.access_form
     writer = None if form == "off" else Writer(form, options.access_log_file)
-    return AccessLog(app, write=writer, respond=_error_response)
-
-
-def _is_open(path: str) -> bool:
-    return path in ("/health", "/v1/health") or is_page(path)
+    logged = AccessLog(app, write=writer, respond=_error_response)
+    return WithoutPrefix(logged, options.root_path) if options.root_path else logged
 
 
 def _error_response(scope: Scope, error: ApiError) -> Response:

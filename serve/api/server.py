@@ -11,13 +11,14 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
 from slm.serve.api.app import make_app
 from slm.serve.api.connection_limits import connection_options
 from slm.serve.config import ServerOptions
+from slm.serve.keys import Key
 from slm.serve.pool.model_pool import Pool
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -61,7 +62,7 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 
 
 async def serve_http(
-    pool: Pool, options: ServerOptions, keys: list[str], listener: socket.socket, on_listening: Callable[[], None]
+    pool: Pool, options: ServerOptions, keys: Sequence[Key], listener: socket.socket, on_listening: Callable[[], None]
 ) -> int:
     """Answers requests with a started pool until a signal comes. After it returns, signals are ignored.
 
@@ -78,6 +79,8 @@ async def serve_http(
         timeout_graceful_shutdown=max(1, round(options.drain_s)),
         server_header=False,
         lifespan="off",
+        ssl_certfile=options.cert,
+        ssl_keyfile=options.key_pem,
         access_log=False,  # `slm.serve.api.access_log` writes one
     )
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)

@@ -74,6 +74,8 @@ class EngineConfig(EngineOptions):
     """Most prompt tokens of one step while other sequences generate."""
     draft_model: Path | None = None
     """The smaller model's file; its tokenizer must be the model's."""
+    chat_template: str | None = None
+    """A template in place of the model's own."""
     adapter: Path | None = None
     """The file of a LoRA adapter that all sequences are computed with."""
 

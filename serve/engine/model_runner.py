@@ -68,7 +68,7 @@ class ModelRunner:
         cells that a sliding window has left behind."""
         self.batch_limit = self.context.n_batch
         self.batch = Batch(self.batch_limit, config.slots)
-        metadata, chat_template = self.model.metadata(), self.model.chat_template()
+        metadata, chat_template = self.model.metadata(), config.chat_template or self.model.chat_template()
         self.info = ModelInfo(
             path=str(config.model_path),
             architecture=metadata.get("general.architecture", "?"),
