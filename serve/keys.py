@@ -38,7 +38,7 @@ def all_keys(listed: Sequence[str], path: str | None, of_environment: str | None
 
 
 def read_keys(path: Path) -> list[Key]:
-    """A key per line, after its name and a space where it has one. Empty lines and those that begin with # do not count.
+    """A key per line, after its name and a space where it has one. Empty lines and those that begin with # are none.
 
     Raises ``UserError``: an empty file would make a server without keys.
     """
