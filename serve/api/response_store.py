@@ -51,13 +51,13 @@ class ResponseStore:
             self._n_bytes -= freed
 
     def get(self, key: str, owner: int | None, *, param: str | None = None) -> Stored:
-        """Raises ``ApiError`` 404 for an id that is not kept. ``param``: the field that it came from."""
+        """Raises ``ApiError`` for an id that is not kept: 404, or 400 where it came from a field, ``param``."""
         found = self._stored.get(key)
         if found is None or found[0].owner != owner:
             message = f"There is no response {key[:100]!r} here: this server keeps the newest {MOST_RESPONSES} in "
             message += "memory, up to 64 MiB, until it ends, and none that was made with store=false. Send the whole "
             message += "conversation in input instead."
-            raise ApiError(404, message, param=param, code="previous_response_not_found")
+            raise ApiError(400 if param else 404, message, param=param, code="previous_response_not_found")
         return found[0]
 
     def delete(self, key: str, owner: int | None) -> None:

@@ -49,5 +49,5 @@ def test_keys_and_deletion():
     assert known(store, "a", owner=1) == ""
     with pytest.raises(ApiError) as caught:
         store.get("a", 1, param="previous_response_id")
-    assert caught.value.status == 404
+    assert caught.value.status == 400
     assert caught.value.body["error"]["param"] == "previous_response_id"

@@ -208,7 +208,7 @@ def test_responses_go_on(chat_server, post):
     assert post("/v1/responses", **body, previous_response_id=second["id"], store=False)["store"] is False
     assert httpx.delete(url + first["id"]).json() == {"id": first["id"], "object": "response", "deleted": True}
     assert httpx.get(url + first["id"]).status_code == 404
-    error = post("/v1/responses", 404, **body, previous_response_id=first["id"])["error"]
+    error = post("/v1/responses", 400, **body, previous_response_id=first["id"])["error"]
     assert error["param"] == "previous_response_id"
     unkept = post("/v1/responses", **body, store=False)
     assert httpx.get(url + unkept["id"]).status_code == 404
