@@ -32,6 +32,8 @@ class Post:
     stream_type: str = "text/event-stream"
     stream_form: str = "server-sent events"
     error: type = Error
+    more_errors: tuple[str, ...] = ()
+    """Statuses that other routes do not have."""
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 

@@ -151,8 +151,11 @@ _ERRORS = {
     "413": "The body is longer than the server accepts.",
     "429": "The queue is full; `Retry-After` says when to try again.",
     "500": "An internal error of the engine or the server.",
+    "501": "The model cannot do this.",
     "503": "The engine is being started, or the model cannot be loaded.",
 }
+
+_OF_POSTS = ("400", "404", "408", "413", "429", "500", "503")
 
 _RESPONSES: list[type] = [
     response_shapes.Completion,
@@ -295,7 +298,9 @@ def _post(post: Post, keyed: bool) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {
             "200": {"description": "The response", "content": content},
-            **_errors("400", "404", "408", "413", "429", "500", "503", keyed=keyed, shape=post.error),
+            **_errors(
+                "400", "404", "408", "413", "429", "500", "503", *post.more_errors, keyed=keyed, shape=post.error
+            ),
         },
     }
 

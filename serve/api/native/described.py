@@ -52,6 +52,7 @@ POSTS: dict[str, Post] = {
         summary="The text in a gap",
         about="For models with tokens for filling in the middle; 501 for others. " + _STREAM,
         body=InfillRequest,
+        more_errors=("501",),
         response=shapes.NativeCompletion,
         event=shapes.NativeChunk,
         examples={"A function": {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n\nadd(1, 2)\n"}},
