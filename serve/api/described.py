@@ -26,6 +26,8 @@ class Post:
     about: str
     body: type[BaseModel]
     response: type
+    others: tuple[dict[str, Any], ...] = ()
+    """Schemas of what the response may be instead."""
     streams: bool = False
     event: type | None = None
     """The type of a stream's events."""

@@ -285,6 +285,8 @@ _ID = {
 
 def _post(post: Post, keyed: bool) -> dict[str, Any]:
     content = _json(post.response)
+    if post.others:
+        content = {"application/json": {"schema": {"anyOf": [_ref(post.response), *post.others]}}}
     if post.streams:
         events = _ref(post.event) if post.event is not None else {"type": "object"}
         content[post.stream_type] = {"schema": {"type": "string", "description": post.stream_form}}

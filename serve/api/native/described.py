@@ -5,6 +5,8 @@ Tested in tests/serve/api/openai/test_openapi.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 from slm.serve.api.anthropic.requests import CountTokensRequest
 from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicTokens
 from slm.serve.api.described import TOKENS, Get, Post
@@ -22,6 +24,8 @@ from slm.serve.api.openai.responses import ResponsesRequest
 _TAG = "llama-server's own"
 _STREAM = "With `stream` the response is `text/event-stream`; the last event has `stop`: true and all figures."
 _HELLO = [{"role": "user", "content": "Tell me of a fox."}]
+_LIST: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
+_PARTS: dict[str, Any] = {"type": "object", "description": "with response_fields: only these"}
 
 SHAPES = [
     shapes.NativeCompletion,
@@ -43,6 +47,7 @@ POSTS: dict[str, Post] = {
         about="Names of special tokens in a text stand for these tokens. Also at /completions. " + _STREAM,
         body=NativeCompletionRequest,
         response=shapes.NativeCompletion,
+        others=(_PARTS, _LIST),
         event=shapes.NativeChunk,
         examples={"A text": {"prompt": "Once upon a time", "n_predict": 60}},
     ),
@@ -54,6 +59,7 @@ POSTS: dict[str, Post] = {
         body=InfillRequest,
         more_errors=("501",),
         response=shapes.NativeCompletion,
+        others=(_PARTS, _LIST),
         event=shapes.NativeChunk,
         examples={"A function": {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n\nadd(1, 2)\n"}},
     ),
@@ -97,6 +103,7 @@ POSTS: dict[str, Post] = {
         "the response is the bare list that TEI gives.",
         body=RerankRequest,
         response=shapes.Rank,
+        others=(_LIST,),
         examples={"Two texts": {"query": "a fox", "documents": ["the red fox", "a blue boat"]}},
     ),
     "/v1/score": Post(
