@@ -21,7 +21,7 @@ from slm.llama.verdict import require_working_build
 from slm.machine.hardware import share_cores
 from slm.serve.config import ServeConfig, load
 from slm.serve.keys import Key, all_keys
-from slm.serve.listening import Place, check_certificate, listen, listen_on_path
+from slm.serve.listening import Place, check_certificate, is_name, listen, listen_on_path
 from slm.serve.pool.autotune import stop_measuring
 from slm.serve.pool.engine_process import preload
 from slm.serve.pool.model_files import named_adapters, named_models
@@ -96,13 +96,16 @@ async def _serve(
     listener: socket.socket,
     keys: Sequence[Key],
 ) -> int:
-    from slm.serve.pool.engine_settings import engine_config
+    from slm.serve.pool.engine_settings import engine_config, measured_config, wants_measuring
+    from slm.serve.pool.idle_tuning import IdleTuning
     from slm.serve.pool.memory_plan import budget_bytes, fit_slots
     from slm.serve.pool.model_pool import Pool, Served
 
     _cancel_on_interrupt()
     options = config.serve
-    # In threads: measuring a model takes seconds, and a signal must end it.
+    if is_name(config.host):
+        options = replace(options, hosts=[*options.hosts, config.host])
+    # In threads: with serve.tune=force this takes seconds, and a signal must end it.
     engines = {name: await asyncio.to_thread(engine_config, options, path) for name, path in paths.items()}
     base = next(iter(engines.values()))
     if options.chat_template is not None:
@@ -118,6 +121,7 @@ async def _serve(
             engines = fit_slots(engines, budget=budget)
     parent = next(iter(paths))
     models = [Served(name, each, parent if name in adapters else None) for name, each in engines.items()]
+    tuning: IdleTuning | None = None
     pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
@@ -125,12 +129,20 @@ async def _serve(
             pool.start(), asyncio.to_thread(importlib.import_module, "slm.serve.api.server")
         )
         place = Place(config, listener)
+        tuning = IdleTuning(
+            pool,
+            lambda engine: wants_measuring(options, engine.model_path),
+            lambda engine: measured_config(options, engine.model_path),
+        )
+        tuning.start()
 
         def show() -> None:
             _banner(pool, info, place, keyed=bool(keys))
 
         return await http.serve_http(pool, options, keys, listener, show)
     finally:
+        if tuning is not None:
+            await tuning.close()
         await pool.close()
 
 

@@ -68,6 +68,8 @@ class ServerOptions(EngineOptions):
     """Whether there are pages for people."""
     chat_template: str | None = None
     """The path of a Jinja template in place of the model's own."""
+    hosts: list[str] = field(default_factory=list)
+    """Names under which a server without a key answers, besides localhost and addresses; ``*``: all."""
     cors_origins: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
     max_n: int = 16
@@ -101,6 +103,9 @@ class ServerOptions(EngineOptions):
             raise UserError(f"serve.{given} is given without serve.{missing}; TLS needs both")
         if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
             raise UserError(f"serve.root_path={self.root_path} must begin with / and not end in it, such as /llm")
+        for host in self.hosts:
+            if not host or any(character in host for character in ":/[] "):
+                raise UserError(f"serve.hosts: {host!r} is no name; give it without scheme and port, such as chat.lan")
         for origin in self.cors_origins:
             scheme, _, rest = origin.partition("://")
             if origin not in ("*", "null") and (not scheme or not rest or "/" in rest or origin != origin.lower()):

@@ -83,6 +83,15 @@ def _answers(path: Path) -> bool:
         return True
 
 
+def is_name(host: str) -> bool:
+    """Whether a host is a name and no address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return bool(host)
+    return False
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import logging
 import logging.handlers
+import os
+import queue
 import re
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +28,8 @@ from slm.serve.engine.messages import Delta, PrefillDone
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _KEY = "slm.record"
+_MOST_WAITING = 4096
+"""Lines: about a megabyte."""
 
 
 @dataclass(kw_only=True)
@@ -71,6 +77,11 @@ class AccessLog:
     def __init__(self, app: ASGIApp, *, write: Writer | None, respond: Callable[[Scope, ApiError], ASGIApp]) -> None:
         self._app, self._write, self._respond = app, write, respond
 
+    def close(self) -> None:
+        """Waits a moment for lines that are still to be written."""
+        if self._write is not None:
+            self._write.close()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -111,7 +122,8 @@ class Writer:
     """Writes lines to a file or to stdout.
 
     A file that is renamed, as logrotate does, is opened anew. A line that cannot be written is lost; the request is
-    not affected. Raises ``UserError`` when the file cannot be opened.
+    not affected. A thread writes: a terminal that somebody has stopped (Ctrl-S), or a full pipe, blocks nobody else.
+    Then ``_MOST_WAITING`` lines wait, and further ones are counted. Raises ``UserError`` when the file cannot be opened.
     """
 
     def __init__(self, form: Literal["text", "json"], path: str | None) -> None:
@@ -122,11 +134,33 @@ class Writer:
             raise UserError(
                 f"serve.access_log_file={path} cannot be opened: {error.strerror}; name another file"
             ) from None
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._n_lost = 0
+        self._thread: threading.Thread | None = None
 
     def line(self, scope: Scope, record: Record, status: int) -> None:
-        """Writes the line of a request that has ended."""
-        fields = _fields(scope, record, status)
-        self._handler.handle(logging.makeLogRecord({"msg": self._line(fields)}))
+        """Hands the line of a request that has ended to the thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, daemon=True, name="access-log")
+            self._thread.start()
+        try:
+            self._lines.put_nowait(self._line(_fields(scope, record, status)))
+        except queue.Full:
+            self._n_lost += 1
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._handler.handle(logging.makeLogRecord({"msg": line}))
+            if self._n_lost and self._lines.empty():
+                lost, self._n_lost = self._n_lost, 0
+                print(f"the access log could not be written for a while: {lost} lines are lost", file=sys.stderr)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Waits so long for the lines that are still to be written."""
+        if self._thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._lines.put_nowait(None)
+            self._thread.join(timeout_s)
 
 
 class _ReportsOnce(logging.Handler):
@@ -153,8 +187,20 @@ class _FileHandler(_ReportsOnce, logging.handlers.WatchedFileHandler):
             self.handleError(record)
 
 
-class _StdoutHandler(_ReportsOnce, logging.StreamHandler[TextIO]):
-    pass
+class _StdoutHandler(_ReportsOnce):
+    """Writes without Python's own buffer: at the end of the program its lock could be held by a thread that waits."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._number = stream.fileno()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        rest = f"{self.format(record)}\n".encode()
+        try:
+            while rest:
+                rest = rest[os.write(self._number, rest) :]
+        except OSError:
+            self.handleError(record)
 
 
 def _fields(scope: Scope, record: Record, status: int) -> dict[str, Any]:

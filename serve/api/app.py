@@ -14,14 +14,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, ExceptionHandler, Scope
+from starlette.types import ExceptionHandler, Scope
 
 from slm.serve.api.access_log import AccessLog, Writer, record_of
 from slm.serve.api.anthropic.message_builder import error_body as anthropic_error
 from slm.serve.api.api_keys import RequireKey
+from slm.serve.api.browser_guard import BrowserGuard
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
 from slm.serve.api.ollama.builder import error_body as ollama_error
-from slm.serve.api.root_path import WithoutPrefix
+from slm.serve.api.request_body import BodyRoom
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
 from slm.serve.config import ServerOptions
@@ -33,7 +34,7 @@ _OPEN = ("/health", "/v1/health")
 """Paths that need no key."""
 
 
-def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> ASGIApp:
+def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> AccessLog:
     """The application over a started pool of models.
 
     Raises ``UserError`` when the access log cannot be opened.
@@ -59,6 +60,9 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> ASGI
                 respond=_error_response,
             )
         )
+    else:
+        middleware.insert(0, Middleware(BrowserGuard, hosts=options.hosts, respond=_error_response))
+    middleware.append(Middleware(BodyRoom, max_bytes=options.max_body_bytes))
     app = Starlette(
         routes=[*api_routes(pool, options, keyed=bool(keys)), *(page_routes() if options.ui else ())],
         middleware=middleware,
@@ -66,8 +70,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> ASGI
     )
     form = options.access_form
     writer = None if form == "off" else Writer(form, options.access_log_file)
-    logged = AccessLog(app, write=writer, respond=_error_response)
-    return WithoutPrefix(logged, options.root_path) if options.root_path else logged
+    return AccessLog(app, write=writer, respond=_error_response)
 
 
 def _error_response(scope: Scope, error: ApiError) -> Response:

@@ -75,6 +75,12 @@ def engine_down(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="engine_unavailable", headers={"Retry-After": "2"})
 
 
+def overloaded(message: str) -> ApiError:
+    """503 for what the server has no memory for at the moment; the rest of the body is not read."""
+    headers = {"Retry-After": "2", "Connection": "close"}
+    return ApiError(503, message, type="server_error", code="overloaded", headers=headers)
+
+
 def out_of_time(message: str) -> ApiError:
     """408 for a request whose time is over."""
     # OpenAI's client would try again by itself, although the caller who set the limit has given up.

@@ -17,6 +17,7 @@ import uvicorn
 
 from slm.serve.api.app import make_app
 from slm.serve.api.connection_limits import connection_options
+from slm.serve.api.root_path import WithoutPrefix
 from slm.serve.config import ServerOptions
 from slm.serve.keys import Key
 from slm.serve.pool.model_pool import Pool
@@ -71,8 +72,9 @@ async def serve_http(
     requests are answered, when signals are already handled. The caller closes the pool. Raises ``UserError`` when the
     access log cannot be opened.
     """
+    app = make_app(pool, options, keys=keys)
     config = uvicorn.Config(
-        make_app(pool, options, keys=keys),
+        WithoutPrefix(app, options.root_path) if options.root_path else app,
         log_level="warning",
         timeout_keep_alive=15,
         **connection_options(head_timeout_s=options.body_timeout_s, write_timeout_s=options.write_timeout_s),
@@ -86,4 +88,5 @@ async def serve_http(
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server = _Server(config, on_listening)
     await server.serve(sockets=[listener])
+    await asyncio.to_thread(app.close)
     return 0 if server.forced_by is None else 128 + server.forced_by

@@ -25,6 +25,8 @@ class Limits:
     """Most tokens of one batch."""
     prefill_chunk: int
     """Most prompt tokens that are computed between two decode steps."""
+    alone_chunk: int = 1 << 30
+    """Most prompt tokens of a step while no sequence generates."""
     mixed: bool = True
     """Whether one pass takes tokens of generating sequences and prefill chunks together."""
     kv_tokens: int
@@ -111,11 +113,10 @@ def make_plan(
     )
     if limits.mixed:
         room = limits.batch - sum(len(chunk.tokens) for chunk in decode)
-        if generating:
-            room = min(room, limits.prefill_chunk)
+        room = min(room, limits.prefill_chunk if generating else limits.alone_chunk)
         plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=limits.batch)
         return replace(plan, chunks=decode + plan.chunks)
-    room = min(limits.batch, limits.prefill_chunk - n_prefilled) if generating else limits.batch
+    room = min(limits.batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
     if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
         return Plan((), decode)
     plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=SMALL_CHUNK)

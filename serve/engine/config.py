@@ -66,6 +66,8 @@ class EngineConfig(EngineOptions):
     model_path: Path
     slots: int = 4
     """Sequences computed at the same time."""
+    slot_bytes: int = 0
+    """Memory of a slot of ``context`` tokens, by estimate. Where all slots take much, they begin shorter."""
     batch: int = 512
     """Most tokens of one decode call."""
     ubatch: int = 512

@@ -14,6 +14,7 @@ from slm.serve.engine.embedder import Embedder
 from slm.serve.engine.generation import Generation
 from slm.serve.engine.messages import (
     Cancel,
+    Canceled,
     Command,
     Delta,
     Detokenize,
@@ -30,10 +31,11 @@ from slm.serve.engine.messages import (
     Stats,
     Tokenize,
 )
-from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.model_runner import ModelRunner, SlotTooShort
+from slm.serve.engine.prefill_pace import PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
-from slm.serve.engine.tokenize import BackgroundTokenizer
+from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 
 
@@ -63,50 +65,54 @@ class Engine:
             threads=lambda: self._runner.threads,
             adapter=self._runner.adapter,
         )
-        self._tokenizer = BackgroundTokenizer(self._model)
         self._vocabulary = Vocabulary(self._model)
         self._proposer = make_proposer(config, self._runner)
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
+        self._most_prefilled = config.prefill_chunk
+        self._pace = PrefillPace(text_s=config.stream_ms / 1000)
         self._next_deadline = math.inf
         self.n_preempted = 0
+        self._step_began: float | None = None
 
     @property
     def busy(self) -> bool:
         """Whether ``step`` has something to do."""
-        return bool(self._generations) or self._embedder.busy or self._tokenizer.busy
+        return bool(self._generations) or self._embedder.busy
 
     @property
     def stats(self) -> Stats:
-        """The state now."""
-        scheduler = self._scheduler
+        """The state now. Any thread may ask."""
+        scheduler, began = self._scheduler, self._step_began
         return Stats(
             running=scheduler.n_running,
             waiting=scheduler.n_waiting,
             kv_used=scheduler.n_computed,
             preempted=self.n_preempted,
             threads=self._runner.threads,
+            step_s=0.0 if began is None else time.monotonic() - began,
         )
 
     # -- commands ------------------------------------------------------------------------------------------
 
-    def handle(self, command: Command) -> list[Event]:
-        """Carries a command out. A generation only begins here and goes on in ``step``."""
+    def handle(self, command: Command, *, prepared: bool = False) -> list[Event]:
+        """Carries a command out. A generation only begins here and goes on in ``step``.
+
+        ``prepared``: a ``Generate`` comes from ``prepare``. In the engine's process it does, and queries of the
+        vocabulary do not come here, so that no text is tokenized between two steps.
+        """
         assert not isinstance(command, Shutdown), "Shutdown is for the process"
         try:
             match command:
                 case Generate():
-                    return self._begin(command)
+                    ready = command if prepared else self.prepare(command)
+                    return [ready] if isinstance(ready, Failure) else self._begin(ready)
                 case Cancel(id=sequence_id):
                     self._end(sequence_id)
                     self._embedder.cancel(sequence_id)
-                    self._tokenizer.cancel(sequence_id)
-                    return []
-                case Tokenize():
-                    return self._tokenizer.add(command)
-                case Detokenize():
-                    raw = b"".join(self._vocabulary.piece(token) for token in command.tokens)
-                    return [Reply(id=command.id, value=raw.decode("utf-8", errors="replace"))]
+                    return [Canceled(id=sequence_id)]
+                case Tokenize() | Detokenize():
+                    return [self.answer(command)]
                 case Embed():
                     return self._embedder.add(command)
                 case ListSlots():
@@ -114,6 +120,31 @@ class Engine:
         except LlamaError as error:
             return [Failure(id=command.id, code="invalid_request", message=str(error))]
         raise AssertionError(f"unknown command {command!r}")
+
+    def prepare(self, request: Generate) -> Generate | Failure:
+        """The request with its prompt as tokens, or why it cannot be carried out. Any thread may call this."""
+        try:
+            return generation.prepare(request, model=self._model, context=self.info.context)
+        except LlamaError as error:
+            return Failure(id=request.id, code="invalid_request", message=str(error))
+
+    def answer(self, query: Tokenize | Detokenize) -> Reply | Failure:
+        """The answer to a query that needs the vocabulary alone. Any thread may call this."""
+        try:
+            if isinstance(query, Detokenize):
+                raw = b"".join(self._vocabulary.piece(token) for token in query.tokens)
+                return Reply(id=query.id, value=raw.decode("utf-8", errors="replace"))
+            tokens, _ = tokenize_within(
+                self._model,
+                query.text,
+                len(query.text) if query.limit is None else query.limit,
+                add_special=query.add_special,
+                parse_special=query.parse_special,
+                literal_spans=query.literal_spans,
+            )
+            return Reply(id=query.id, value=tokens)
+        except LlamaError as error:
+            return Failure(id=query.id, code="invalid_request", message=str(error))
 
     def _begin(self, request: Generate) -> list[Event]:
         assert request.id not in self._generations
@@ -124,8 +155,6 @@ class Engine:
             context=self.info.context,
             batch_invariant=self._batch_invariant,
         )
-        if isinstance(begun, Failure):
-            return [begun]
         self._generations[request.id] = begun
         self._next_deadline = min(self._next_deadline, begun.deadline)
         self._scheduler.add(begun.sequence)
@@ -154,10 +183,11 @@ class Engine:
         """Computes one batch of generation and one of embeddings, where there are any. Returns the events; there are
         none when a sequence had to be preempted."""
         self._runner.adapt_threads()
-        events = self._expire() + self._generate() + self._embedder.step()
-        if self._tokenizer.busy:
-            events += self._tokenizer.step(patient=not (self._generations or self._embedder.busy))
-        return events
+        self._step_began = time.monotonic()
+        try:
+            return self._expire() + self._generate() + self._embedder.step()
+        finally:
+            self._step_began = None
 
     def _expire(self) -> list[Event]:
         """Ends the sequences whose deadline has passed."""
@@ -177,11 +207,22 @@ class Engine:
         return events
 
     def _generate(self) -> list[Event]:
+        if self._scheduler.prefilling and not self._batch_invariant:
+            self._scheduler.limit_prefill(
+                streams=min(self._most_prefilled, self._pace.tokens(streams=True)),
+                alone=self._pace.tokens(streams=False),
+            )
+        self._runner.expect(self._scheduler.longest)
+        began = time.perf_counter()
         plan = self._scheduler.plan(self._propose())
         if not plan.chunks:
             return []
+        events: list[Event] = []
         for sequence_id, _ in plan.admitted:
-            self._generations[sequence_id].admitted()
+            admitted = self._generations[sequence_id]
+            admitted.admitted()
+            if admitted.request.return_progress:
+                events.append(admitted.progress())
         try:
             try:
                 last_rows = self._runner.run(plan)
@@ -190,18 +231,23 @@ class Engine:
                     raise
                 plan = without_drafts(plan)
                 last_rows = self._runner.run(plan)
+        except SlotTooShort as error:
+            long = [chunk.sequence_id for chunk in plan.chunks if chunk.start + len(chunk.tokens) > error.length]
+            return events + self._fail(long, str(error))
         except KvCacheFull:
-            return self._make_room(plan.chunks[0].sequence_id)
+            return events + self._make_room(plan.chunks[0].sequence_id)
         except LlamaError as error:
             # It is unknown what the cache holds now: no sequence that has a part of it can go on.
             held = [key for key, each in self._generations.items() if each.sequence.slot is not None]
-            events = self._fail(held, str(error))
+            events += self._fail(held, str(error))
             while (slot := self._scheduler.evict()) is not None:
                 self._runner.free_slot(slot)
             self._runner.free_all()
             return events
-        self._scheduler.commit(plan)
-        events = []
+        if n_prompt := self._scheduler.commit(plan):
+            self._pace.prefilled(n_prompt, time.perf_counter() - began)
+        else:
+            self._pace.decoded(time.perf_counter() - began)
         for chunk, row in zip(plan.chunks, last_rows, strict=True):
             try:
                 events += self._advance(self._generations[chunk.sequence_id], chunk, row)
@@ -254,9 +300,11 @@ class Engine:
         if chunk.logits == "all" and not chunk.n_drafted:
             first_row = last_row - len(chunk.tokens) + 1
             current.score_prompt(chunk, lambda i: self._runner.logits(first_row + i), self._vocabulary)
-        if sequence.n_to_compute > 0:
-            return []  # there is more of the prompt
         events: list[Event] = []
+        if current.request.return_progress and not current.prefill_done:
+            events.append(current.progress())
+        if sequence.n_to_compute > 0:
+            return events  # there is more of the prompt
         if not current.prefill_done:
             events.append(current.end_prefill())
         if current.max_generated == 0:
@@ -318,5 +366,4 @@ class Engine:
         if self._proposer is not None:
             self._proposer.close()
         self._embedder.close()
-        self._tokenizer.close()
         self._runner.close()

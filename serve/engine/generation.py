@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from slm.serve.engine.messages import (
     FinishReason,
     Generate,
     PrefillDone,
+    PrefillProgress,
     SamplingParams,
     StoppedBy,
     TokenLogprob,
@@ -68,6 +69,16 @@ class Generation:
         """The sequence got a slot; only the first time counts."""
         if self.queue_s is None:
             self.queue_s = time.monotonic() - self.started
+
+    def progress(self) -> PrefillProgress:
+        """The event about how much of the prompt is computed."""
+        return PrefillProgress(
+            id=self.sequence.id,
+            prompt_tokens=self.sequence.n_prompt,
+            cached_tokens=self.sequence.n_cached,
+            processed=min(self.sequence.n_computed, self.sequence.n_prompt),
+            seconds=time.monotonic() - self.started - (self.queue_s or 0.0),
+        )
 
     def end_prefill(self) -> PrefillDone:
         """Marks the prompt as computed; returns the event that says so."""
@@ -151,12 +162,11 @@ class Generation:
         return tuple(ready)
 
 
-def start(
-    request: Generate, *, model: Model, vocabulary: Vocabulary, context: int, batch_invariant: bool
-) -> Generation | Failure:
-    """Tokenizes the prompt and makes the sampler, or says why the request cannot be carried out.
+def prepare(request: Generate, *, model: Model, context: int) -> Generate | Failure:
+    """The request with its prompt as tokens, or why it cannot be carried out.
 
-    ``context``: most tokens of a sequence. Raises ``LlamaError`` for a bad token id or sampling parameter.
+    ``context``: most tokens of a sequence. Only the vocabulary is read, so any thread may call this. Raises
+    ``LlamaError`` for a bad token id.
     """
     prompt, complete = _prompt_tokens(request, model, context)
     if not prompt:
@@ -165,13 +175,22 @@ def start(
         if first < 0:
             return Failure(id=request.id, code="invalid_request", message="the prompt has no tokens")
         prompt = [first]
-    room = context - len(prompt)
-    if room < (0 if request.max_tokens == 0 else 1):
+    if context - len(prompt) < (0 if request.max_tokens == 0 else 1):
         message = (
             f"This model's maximum context length is {context} tokens, but the prompt has "
             f"{'' if complete else 'more than '}{len(prompt)}. Shorten it."
         )
         return Failure(id=request.id, code="context_length_exceeded", message=message)
+    return replace(request, prompt=tuple(prompt), literal_spans=())
+
+
+def start(
+    request: Generate, *, model: Model, vocabulary: Vocabulary, context: int, batch_invariant: bool
+) -> Generation:
+    """Begins a request that ``prepare`` has returned. Raises ``LlamaError`` for a bad sampling parameter."""
+    assert isinstance(request.prompt, tuple)
+    prompt = list(request.prompt)
+    room = context - len(prompt)
     prompt_text, prompt_offsets = _prompt_text(prompt, vocabulary) if request.echo else ("", [])
     return Generation(
         request=request,
@@ -225,8 +244,8 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
         if params.grammar is not None:
             chain.grammar(params.grammar)
         bias = dict(params.logit_bias)
-        if params.ignore_eos and model.eos >= 0:
-            bias[model.eos] = -math.inf
+        if params.ignore_eos:
+            bias |= dict.fromkeys(model.eog_tokens, -math.inf)
         chain.logit_bias(bias)
         repeats = params.repeat_penalty != 1.0
         if repeats or params.frequency_penalty or params.presence_penalty:

@@ -67,6 +67,8 @@ class Generate:
     """Whether the deltas hold the ids of their tokens."""
     speculate: bool = True
     """Whether draft tokens may be verified for it, where the engine makes any. The text is the same."""
+    return_progress: bool = False
+    """Whether ``PrefillProgress`` is sent with every chunk of the prompt."""
     deadline_s: float | None = None
     """Seconds from when the engine takes it; waiting for a slot counts. After that, a sequence that has generated a
     token ends with what there is and ``finish`` "length"; one that has none fails with "deadline_exceeded"."""
@@ -74,7 +76,7 @@ class Generate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cancel:
-    """Forget a sequence or a query; there are no more events of it."""
+    """Forget a sequence or a query. ``Canceled`` is its last event, also where it was over or never known."""
 
     id: str
 
@@ -183,6 +185,35 @@ class StartFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """The prompt of a sequence is tokenized and fits the context: the sequence now waits for a slot."""
+
+    id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Canceled:
+    """The engine has read a ``Cancel``: the sequence or query takes neither room nor time any more."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillProgress:
+    """Some of the prompt has been computed."""
+
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+    """Of these, how many were a prefix-cache hit."""
+    processed: int
+    """How many are computed, the cached ones included."""
+    seconds: float
+    """Since the sequence got a slot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLogprob:
     """One token with the model's own (unmodified) log-probability, natural logarithm."""
 
@@ -279,7 +310,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stats:
-    """The engine's state, sent now and then, and when it has nothing to do."""
+    """The engine's state, sent four times a second, and when it has nothing to do."""
 
     running: int = 0
     waiting: int = 0
@@ -289,6 +320,10 @@ class Stats:
     """Since this engine's start."""
     threads: int = 0
     """That the engine computes with at the moment."""
+    step_s: float = 0.0
+    """Seconds that the present step has taken so far; 0 between steps."""
 
 
-Event = Ready | StartFailed | PrefillDone | Delta | Failure | Reply | Stats
+SequenceEvent = PrefillProgress | PrefillDone | Delta
+"""What comes of a sequence that goes well, after ``Accepted``."""
+Event = Ready | StartFailed | Accepted | Canceled | SequenceEvent | Failure | Reply | Stats

@@ -16,7 +16,16 @@ from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
 from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
+from slm.serve.engine.kv_growth import KvGrowth, first_length
 from slm.serve.engine.messages import FimTokens, ModelInfo
+
+
+class SlotTooShort(LlamaError):
+    """There is no memory for longer slots than of ``length`` tokens."""
+
+    def __init__(self, length: int, reason: str) -> None:
+        super().__init__(f"there is no memory for more than {length} tokens of a sequence ({reason})")
+        self.length = length
 
 
 class ModelRunner:
@@ -32,18 +41,21 @@ class ModelRunner:
         self.model = Model(config.model_path, n_gpu_layers=config.n_gpu_layers)
         context = config.context or min(self.model.n_ctx_train, DEFAULT_CONTEXT)
         shared = config.kv_tokens > 0
-        # A sequence that runs alone must be able to finish.
-        kv_tokens = max(config.kv_tokens, context) if shared else config.slots * context
         self._batch_invariant = config.exact
         threads = config.threads or compute_threads()
         self._thread_count = (
             ThreadCount(threads, free_cores) if config.adapt_threads and not config.exact and threads > 1 else None
         )
-        try:
-            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
-            self.context = Context(
+
+        # In one cache for all, slots have no length; a state or a window takes the same whatever is written into it.
+        grows = not shared and self.model.keeps_cells
+        length = first_length(context, config.slots * config.slot_bytes) if grows else context
+
+        def make_context(length: int) -> Context:
+            return Context(
                 self.model,
-                n_ctx=kv_tokens,
+                # A sequence that runs alone must be able to finish.
+                n_ctx=max(config.kv_tokens, context) if shared else config.slots * length,
                 n_batch=config.batch,
                 n_ubatch=config.ubatch,
                 n_seq_max=config.slots,
@@ -53,9 +65,14 @@ class ModelRunner:
                 flash_attn=config.flash_attn,
                 adapter=self.adapter,
             )
+
+        try:
+            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
+            self.context = make_context(length)
         except BaseException:
             self.model.close()
             raise
+        self._growth = KvGrowth(make_context, now=length, most=context)
         self.mixes = shared
         """Whether one pass takes different numbers of tokens of the sequences."""
         # With one cache, a copy is a mark on the cells. With a cache per slot, the slot's whole cache is copied, which
@@ -79,7 +96,7 @@ class ModelRunner:
             n_ctx_train=self.model.n_ctx_train,
             context=context,
             slots=config.slots,
-            kv_tokens=self.context.n_ctx,
+            kv_tokens=self.context.n_ctx if length == context else config.slots * context,
             threads=threads,
             bos=self.model.token_name(self.model.bos),
             eos=self.model.token_name(self.model.eos),
@@ -96,6 +113,25 @@ class ModelRunner:
         """Threads of the next batch."""
         return self.context.n_threads
 
+    def expect(self, n: int) -> None:
+        """A sequence has ``n`` tokens: longer slots are made in time."""
+        if not self.mixes:
+            self._growth.expect(n)
+
+    def _make_long(self, n: int) -> None:
+        """Sees to it that a slot can hold ``n`` tokens. Raises ``SlotTooShort`` where there is no memory for that."""
+        try:
+            longer = self._growth.take(n)
+            if longer is None:
+                return
+            for slot in range(longer.n_seq_max):
+                if self.context.seq_pos_max(slot) >= 0:
+                    longer.take_seq(self.context, slot)
+        except LlamaError as error:
+            raise SlotTooShort(self._growth.length, str(error)) from None
+        self.context.close()
+        self.context = longer
+
     def adapt_threads(self) -> None:
         """Computes with fewer threads while other programs use the cores, and with all again when they have ended."""
         if self._thread_count is not None:
@@ -104,7 +140,7 @@ class ModelRunner:
     def run(self, plan: Plan) -> list[int]:
         """Computes the batch; returns, per chunk, the batch index of its last token.
 
-        Raises ``KvCacheFull`` when the cache has no room, and then nothing has changed.
+        Raises ``KvCacheFull`` when the cache has no room, and ``SlotTooShort``; then nothing has changed.
         """
         for (_, slot), n_cached, source in zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True):
             if source is not None:
@@ -113,6 +149,8 @@ class ModelRunner:
                 self.context.seq_cp(source, slot)
             if not self.context.seq_rm(slot, n_cached):
                 raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_cached} tokens")
+        if not self.mixes:
+            self._make_long(max(chunk.start + len(chunk.tokens) for chunk in plan.chunks))
         self.batch.clear()
         last = {}
         # llama.cpp computes sequences together only where they follow each other in the order of slots. Backwards, each
@@ -146,6 +184,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Frees the cache and the model."""
+        self._growth.close()
         self.context.close()
         self.model.close()
 

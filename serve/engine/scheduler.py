@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from slm.serve.engine.batch_plan import Limits, Plan, make_plan, whole_chunks
 from slm.serve.engine.kv_slots import KvSlots
@@ -66,6 +67,22 @@ class Scheduler:
         """Queues a new sequence."""
         self._waiting.append(sequence)
 
+    @property
+    def prefilling(self) -> bool:
+        """Whether a prompt waits or is being computed."""
+        return bool(self._waiting) or not all(sequence.generating for sequence in self._running)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that runs or is the next to run."""
+        waiting = len(self._waiting[0].tokens) if self._waiting else 0
+        return max(waiting, max((len(sequence.tokens) for sequence in self._running), default=0))
+
+    def limit_prefill(self, *, streams: int, alone: int) -> None:
+        """Sets the most prompt tokens of a step from now on: while sequences generate, and while none does."""
+        if (streams, alone) != (self._limits.prefill_chunk, self._limits.alone_chunk):
+            self._limits = replace(self._limits, prefill_chunk=streams, alone_chunk=alone)
+
     def plan(self, drafts: Mapping[str, Seq[int]] | None = None) -> Plan:
         """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts``: see
         ``make_plan``."""
@@ -83,9 +100,9 @@ class Scheduler:
             self._running.append(sequence)
         return plan
 
-    def commit(self, plan: Plan) -> None:
+    def commit(self, plan: Plan) -> int:
         """The batch was computed: its tokens are in the cache. Draft tokens are not counted here; the engine counts
-        those that are accepted."""
+        those that are accepted. Returns how many of the tokens were prompts'."""
         by_id = {chunk.sequence_id: chunk for chunk in plan.chunks}
         n_prompt, someone_waits = 0, False
         for sequence in self._running:
@@ -97,6 +114,7 @@ class Scheduler:
                 n_prompt += len(chunk.tokens)
             sequence.n_computed = chunk.start + len(chunk.tokens) - chunk.n_drafted
         self._n_prefilled = self._n_prefilled + n_prompt if someone_waits else 0
+        return n_prompt
 
     def preempt(self) -> tuple[Sequence, int] | None:
         """Sends the youngest running sequence back to the head of the queue, to be computed again later.

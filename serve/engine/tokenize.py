@@ -1,5 +1,5 @@
-"""Between text and tokens: texts of megabytes are tokenized without holding up the streams, and the bytes of generated
-tokens become text that may be shown.
+"""Between text and tokens: of a text that is too long only a beginning is tokenized, and the bytes of generated tokens
+become text that may be shown.
 
 Tested in tests/serve/engine/test_tokenize.py, tests/serve/engine/test_detokenizer.py.
 """
@@ -7,11 +7,8 @@ Tested in tests/serve/engine/test_tokenize.py, tests/serve/engine/test_detokeniz
 from __future__ import annotations
 
 import codecs
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from slm.llama.errors import LlamaError
 from slm.llama.model import Model
-from slm.serve.engine.messages import Event, Failure, Reply, Tokenize
 
 _CHARACTERS_PER_TOKEN = 8
 """How much of a text is looked at first, per token that it may have."""
@@ -47,65 +44,6 @@ def tokenize_within(
             return tokens, False
         size *= 4
     return tokens_of(len(text)), True
-
-
-class BackgroundTokenizer:
-    """Tokenizes long texts in a thread. llama.cpp does not hold Python's lock meanwhile, and the vocabulary does not
-    change."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: dict[str, Future[list[int]]] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether ``step`` has something to wait for."""
-        return bool(self._pending)
-
-    def add(self, query: Tokenize) -> list[Event]:
-        """The reply for a short text; that of a long one comes from ``step``. Raises ``LlamaError``."""
-
-        def work() -> list[int]:
-            tokens, _ = tokenize_within(
-                self._model,
-                query.text,
-                len(query.text) if query.limit is None else query.limit,
-                add_special=query.add_special,
-                parse_special=query.parse_special,
-                literal_spans=query.literal_spans,
-            )
-            return tokens
-
-        if len(query.text) <= _SHORT:
-            return [Reply(id=query.id, value=work())]
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tokenize")
-        self._pending[query.id] = self._thread.submit(work)
-        return []
-
-    def cancel(self, query_id: str) -> None:
-        """Forgets a query."""
-        pending = self._pending.pop(query_id, None)
-        if pending is not None:
-            pending.cancel()
-
-    def step(self, *, patient: bool) -> list[Event]:
-        """The replies that are ready. ``patient``: waits a moment where there is none."""
-        if patient:
-            wait(self._pending.values(), timeout=0.02, return_when=FIRST_COMPLETED)
-        events: list[Event] = []
-        for query_id in [key for key, pending in self._pending.items() if pending.done()]:
-            try:
-                events.append(Reply(id=query_id, value=self._pending.pop(query_id).result()))
-            except LlamaError as error:
-                events.append(Failure(id=query_id, code="invalid_request", message=str(error)))
-        return events
-
-    def close(self) -> None:
-        """Waits for the thread, which uses the model."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
 
 
 class Detokenizer:

@@ -1,7 +1,8 @@
 """Chooses the threads, batch sizes and slots that the configuration leaves open.
 
-Threads and batch sizes are measured once per model file and machine and kept in the cache folder. A process of its own
-measures (``python -m slm.serve.pool.autotune`` reads a job as JSON from stdin). Slots follow from the free memory.
+Threads and batch sizes are measured once per model file and machine, while nobody uses the server (``idle_tuning``), and
+kept in the cache folder. A process of its own measures (``python -m slm.serve.pool.autotune`` reads a job as JSON from
+stdin). Slots follow from the free memory.
 """
 
 from __future__ import annotations
@@ -33,15 +34,12 @@ if TYPE_CHECKING:
     from slm.llama.model import Model
 
 MOST_SLOTS = 16
-"""More sequences at once would still raise the throughput. But the engine clears their cache when it starts, and that
-takes a second for every gigabyte or two."""
-_SLOT_MEMORY = 1 << 30
-_SLOT_PART = 8
-"""All caches together take at most a gigabyte, and at most an eighth of the free memory."""
+"""More sequences at once would still raise the throughput, and each would be slower."""
+_SLOT_PART = 0.5
+"""All caches together take at most so much of the memory that the model leaves free. They take it when they are first
+used, and only as far as it is free then."""
 FEWEST_PARAMS = 20_000_000
 """Smaller models are fast with any choice."""
-_STEP_S = 0.3
-"""How long a step with a prefill chunk may hold up the sequences that are being decoded."""
 _CLEARLY_FASTER = 1.04
 """Ratio to the default choice. Smaller differences are noise."""
 _UBATCHES = (512, 256, 128)
@@ -56,7 +54,6 @@ class Tuned:
     threads: int
     batch: int = EngineConfig.batch
     ubatch: int = EngineConfig.ubatch
-    prefill_chunk: int = EngineConfig.prefill_chunk
 
 
 def untuned() -> Tuned:
@@ -66,40 +63,54 @@ def untuned() -> Tuned:
 
 def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
     """How many KV caches of ``context`` tokens fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
-    room = min(_SLOT_MEMORY, available_bytes() // _SLOT_PART)
+    room = _SLOT_PART * (available_bytes() - facts.file_bytes)
     return max(1, min(MOST_SLOTS, int(room // max(1, facts.kv_bytes(kv_type) * context))))
 
 
 def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: int = 0) -> Tuned:
-    """The choice for a model file on this machine.
+    """The choice for a model file on this machine: what is kept of it, else ``untuned()``.
 
-    It is read from the cache, or else measured, which takes some seconds and prints a line. Small models and ``mode``
-    "off" get ``untuned()``, and so does a model that takes too long, which is kept, too. A machine that cannot be
-    measured, or where other programs use the cores meanwhile, gets it for this start. "force" measures again.
+    Small models and ``mode`` "off" get ``untuned()``. "force" measures now, for some seconds, and prints a line.
     """
-    if mode == "off" or (mode == "auto" and facts.n_params < FEWEST_PARAMS):
-        return untuned()
-    record = _cache_file(path, n_gpu_layers)
-    if mode == "auto" and (known := _read(record)) is not None:
-        return known
-    print(f"tuning   measuring threads and batch sizes for {path.name}, once", flush=True)
+    if mode == "force":
+        print(f"tuning   measuring threads and batch sizes for {path.name}", flush=True)
+        return measured(path, n_gpu_layers=n_gpu_layers) or untuned()
+    known = _read(_cache_file(path, n_gpu_layers)) if _worth_it(facts, mode) else None
+    return known or untuned()
+
+
+def unknown(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: int = 0) -> bool:
+    """Whether the model should be measured, and has not been on this machine. Raises ``OSError``."""
+    return _worth_it(facts, mode) and _read(_cache_file(path, n_gpu_layers)) is None
+
+
+def _worth_it(facts: ModelFacts, mode: TuneMode) -> bool:
+    return mode == "auto" and facts.n_params >= FEWEST_PARAMS
+
+
+def measured(path: Path, *, n_gpu_layers: int = 0) -> Tuned | None:
+    """Measures a model file for some seconds, keeps the choice and returns it.
+
+    A model that takes too long gets ``untuned()``, which is kept, too. None, and nothing is kept, where the machine
+    cannot be measured, other programs use the cores, or ``stop_measuring`` is called meanwhile.
+    """
     cores = FreeCores()
     job = {"model": str(path.resolve()), "n_gpu_layers": n_gpu_layers}
     try:
         chosen = Tuned(**json.loads(_in_a_process(job)))
     except subprocess.TimeoutExpired:
-        # A large model, most likely: it would take as long at every start.
+        # A large model, most likely: it would take as long every time.
         print(
             f"tuning   not done in {_MEASURE_S} s: a thread per core (serve.tune=force measures again)",
             flush=True,
         )
         chosen = untuned()
     except (subprocess.SubprocessError, OSError, ValueError, TypeError):
-        return untuned()
+        return None
     if cores.taken(untuned().threads):
-        print("tuning   other programs use the cores, so the result is not used; the next start measures again")
-        return untuned()
+        return None
     try:
+        record = _cache_file(path, n_gpu_layers)
         record.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_json(record, asdict(chosen))
     except OSError:
@@ -131,7 +142,7 @@ def _in_a_process(job: dict[str, Any]) -> bytes:
 
 
 def stop_measuring() -> None:
-    """Ends a measurement that runs in a thread: its model then has the choice without one."""
+    """Ends the measurements that run in threads; nothing is kept of them."""
     for child in list(_measuring):
         child.kill()
 
@@ -180,8 +191,7 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
         others = [replace(default, threads=n) for n in _thread_counts(default.threads)]
         chosen = _fastest([default, *others], token_s)
         smaller = [replace(chosen, ubatch=n) for n in _UBATCHES if n < chosen.ubatch]
-        chosen = _fastest([chosen, *smaller], prefill_s)
-        return replace(chosen, prefill_chunk=_chunk(prefill_s(chosen)))
+        return _fastest([chosen, *smaller], prefill_s)
 
 
 def _timed(model: Model, choice: Tuned, *, n_prompt: int, n_steps: int = 0, width: int = 1) -> tuple[float, float]:
@@ -222,14 +232,6 @@ def _timed(model: Model, choice: Tuned, *, n_prompt: int, n_steps: int = 0, widt
 def _thread_counts(default: int) -> list[int]:
     """What may be better than a thread per physical core: half as many, one fewer, and all logical cores."""
     return sorted({default // 2, default - 1, n_threads()} - {0, default}, reverse=True)
-
-
-def _chunk(seconds_per_token: float) -> int:
-    """Prompt tokens of a step that other sequences wait for: a power of two from 32 to 256."""
-    n = 256
-    while n > 32 and n * seconds_per_token > _STEP_S:
-        n //= 2
-    return n
 
 
 def _fastest(choices: list[Tuned], seconds: Callable[[Tuned], float]) -> Tuned:

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from slm.data.errors import UserError, one_line
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.messages import (
+    Accepted,
     Cancel,
+    Canceled,
     Delta,
     Embeddings,
     Event,
@@ -26,10 +28,12 @@ from slm.serve.engine.messages import (
     Generate,
     ModelInfo,
     PrefillDone,
+    PrefillProgress,
     Query,
     QueryResult,
     Ready,
     Reply,
+    SequenceEvent,
     StartFailed,
     Stats,
 )
@@ -43,6 +47,11 @@ from slm.serve.pool.request_stream import (
     TooManySequencesError,
 )
 
+_SILENT_S = 3.0
+"""An engine that has not reported its state for so long hangs: it reports four times a second."""
+_STEP_S = 60.0
+"""So does one whose step takes so long. Steps are bounded to about a second; pages of the file that a slow disk has to
+read take longer."""
 _MAX_BACKOFF_S = 5.0
 _EXIT_S = 1.0
 """How long a process that has closed its pipe may take to exit, before it is killed."""
@@ -70,11 +79,39 @@ class EngineClient:
         """Waits for the newest process that has ended; its result is the exit code."""
         self._restart_task: asyncio.Task[None] | None = None
         self._backoff_s = 0.0
+        self._leaving: set[str] = set()
+        """Sequences and queries that are canceled, and that the engine does not know of yet."""
+        self._loaded = False
+        self._heard = time.monotonic()
+        """When the engine's newest message came."""
+        self._watch_task: asyncio.Task[None] | None = None
         self._times: dict[str, SequenceTimes] = {}
         self.counters = counters if counters is not None else Counters()
         self.stats = Stats()
-        self.ready = False
         self.info: ModelInfo | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine is there that takes requests."""
+        return self._loaded and not self.hangs
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the engine is there and does not answer: its process is stopped, or a step of it does not end."""
+        if not self._loaded:
+            return False
+        silent_s = time.monotonic() - self._heard
+        return silent_s > _SILENT_S or self.stats.step_s + silent_s > _STEP_S
+
+    async def _watch(self) -> None:
+        """Says when the engine begins to hang and when that ends."""
+        hung = False
+        while True:
+            await asyncio.sleep(1.0)
+            if self.hangs != hung:
+                hung = not hung
+                does = "does not answer; requests get 503 until it does" if hung else "answers again"
+                self._log(f"the engine{self._of_model} {does}")
 
     # -- start and end -------------------------------------------------------------------------------------
 
@@ -82,6 +119,7 @@ class EngineClient:
         """Starts the first engine and waits for it. Raises ``UserError`` when it cannot serve the model."""
         self._loop = asyncio.get_running_loop()
         self.info = await self._spawn()
+        self._watch_task = self._loop.create_task(self._watch())
         self.counters.loads += 1
         return self.info
 
@@ -89,10 +127,15 @@ class EngineClient:
         self._started = self._loop.create_future()
         self._process = EngineProcess(
             self._config,
-            on_events=lambda process, events: self._from_thread(self._dispatch, process, events),
+            on_events=self._receive,
             on_end=lambda process: self._from_thread(self._ended, process),
         )
         return self._started
+
+    def _receive(self, process: EngineProcess, events: list[Event]) -> None:
+        """Called in the thread that reads: a busy loop of the server is no silence of the engine."""
+        self._heard = time.monotonic()
+        self._from_thread(self._dispatch, process, events)
 
     def _from_thread(self, function, *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be notified
@@ -102,7 +145,7 @@ class EngineClient:
         """Called when the process has closed its end of the pipe."""
         if process is not self._process:
             return
-        self.ready = False
+        self._loaded = False
         self._keep_stats()
         self._process = None
         assert self._started is not None
@@ -155,6 +198,7 @@ class EngineClient:
             self.counters.finished[code] += 1
         self._streams.clear()
         self._times.clear()
+        self._leaving.clear()
         for pending in self._queries.values():
             if not pending.done():
                 pending.set_exception(EngineDownError(message))
@@ -163,10 +207,11 @@ class EngineClient:
     async def close(self, timeout_s: float = 5.0) -> None:
         """Ends the engine; requests in flight fail."""
         self._closing = True
-        self.ready = False
+        self._loaded = False
         self._keep_stats()
-        if self._restart_task is not None:
-            self._restart_task.cancel()
+        for task in (self._restart_task, self._watch_task):
+            if task is not None:
+                task.cancel()
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(process.stop, timeout_s)
@@ -183,7 +228,7 @@ class EngineClient:
         for event in events:
             match event:
                 case Ready(info=info):
-                    self.ready = True
+                    self._loaded = True
                     self._started.set_result(info)
                 case Stats():
                     self.stats = event
@@ -197,12 +242,14 @@ class EngineClient:
                     pending = self._queries.pop(key)
                     if not pending.done():
                         pending.set_exception(RequestFailedError(event))
-                case PrefillDone(id=key) | Delta(id=key) | Failure(id=key):
+                case Canceled(id=key):
+                    self._leaving.discard(key)
+                case Accepted(id=key) | PrefillProgress(id=key) | PrefillDone(id=key) | Delta(id=key) | Failure(id=key):
                     # The engine works: the next restart need not wait.
                     self._backoff_s = 0.0
                     self._deliver(key, event)
 
-    def _deliver(self, key: str, event: PrefillDone | Delta | Failure) -> None:
+    def _deliver(self, key: str, event: Accepted | SequenceEvent | Failure) -> None:
         stream = self._streams.get(key)
         if stream is None:
             return  # cancelled while the event was on its way
@@ -211,7 +258,7 @@ class EngineClient:
         if isinstance(event, PrefillDone):
             self.counters.prompt_tokens += event.prompt_tokens
             self.counters.cached_tokens += event.cached_tokens
-        elif isinstance(event, Failure) or event.finish:
+        elif isinstance(event, Failure) or (isinstance(event, Delta) and event.finish):
             del self._streams[key]
             self._times.pop(key, None)
             if isinstance(event, Failure):
@@ -227,8 +274,8 @@ class EngineClient:
 
     @property
     def n_in_flight(self) -> int:
-        """Sequences that run or wait."""
-        return len(self._streams)
+        """Sequences that run or wait, and canceled ones that the engine has not left yet."""
+        return len(self._streams) + len(self._leaving)
 
     def next_id(self) -> str:
         """A new sequence id."""
@@ -239,20 +286,20 @@ class EngineClient:
 
         Raises ``QueueFullError`` or ``EngineDownError``, and ``TooManySequencesError`` where waiting would not help.
         """
-        if not self.ready or self._process is None:
-            raise EngineDownError("The engine is starting; try again in a few seconds.")
+        process = self._running()
         if len(requests) > self._max_in_flight:
             raise TooManySequencesError(
                 f"n times the number of prompts is {len(requests)}; this server takes at most {self._max_in_flight} at "
                 "a time (serve.slots + serve.queue)."
             )
-        if len(self._streams) + len(requests) > self._max_in_flight:
-            raise QueueFullError(f"{len(self._streams)} requests are running or waiting; try again later.")
+        # What is canceled takes its place until the engine has read that: clients that come and go cannot pile up work.
+        if self.n_in_flight + len(requests) > self._max_in_flight:
+            raise QueueFullError(f"{self.n_in_flight} requests are running or waiting; try again later.")
         stream = RequestStream([request.id for request in requests], self.cancel)
         for request in requests:
             self._streams[request.id] = stream
             self._times[request.id] = SequenceTimes(time.perf_counter())
-            self._process.send(request)
+            process.send(request)
         return stream
 
     def cancel(self, sequence_id: str) -> None:
@@ -260,24 +307,35 @@ class EngineClient:
         if self._streams.pop(sequence_id, None) is not None and self._process is not None:
             self._times.pop(sequence_id, None)
             self.counters.finished["canceled"] += 1
-            self._process.send(Cancel(id=sequence_id))
+            self._leave(sequence_id)
+
+    def _leave(self, key: str) -> None:
+        assert self._process is not None
+        self._leaving.add(key)
+        self._process.send(Cancel(id=key))
+
+    def _running(self) -> EngineProcess:
+        if not self._loaded or self._process is None:
+            raise EngineDownError("The engine is starting; try again in a few seconds.")
+        if self.hangs:
+            raise EngineDownError("The engine does not answer at the moment; try again in a few seconds.")
+        return self._process
 
     async def query(self, query: Query) -> QueryResult:
         """The engine's answer. Cancelling the call cancels the engine's work.
 
         Raises ``QueueFullError``, ``EngineDownError`` or ``RequestFailedError``.
         """
-        if not self.ready or self._process is None:
-            raise EngineDownError("The engine is starting; try again in a few seconds.")
-        if len(self._queries) >= self._max_in_flight:
+        process = self._running()
+        if len(self._queries) + len(self._leaving) >= self._max_in_flight:
             raise QueueFullError(f"{len(self._queries)} requests are waiting for an answer; try again later.")
         future = self._queries[query.id] = self._loop.create_future()
-        self._process.send(query)
+        process.send(query)
         try:
             answer = await future
         finally:
             if self._queries.pop(query.id, None) is not None and self._process is not None:
-                self._process.send(Cancel(id=query.id))
+                self._leave(query.id)
         if isinstance(answer, Embeddings):
             self.counters.embedding_tokens += answer.n_tokens
         return answer

@@ -28,7 +28,7 @@ from slm.serve.pool.request_stream import QueueFullError
 if TYPE_CHECKING:
     from slm.serve.chat_template import ChatPrompt
 
-State = Literal["unloaded", "loading", "ready", "leaving", "restarting"]
+State = Literal["unloaded", "loading", "ready", "leaving", "restarting", "hung"]
 _RETRY_S = 2.0
 """For so long after a failed load, requests get its error; then it is tried again."""
 
@@ -97,6 +97,8 @@ class Served:
             return "loading" if self.loading is not None else "unloaded"
         if self.leaving:
             return "leaving"
+        if self.loaded.engine.hangs:
+            return "hung"
         return "ready" if self.loaded.engine.ready else "restarting"
 
     def facts(self) -> ModelFacts:
@@ -111,7 +113,8 @@ class Served:
         return self._facts[1]
 
     def needed(self) -> int:
-        """Bytes of memory that the model takes, by estimate. Raises ``UserError`` like ``facts``."""
+        """Bytes of memory that the model takes, by estimate. Reads the headers of its files, which takes a while on a slow
+        disk. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
         adapter = self.config.adapter
         more = adapter.stat().st_size if adapter is not None and adapter.is_file() else 0
@@ -127,6 +130,7 @@ class Lease:
         self.name = served.name
         self.engine, self.info, self.chat = served.loaded.engine, served.loaded.info, served.loaded.chat
         served.n_users += 1
+        pool.used.set()
         served.last_used = time.monotonic()
 
     def release(self) -> None:
@@ -152,6 +156,8 @@ class Pool:
         """Bytes; None: no limit, for a server with a single model."""
         self.idle_s = idle_s
         """A model that nobody has used for so many seconds is unloaded; None: it stays."""
+        self.used = asyncio.Event()
+        """Set with every lease; for whoever waits for a quiet moment."""
         self._idle_task: asyncio.Task[None] | None = None
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
@@ -178,7 +184,7 @@ class Pool:
         """Loads the first model. Raises ``UserError`` when that fails, or when one of the models never fits."""
         if self.budget is not None:
             for each in self.models.values():
-                check_fits(each.name, each.needed(), self.budget)
+                check_fits(each.name, await asyncio.to_thread(each.needed), self.budget)
         await self._load(self.default)
         assert self.default.loaded is not None
         if self.idle_s is not None:
@@ -246,7 +252,7 @@ class Pool:
             served.loading = None
 
     async def _load(self, served: Served) -> None:
-        n_bytes = served.needed()
+        n_bytes = await asyncio.to_thread(served.needed)
         engine = EngineClient(
             served.config,
             max_waiting=self._max_waiting,
@@ -268,7 +274,7 @@ class Pool:
         """Unloads other models until there is room. False when no request waits for this one any more."""
         if self.budget is None:
             return True
-        need = wanted.needed()
+        need = await asyncio.to_thread(wanted.needed)
         check_fits(wanted.name, need, self.budget)
         while True:
             if wanted.n_waiting == 0 or self._closing:

@@ -312,6 +312,16 @@ class Context:
             raise LlamaError(f"llama.cpp wrote {written} of the {size} bytes of a sequence's state")
         return bytes(state)
 
+    def take_seq(self, other: Context, seq_id: int) -> None:
+        """Copies a sequence from another context of the same model and options. ``LlamaError`` where that fails."""
+        other._check_seq(seq_id)
+        self._check_seq(seq_id)
+        size = C.llama_state_seq_get_size(other._ctx, seq_id)
+        state = (ctypes.c_uint8 * size)()
+        written = C.llama_state_seq_get_data(other._ctx, state, size, seq_id)
+        if written != size or not C.llama_state_seq_set_data(self._ctx, state, size, seq_id):
+            raise LlamaError(f"llama.cpp cannot copy a sequence: {first_error()}")
+
     def set_seq_state(self, seq_id: int, state: bytes) -> None:
         """Puts what ``seq_state`` gave into the cache. ``LlamaError`` where it does not fit this model."""
         self._check_seq(seq_id)

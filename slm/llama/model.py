@@ -186,6 +186,12 @@ class Model:
         self._open()
         return C.llama_vocab_is_eog(self._vocab, self.check_token(token))
 
+    @cached_property
+    def eog_tokens(self) -> tuple[int, ...]:
+        """Ids of all tokens that end a generation: a model may have one for the text and another for a turn."""
+        self._open()
+        return tuple(token for token in range(self.n_vocab) if C.llama_vocab_is_eog(self._vocab, token))
+
     def metadata(self) -> dict[str, str]:
         """The file's key-value pairs as llama.cpp prints them (long arrays are shortened)."""
 

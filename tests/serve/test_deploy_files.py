@@ -146,7 +146,7 @@ def test_kubernetes_objects_belong_together(dockerfile, objects):
     (port,) = container["ports"]
     assert port["containerPort"] == config.port
     assert objects["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
-    for probe in ("startupProbe", "readinessProbe"):
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
     assert pod["terminationGracePeriodSeconds"] > config.serve.drain_s
     mounted = {each["mountPath"] for each in container["volumeMounts"]}

@@ -117,7 +117,7 @@ def test_one_of_two_servers_is_killed(tmp_path, slow_path, start_server, reposit
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with contextlib.ExitStack() as stack:
-        words = ("serve.slots=6", "serve.access_log=off")
+        words = ("serve.slots=6", "serve.access_log=off", "serve.hosts=[slm]")
         servers = [stack.enter_context(start_server(tmp_path / f"{i}.log", slow_path, *words)) for i in range(2)]
         ports = [server.url.rpartition(":")[2] for server in servers]
         stack.enter_context(nginx(tmp_path, committed(repository, ports, port), port))

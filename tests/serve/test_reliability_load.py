@@ -44,7 +44,7 @@ def begun(server, **body):
     raw = json.dumps(body).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
         connection.sendall(head.encode() + raw)
         yield connection
 
@@ -173,7 +173,7 @@ async def leave(url: str, rng: random.Random) -> str:
     if path not in ("/v1/embeddings", "/tokenize"):
         body = body | {"stream": rng.random() < 0.6}
     raw = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
     how = rng.choice(
         ["in the head", "in the body", "at once", "later", "later", "later", "while reading", "at the end"]
     )

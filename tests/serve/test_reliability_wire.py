@@ -45,24 +45,24 @@ def test_no_piece_of_an_answer_waits_for_an_acknowledgment():
 
 # -- 14: what is no request, or no body ---------------------------------------------------------------------
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 BAD_BYTES = {
     "no http": b"hello\r\n\r\n",
     "tls": bytes.fromhex("16030100c8010000c40303") + bytes(200),
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
-    "http 9": b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
-    "head of 100 KB": b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-    "10,000 headers": b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+    "http 9": b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    "head of 100 KB": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    "10,000 headers": b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
     "negative length": HEAD + b"Content-Length: -5\r\n\r\n{}",
     "length of 30 digits": HEAD + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n{}",
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}a",
     "length and chunks": HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     "bad chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
     "gzip": HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b",
-    "nul in path": b"GET /v1/models/\0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "bytes in path": b"GET /v1/models/%ff%fe%00 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "dots in path": b"GET /web/..%2f..%2fapp.py HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "websocket": b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n"
+    "nul in path": b"GET /v1/models/\0 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "bytes in path": b"GET /v1/models/%ff%fe%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "dots in path": b"GET /web/..%2f..%2fapp.py HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "websocket": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
 }
 

@@ -287,7 +287,7 @@ def test_a_slow_sender_is_cut_off(tmp_path, tiny_path, start_server):
     with start_server(tmp_path / "log", tiny_path, "serve.body_timeout_s=0.3") as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=5) as slow:
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             began = time.perf_counter()
             assert b" 408 " in slow.recv(4096)
             assert time.perf_counter() - began < 3

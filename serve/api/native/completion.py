@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from slm.serve.api.native.shapes import NativeChunk, NativeCompletion, StopType, TokenProbability
-from slm.serve.api.openai.response_builder import Choice, ResponseBuilder, finite, token_text
-from slm.serve.engine.messages import Delta, PrefillDone, SamplingParams, TokenLogprob
+from slm.serve.api.openai.response_builder import Choice, ResponseBuilder, finite, prompt_progress, token_text
+from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, SamplingParams, TokenLogprob
 
 _NO_SLOT = -1
 
@@ -78,6 +78,20 @@ class NativeBuilder(ResponseBuilder):
         if event.finish:
             chunks.append(self._whole(index, text=False))
         return chunks
+
+    def progress_chunk(self, index: int, event: PrefillProgress) -> Mapping[str, Any]:
+        """The event about how much of a prompt is computed."""
+        chunk = NativeChunk(
+            index=index,
+            content="",
+            tokens=[],
+            stop=False,
+            id_slot=_NO_SLOT,
+            tokens_predicted=0,
+            tokens_evaluated=event.prompt_tokens,
+            prompt_progress=prompt_progress(event),
+        )
+        return {**chunk}
 
     def _whole(self, index: int, *, text: bool = True) -> Mapping[str, Any]:
         choice = self._choices[index]

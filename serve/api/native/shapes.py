@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from slm.serve.api.openai.response_shapes import Timings
+from slm.serve.api.openai.response_shapes import PromptProgress, Timings
 
 StopType = Literal["none", "eos", "limit", "word"]
 
@@ -39,6 +39,7 @@ class NativeChunk(TypedDict):
     tokens_evaluated: int
     completion_probabilities: NotRequired[list[TokenProbability]]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 @_closed

@@ -26,6 +26,7 @@ class OllamaBuilder(ResponseBuilder):
 
     ends_in_done = False
     media_type = "application/x-ndjson"
+    ping = b""  # lines of JSON have no comments
     id_prefix = "ollama"
 
     def __init__(

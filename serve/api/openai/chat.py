@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from slm.serve.api.openai.response_builder import ResponseBuilder, finite, token_text
+from slm.serve.api.openai.response_builder import ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.openai.response_shapes import (
     ChatChoice,
     ChatChunkChoice,
@@ -20,7 +20,7 @@ from slm.serve.api.openai.response_shapes import (
     ResponseToolCall,
     TopLogprob,
 )
-from slm.serve.engine.messages import Delta, PrefillDone, StoppedBy, TokenLogprob
+from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 from slm.serve.tools.call_form import CallForm
 from slm.serve.tools.call_grammar import Reasoning
 from slm.serve.tools.reply_reader import Piece, ReplyReader
@@ -110,6 +110,12 @@ class ChatCompletionBuilder(ResponseBuilder):
         """The last chunk of a stream whose client asked for usage."""
         chunk = self._chunk([])
         chunk["usage"] = self.usage()
+        return chunk
+
+    def progress_chunk(self, index: int, event: PrefillProgress) -> ChatCompletionChunk:
+        """The chunk about how much of the prompt is computed."""
+        chunk = self._choice_chunk(index, ChatDelta())
+        chunk["prompt_progress"] = prompt_progress(event)
         return chunk
 
     def chunks(self, index: int, event: PrefillDone | Delta) -> list[ChatCompletionChunk]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slm.serve.api.openai.response_builder import ResponseBuilder, finite, token_text
+from slm.serve.api.openai.response_builder import ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.openai.response_shapes import Completion, CompletionChoice, CompletionLogprobs
-from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, TokenLogprob
 
 
 class CompletionBuilder(ResponseBuilder):
@@ -24,6 +24,12 @@ class CompletionBuilder(ResponseBuilder):
     def usage_chunk(self) -> Completion:
         """The last chunk of a stream whose client asked for usage."""
         return self._with_usage(self._completion([]))
+
+    def progress_chunk(self, index: int, event: PrefillProgress) -> Completion:
+        """The chunk about how much of a prompt is computed."""
+        chunk = self._completion([{"index": index, "text": "", "logprobs": None, "finish_reason": None}])
+        chunk["prompt_progress"] = prompt_progress(event)
+        return chunk
 
     def chunks(self, index: int, event: PrefillDone | Delta) -> list[Completion]:
         """The chunk of a stream that an event makes; a prompt makes one only where it is echoed."""

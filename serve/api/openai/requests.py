@@ -103,6 +103,9 @@ class _GenerationRequest(ModelRequest):
         default=None, ge=0.01, le=10, description="another name (vLLM's) of repeat_penalty; give one of them"
     )
     cache_prompt: bool = Field(default=True, description="false: compute the whole prompt, without cached tokens")
+    return_progress: bool = Field(
+        default=False, description="a stream then also says how much of the prompt is computed (`prompt_progress`)"
+    )
     repeat_last_n: int = Field(default=64, ge=0, le=65536, description="how many tokens the penalties look back")
     frequency_penalty: Number = Field(
         default=0.0, ge=-2, le=2, description="subtracted from a token's logit for each time that it has occurred"
@@ -213,6 +216,11 @@ class _GenerationRequest(ModelRequest):
     def include_usage(self) -> bool:
         """Whether a stream ends in a chunk with usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether a stream says how much of the prompt is computed."""
+        return self.stream and self.return_progress
 
     @property
     def usage_in_chunks(self) -> bool:

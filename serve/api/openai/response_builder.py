@@ -16,9 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from slm.serve.api.openai.response_shapes import (
+    CompletionTokensDetails,
+    PromptProgress,
+    PromptTokensDetails,
+    Timings,
+    Usage,
+)
 from slm.serve.api.server_sent_events import encode_event
-from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, StoppedBy, TokenLogprob
+from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 
@@ -50,6 +56,8 @@ class ResponseBuilder(ABC):
     """Whether a stream that succeeds ends in ``[DONE]``."""
     media_type: ClassVar[str] = "text/event-stream"
     """Of a stream."""
+    ping: ClassVar[bytes] = b": ping\n\n"
+    """What a stream sends while there is nothing to say: a comment, which clients skip."""
     id_prefix: ClassVar[str]
 
     def __init__(self, *, model: str, n_choices: int, n: int, with_logprobs: bool) -> None:
@@ -156,6 +164,10 @@ class ResponseBuilder(ABC):
         """The last chunk of a stream whose client asked for usage, in APIs where it can ask."""
         raise NotImplementedError
 
+    def progress_chunk(self, index: int, event: PrefillProgress) -> Mapping[str, Any]:
+        """The chunk about how much of a prompt is computed, in APIs where a request can ask for it."""
+        raise NotImplementedError
+
     def error_chunk(self, error: Error) -> Mapping[str, Any]:
         """The last chunk of a stream that fails."""
         return error
@@ -163,6 +175,16 @@ class ResponseBuilder(ABC):
 
 def _ratio(amount: float, by: float) -> float:
     return amount / by if by else 0.0
+
+
+def prompt_progress(event: PrefillProgress) -> PromptProgress:
+    """An event in llama-server's form."""
+    return PromptProgress(
+        total=event.prompt_tokens,
+        cache=event.cached_tokens,
+        processed=event.processed,
+        time_ms=round(1000 * event.seconds),
+    )
 
 
 def token_text(piece: bytes) -> str:

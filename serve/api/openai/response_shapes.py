@@ -104,6 +104,21 @@ class CompletionLogprobs(TypedDict):
 
 
 @_closed
+class PromptProgress(TypedDict):
+    """How much of a prompt is computed: ``processed / total``, of which ``cache`` tokens took no time."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
+_Progress = Annotated[
+    PromptProgress | None, Field(default=None, description="in a stream, before the text, where `return_progress` asks")
+]
+
+
+@_closed
 class CompletionChoice(TypedDict):
     index: int
     text: str
@@ -128,6 +143,7 @@ class Completion(TypedDict):
         ]
     ]
     timings: NotRequired[_Timings]
+    prompt_progress: NotRequired[_Progress]
 
 
 @_closed
@@ -239,6 +255,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
     timings: NotRequired[_Timings]
+    prompt_progress: NotRequired[_Progress]
     dropped_messages: NotRequired[_DroppedMessages]
 
 
@@ -421,7 +438,9 @@ class Models(TypedDict):
 
 @_closed
 class Health(TypedDict):
-    status: Literal["ok", "starting"]
+    status: Annotated[
+        Literal["ok", "starting", "hung"], Field(description="hung: an engine is there and does not answer")
+    ]
     warning: NotRequired[
         Annotated[str, Field(description="present if a model's file does not hold the bytes that were exported")]
     ]

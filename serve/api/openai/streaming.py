@@ -12,9 +12,11 @@ from slm.serve.api.access_log import Record
 from slm.serve.api.errors import request_failed
 from slm.serve.api.openai.response_builder import ResponseBuilder
 from slm.serve.api.server_sent_events import DONE
-from slm.serve.engine.messages import Delta, PrefillDone
+from slm.serve.engine.messages import PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
 
+PING_S = 5.0
+"""While there is nothing to send, the client and what is in between hear so often that the server is at work."""
 _GRACE_S = 2.0
 """The engine ends requests whose time is over by itself; an engine that hangs cannot."""
 
@@ -33,6 +35,7 @@ async def collect(request_stream: RequestStream, builder: ResponseBuilder, recor
     """Gives all events to the builder. Raises ``RequestFailedError``."""
     while not request_stream.done:
         for index, event in await request_stream.next_events():
+            assert not isinstance(event, PrefillProgress), "only streams ask for it"
             record.add(event)
             builder.add(index, event)
 
@@ -40,22 +43,35 @@ async def collect(request_stream: RequestStream, builder: ResponseBuilder, recor
 async def stream(
     request_stream: RequestStream,
     builder: ResponseBuilder,
-    events: list[tuple[int, PrefillDone | Delta]],
     record: Record,
     include_usage: bool,
     usage_in_chunks: bool = False,
 ) -> AsyncIterator[bytes]:
-    """The response in chunks as the builder encodes them. ``events`` are the first of the stream, which the caller has
-    taken.
+    """The response in chunks as the builder encodes them, with its ``ping`` in pauses.
 
     ``include_usage``: the last chunk has the usage. ``usage_in_chunks``: each one has the usage until then.
 
     What the engine reports at a time is one item, so that it is one write to the socket.
     """
     encode = builder.encode
-    while True:
+    while not request_stream.done:
+        try:
+            async with asyncio.timeout(PING_S):
+                events = await request_stream.next_events()
+        except TimeoutError:
+            if builder.ping:
+                yield builder.ping
+            continue
+        except RequestFailedError as error:
+            # The status has been sent, so the error becomes an event; without [DONE], which means success.
+            record.error = error.code
+            yield encode(builder.error_chunk(request_failed(error).body))
+            return
         encoded: list[bytes] = []
         for index, event in events:
+            if isinstance(event, PrefillProgress):
+                encoded.append(encode(builder.progress_chunk(index, event)))
+                continue
             record.add(event)
             builder.add(index, event)
             chunks = builder.chunks(index, event)
@@ -64,15 +80,6 @@ async def stream(
             encoded.extend(map(encode, chunks))
         if encoded:
             yield b"".join(encoded)
-        if request_stream.done:
-            break
-        try:
-            events = await request_stream.next_events()
-        except RequestFailedError as error:
-            # The status has been sent, so the error becomes an event; without [DONE], which means success.
-            record.error = error.code
-            yield encode(builder.error_chunk(request_failed(error).body))
-            return
     ending = (encode(builder.usage_chunk()) if include_usage else b"") + (DONE if builder.ends_in_done else b"")
     if ending:
         yield ending

@@ -42,6 +42,9 @@ from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK
 from slm.serve.tools.call_grammar import Reasoning
 
+_ACCEPT_S = 0.5
+"""The engine accepts or refuses a prompt within some milliseconds. After so long a stream begins all the same, and a
+refusal becomes an event of it."""
 _ADVICE = {
     False: '"truncation": "auto" drops the oldest messages instead.',
     True: "The system messages and the last turn alone are too long, and these are never dropped.",
@@ -91,6 +94,7 @@ class GenerationRoutes(ModelRoutes):
                 stop=body.stops(),
                 sampling=body.sampling(info, await self._grammar(body)),
                 use_prefix_cache=body.may_use_prefix_cache,
+                return_progress=body.wants_progress,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
                 echo=body.echo,
@@ -269,6 +273,7 @@ class GenerationRoutes(ModelRoutes):
             stop=(*body.stops(), *chat.stop),
             sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.may_use_prefix_cache,
+            return_progress=body.wants_progress,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
@@ -360,12 +365,12 @@ class GenerationRoutes(ModelRoutes):
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
                 return JsonBody(builder.body())
-            # The status line waits for the first event, so that a refused prompt is a 400 and not a stream.
-            first = await unless_disconnected(receive, request_stream.next_events())
+            # So that a refused prompt is a 400 and not a stream; what is accepted gets its headers at once.
+            await unless_disconnected(receive, request_stream.accepted(_ACCEPT_S))
             context.streams = True
             context.lease.engine.counters.dropped_messages += builder.dropped_messages
             return EventStream(
-                stream(request_stream, builder, first, record, include_usage, usage_in_chunks),
+                stream(request_stream, builder, record, include_usage, usage_in_chunks),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
                 media_type=builder.media_type,

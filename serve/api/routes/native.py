@@ -72,6 +72,7 @@ class NativeRoutes(GenerationRoutes):
             speculate=body.may_speculate,
             top_logprobs=body.n_probs or None,
             return_tokens=body.return_tokens or body.stream,
+            return_progress=body.wants_progress,
         )
         builder = NativeBuilder(
             model=context.lease.name,

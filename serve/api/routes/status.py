@@ -32,8 +32,9 @@ class StatusRoutes(ModelRoutes):
         pool = self._pool
         states = {name: each.state for name, each in pool.models.items()}
         # A model that nobody has asked for yet is not loaded; the server is well all the same.
-        ok = "ready" in states.values() or all(state != "restarting" for state in states.values())
-        body = Health(status="ok" if ok else "starting")
+        down = {"restarting", "hung"} & set(states.values())
+        ok = "ready" in states.values() or not down
+        body = Health(status="ok" if ok else "hung" if "hung" in down else "starting")
         n_damaged = sum(each.file_check.damage is not None for each in pool.models.values())
         if n_damaged:
             body["warning"] = f"{n_damaged} model file(s) differ from what was exported; the server's log names them"
@@ -61,8 +62,11 @@ class StatusRoutes(ModelRoutes):
 
     async def models(self, _: Request) -> Response:
         """GET /v1/models"""
-        return JSONResponse(Models(object="list", data=[model_card(each) for each in self._pool.models.values()]))
+        # In a thread: files that have changed are read again.
+        cards = await run_in_threadpool(lambda: [model_card(each) for each in self._pool.models.values()])
+        return JSONResponse(Models(object="list", data=cards))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/MODEL"""
-        return JSONResponse(model_card(self._pool.models[self._model_name(request.path_params["model"])]))
+        served = self._pool.models[self._model_name(request.path_params["model"])]
+        return JSONResponse(await run_in_threadpool(model_card, served))

@@ -1,11 +1,15 @@
 """A line for every request, with what it cost and without what was said."""
 
+import fcntl
 import json
+import os
 import re
+import sys
 
 import httpx
 import pytest
 
+from slm.serve.api import access_log
 from tests.helpers import programs
 
 SAID = "once upon a secret"
@@ -121,9 +125,33 @@ def test_a_log_that_cannot_be_opened_again_is_lost_and_no_request_is(tmp_path, t
             folder.rename(tmp_path / "elsewhere")
             for _ in range(3):
                 assert client.get(server.url + "/health").status_code == 200
+        server.wait(lambda: "the access log cannot be written" in server.log.read_text())
         log = server.log.read_text()
         assert "Traceback" not in log
         assert log.count("the access log cannot be written") == 1
+
+
+def test_a_terminal_that_is_stopped_stops_nobody(monkeypatch):
+    """A pipe that nobody reads, as a terminal after Ctrl-S: lines wait in the thread, and then they are counted."""
+    monkeypatch.setattr(access_log, "_MOST_WAITING", 50)
+    read, write = os.pipe()
+    with open(write, "w") as stream:
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        monkeypatch.setattr(sys, "stdout", stream)
+        writer = access_log.Writer("json", None)
+        scope = {"method": "GET", "path": "/" + "x" * 190}
+        for _ in range(200):
+            writer.line(scope, access_log.Record(id="r", began=0.0), 200)
+        writer.close(timeout_s=0.01)
+        with open(read) as reader:
+            first = json.loads(reader.readline())
+            assert (first["route"], first["status"]) == (scope["path"], 200)
+            n_lost = writer._n_lost
+            assert 100 < n_lost < 160
+            writer.line(scope, access_log.Record(id="r", began=0.0), 200)
+            read_lines = [reader.readline() for _ in range(200 - n_lost - 1)]
+            assert all(read_lines)
+            monkeypatch.undo()
 
 
 def test_the_line_for_people(server):

@@ -18,14 +18,14 @@ from tests.helpers.sockets import PATIENCE_S, connection, everything, health_s, 
 def test_a_head_that_comes_slowly_is_cut_off(tmp_path, tiny_path, start_server):
     """List, 20: a byte of a head now and then does not hold a connection, on the first request or a later one."""
     with start_server(tmp_path / "log", tiny_path, "serve.body_timeout_s=1") as server:
-        for before in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
+        for before in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             with connection(server) as raw:
                 raw.sendall(before)
                 if before:
                     assert b" 200 " in raw.recv(4096)
                 began = time.perf_counter()
                 with contextlib.suppress(ConnectionError):
-                    for byte in b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1000:
+                    for byte in b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 1000:
                         raw.sendall(bytes([byte]))
                         time.sleep(0.05)
                 assert time.perf_counter() - began < 20  # of 50 s
@@ -44,13 +44,13 @@ def test_a_reader_of_a_long_answer_who_stops_is_given_up(tmp_path, tiny_path, st
     with start_server(tmp_path / "log", tiny_path, "serve.write_timeout_s=0.5") as server:
         body = json.dumps({"content": "a" * (4_000_000)}).encode()
         with connection(server, SO_RCVBUF=4096) as raw:
-            raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             assert raw.recv(10)
             assert server.wait(lambda: n_connections(server) == 0, PATIENCE_S) < 10
             assert len(everything(raw)) < 8_000_000
         # One that reads slowly but reads gets all of it.
         with connection(server, SO_RCVBUF=65536) as raw:
-            raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+            raw.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
             raw.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
             n = 0
             while part := raw.recv(1 << 19):

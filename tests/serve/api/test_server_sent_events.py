@@ -18,7 +18,7 @@ def test_a_reader_of_a_stream_who_stops_is_given_up(tmp_path, slow_path, start_s
         # 6 KB a step, so that it is soon more than the kernel holds for the reader.
         ask = {"messages": [{"role": "user", "content": "x"}], "n": 4, "stream": True, "ignore_eos": True}
         body = json.dumps(ask | {"logprobs": True, "top_logprobs": 20}).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
         raw.sendall(head + body)
         assert b" 200 " in raw.recv(100)
         server.wait(lambda: server.metrics()["slm_sequences_running"] == 4)

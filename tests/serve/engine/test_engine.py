@@ -128,6 +128,20 @@ def test_end_of_text_stops_and_ignore_eos_goes_on(tiny_path):
     assert drain(one, [ignoring])["a"][1] == "length"
 
 
+def test_ignore_eos_bans_every_token_that_ends_a_text(chat_path):
+    """This model has one for the text and one for a turn, and each is by far the likeliest here."""
+    one = engine_of(chat_path)
+    ends = one._model.eog_tokens
+    assert len(ends) == 2
+    for likely in ends:
+        sampling = SamplingParams(temperature=0, logit_bias=((likely, 1e4),), ignore_eos=True)
+        request = Generate(id="a", prompt="x", sampling=sampling, max_tokens=5, top_logprobs=0)
+        _, finish, events = drain(one, [request])["a"]
+        tokens = [entry.token for event in events if isinstance(event, Delta) for entry in event.logprobs]
+        assert (finish, len(tokens)) == ("length", 5)
+        assert not set(tokens) & set(ends)
+
+
 def test_logprobs_and_echo_agree_with_the_logits(tiny_path):
     one = engine_of(tiny_path)
     request = Generate(id="a", prompt=PROMPTS[0], sampling=GREEDY, max_tokens=6, top_logprobs=3, echo=True)

@@ -3,7 +3,7 @@ import pytest
 from slm.llama.model import Model
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams, Tokenize
+from slm.serve.engine.messages import Embed, Generate, SamplingParams
 from slm.serve.engine.tokenize import tokenize_within
 
 LONG = "the old fox and the little bird " * 100_000
@@ -66,20 +66,3 @@ def test_too_long_is_told_without_reading_all(engine):
     assert failure.code == "context_length_exceeded"
     assert "input 1" in failure.message
     assert not engine.busy
-
-
-def test_streams_go_on_while_a_long_text_becomes_tokens(engine):
-    expected = engine._model.tokenize(LONG, **PLAIN)
-    engine.handle(Generate(id="stream", prompt="the", max_tokens=200, sampling=SamplingParams(ignore_eos=True)))
-    assert engine.handle(Tokenize(id="long", text=LONG, **PLAIN)) == []
-    assert engine.handle(Tokenize(id="unwanted", text=LONG, **PLAIN)) == []
-    engine.handle(Cancel(id="unwanted"))
-    assert engine.handle(Tokenize(id="short", text="x", **PLAIN)) == [Reply(id="short", value=[ord("x")])]
-    events = []
-    while engine.busy:
-        events += engine.step()
-    kinds = [(event.id, type(event)) for event in events]
-    assert ("long", Reply) in kinds
-    assert kinds.index(("stream", Delta)) < kinds.index(("long", Reply))
-    assert next(event for event in events if event.id == "long").value == expected
-    assert not any(event.id == "unwanted" or isinstance(event, Failure) for event in events)

@@ -8,7 +8,19 @@ import pytest
 
 from slm.data.errors import UserError
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, PrefillDone, Ready, StartFailed
+from slm.serve.engine.messages import (
+    Accepted,
+    Cancel,
+    Canceled,
+    Delta,
+    Failure,
+    Generate,
+    ModelInfo,
+    PrefillDone,
+    Ready,
+    StartFailed,
+    Stats,
+)
 from slm.serve.pool import engine_client
 from slm.serve.pool.engine_client import EngineClient
 from slm.serve.pool.request_stream import (
@@ -215,12 +227,56 @@ def test_more_requests_than_may_wait_are_refused_and_cancelling_makes_room(proce
             client.submit([request(client) for _ in range(3)])
         streams[0].cancel()
         streams[0].cancel()
+        # The engine works on it until it has read that it need not.
+        with pytest.raises(QueueFullError, match="2 requests"):
+            client.submit([request(client)])
+        (cancel,) = (each for each in processes[0].sent if isinstance(each, Cancel))
+        processes[0].emit(Canceled(id=cancel.id))
+        await until(lambda: client.n_in_flight == 1)
         client.submit([request(client)])
         processes[0].may_exit.set()
         await client.close()
         return client.counters.finished
 
     assert asyncio.run(scenario()) == {"canceled": 1, "engine_died": 2}
+
+
+def test_an_engine_that_is_silent_gets_no_requests_until_it_is_heard_again(processes):
+    """Its reports of the state are missed, or say that a step does not end."""
+
+    async def scenario():
+        client = await running(processes)
+        client._heard -= 4.0
+        assert (client.ready, client.hangs) == (False, True)
+        with pytest.raises(EngineDownError, match="does not answer"):
+            client.submit([request(client)])
+        processes[0].emit(Stats())
+        await until(lambda: client.ready)
+        client.submit([request(client)])
+        processes[0].emit(Stats(step_s=61.0))
+        await until(lambda: client.hangs)
+        processes[0].emit(Stats())
+        await until(lambda: client.ready)
+        processes[0].may_exit.set()
+        await client.close()
+        assert not client.ready
+
+    asyncio.run(scenario())
+
+
+def test_a_request_is_accepted_before_its_prompt_is_computed_or_refused():
+    async def scenario():
+        stream = RequestStream(["a", "b"], lambda _: None)
+        asyncio.get_running_loop().call_later(0.01, stream.put, Accepted(id="a", prompt_tokens=3))
+        asyncio.get_running_loop().call_later(0.02, stream.put, Accepted(id="b", prompt_tokens=3))
+        await stream.accepted(10)
+        refused = RequestStream(["a"], lambda _: None)
+        refused.put(Failure(id="a", code="context_length_exceeded", message="too long"))
+        with pytest.raises(RequestFailedError, match="too long"):
+            await refused.accepted(10)
+        await RequestStream(["a"], lambda _: None).accepted(0.01)  # nothing is heard: no more waiting
+
+    asyncio.run(scenario())
 
 
 def test_text_that_came_before_a_failure_is_read_before_it():

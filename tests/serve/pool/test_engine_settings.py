@@ -7,6 +7,7 @@ from slm.machine.hardware import compute_threads
 from slm.serve.config import ServeConfig, ServerOptions, load
 from slm.serve.engine.config import EngineConfig, EngineOptions
 from slm.serve.pool.engine_settings import engine_config
+from slm.serve.pool.memory_plan import read_facts
 
 
 @pytest.fixture
@@ -39,9 +40,11 @@ def test_every_option_arrives(tiny_path, cache):
         "adapt_threads": False,
     }
     config = engine_config(ServerOptions(**given), tiny_path)
-    assert config == EngineConfig(**{**given, "model_path": tiny_path, "draft_model": tiny_path})
+    slot_bytes = round(128 * read_facts(tiny_path).kv_bytes("q8_0"))
+    found = {"model_path": tiny_path, "draft_model": tiny_path, "slot_bytes": slot_bytes}
+    assert config == EngineConfig(**{**given, **found})
     assert engine_config(ServerOptions(exact=True), tiny_path).exact
-    assert {each.name for each in fields(EngineConfig)} == {*given, "exact", "model_path", "adapter"}, (
+    assert {each.name for each in fields(EngineConfig)} == {*given, "exact", "model_path", "adapter", "slot_bytes"}, (
         "all are tried here"
     )
 

@@ -1,4 +1,4 @@
-from slm.serve.engine.delta_buffer import DeltaBuffer
+from slm.serve.engine.process.delta_buffer import DeltaBuffer
 from slm.serve.engine.messages import Delta, Failure, PrefillDone
 
 

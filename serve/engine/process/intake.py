@@ -1,0 +1,134 @@
+"""Reads commands while the engine computes, and does what needs no step of it: texts become tokens, prompts that are
+too long are refused, and queries of the vocabulary are answered.
+
+Two threads. One reads the pipe and tokenizes prompts of usual length. The other tokenizes long prompts and answers
+queries, and leaves the cores to running streams: after each piece of work it rests a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import (
+    Accepted,
+    Cancel,
+    Canceled,
+    Command,
+    Detokenize,
+    Event,
+    Failure,
+    Generate,
+    Shutdown,
+    Tokenize,
+)
+
+_USUAL = 65_536
+"""Characters of a prompt that is tokenized at once: some milliseconds."""
+_RESTS = 3.0
+"""While sequences run, the second thread rests so many times as long as it has worked, ..."""
+_LEAST_REST_S, _MOST_REST_S = 0.003, 0.05
+"""... at least and at most so many seconds. A query also costs the server's process a part of a core."""
+_NICE = 5
+
+Job = Generate | Tokenize | Detokenize
+
+
+class Intake:
+    """``commands`` has what the engine's loop has to handle. ``send`` takes events from any thread."""
+
+    def __init__(self, engine: Engine, pipe: Connection, send: Callable[[list[Event]], None]) -> None:
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._engine, self._pipe, self._send = engine, pipe, send
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._waiting: set[str] = set()
+        """Ids of the jobs that have not been canceled."""
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._in_use = threading.Lock(), threading.Lock()
+        """Held by the two threads while they use the engine."""
+        for work in (self._read, self._work):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True, name="intake").start()
+
+    def close(self) -> None:
+        """After it, no thread uses the engine."""
+        self._closed.set()
+        self._jobs.put(None)
+        for each in self._in_use:
+            with each:
+                pass
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Ends the engine's loop with the pipe, and when a thread fails."""
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                work()
+        finally:
+            self.commands.put(Shutdown())
+
+    def _read(self) -> None:
+        while True:
+            command = self._pipe.recv()
+            match command:
+                case Shutdown():
+                    return
+                case Generate() if len(command.prompt) <= _USUAL:
+                    with self._in_use[0]:
+                        self._prepare(command)
+                case Generate() | Tokenize() | Detokenize():
+                    with self._lock:
+                        self._waiting.add(command.id)
+                    self._jobs.put(command)
+                case Cancel() if self._forget(command.id):
+                    self._send([Canceled(id=command.id)])
+                case _:
+                    self.commands.put(command)
+
+    def _work(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while (job := self._jobs.get()) is not None:
+            if job.id not in self._waiting:
+                continue
+            began = time.monotonic()
+            with self._in_use[1]:
+                self._do(job)
+            if self._engine.stats.running:
+                rest_s = _RESTS * (time.monotonic() - began)
+                self._closed.wait(min(max(rest_s, _LEAST_REST_S), _MOST_REST_S))
+
+    def _do(self, job: Job) -> None:
+        if isinstance(job, Generate):
+            self._prepare(job, forgettable=True)
+        elif not self._closed.is_set():
+            answer = self._engine.answer(job)
+            if self._forget(job.id):
+                self._send([answer])
+
+    def _prepare(self, request: Generate, *, forgettable: bool = False) -> None:
+        if self._closed.is_set():
+            return
+        prepared = self._engine.prepare(request)
+        if forgettable and not self._forget(request.id):
+            return
+        if isinstance(prepared, Failure):
+            self._send([prepared])
+            return
+        # Before the loop can send anything of it.
+        self._send([Accepted(id=request.id, prompt_tokens=len(prepared.prompt))])
+        self.commands.put(prepared)
+
+    def _forget(self, job_id: str) -> bool:
+        """Whether it was still waiting; from now on it is not."""
+        with self._lock:
+            waited = job_id in self._waiting
+            self._waiting.discard(job_id)
+            return waited

@@ -1,0 +1,93 @@
+"""Prompts are computed in steps that are bounded by time, on machines of any speed."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from slm.llama.context import Context
+from slm.serve.engine import engine as engine_module
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.messages import Delta, Generate, PrefillDone, SamplingParams
+from slm.serve.engine.prefill_pace import ALONE_S, STREAMS_WAIT_S, PrefillPace
+
+
+def settled(pass_s, token_s, *, streams, text_s=0.033, decode_s=0.02):
+    """Seconds of the steps of a long prompt on a machine on which a pass and a token take so long."""
+    pace = PrefillPace(text_s=text_s)
+    pace.decoded(decode_s)
+    took = []
+    for _ in range(12):
+        n = pace.tokens(streams=streams)
+        took.append(pass_s + n * token_s)
+        pace.prefilled(n, took[-1])
+    return took[4:]
+
+
+@pytest.mark.parametrize("token_s", [0.0002, 0.001, 0.01, 0.02])
+def test_steps_take_the_time_that_streams_may_wait(token_s):
+    for seconds in settled(0.02, token_s, streams=True, decode_s=0.15):
+        assert 0.4 * STREAMS_WAIT_S < seconds < 1.2 * STREAMS_WAIT_S
+    # A stream whose tokens come fast waits no longer than two of its texts take.
+    for seconds in settled(0.002, token_s, streams=True):
+        assert seconds < 0.1 or token_s > 0.01
+    for seconds in settled(0.02, token_s, streams=False):
+        assert 0.7 * ALONE_S < seconds < 1.2 * ALONE_S
+
+
+def test_one_step_that_was_held_up_does_not_spoil_the_next():
+    pace = PrefillPace(text_s=0.033)
+    pace.prefilled(512, 0.512)
+    before = pace.tokens(streams=False)
+    pace.prefilled(64, 42.0)
+    for _ in range(4):
+        n = pace.tokens(streams=False)
+        pace.prefilled(n, n * 0.001)
+    assert pace.tokens(streams=False) > 0.7 * before
+
+
+class Clock:
+    """A slow machine's time: 0.1 s for a pass, and 0.02 s more for each token after the first."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    monotonic = perf_counter
+
+
+@pytest.mark.parametrize("more", [{}, {"kv_tokens": 8192}])
+def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_most(tiny_path, monkeypatch, more):
+    """With 256 tokens at a time it waited for 5 s."""
+    clock, decode = Clock(), Context.decode
+
+    def timed(self, batch):
+        clock.now += 0.1 + 0.02 * (len(batch) - 1)
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", timed)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=clock.perf_counter, monotonic=lambda: 0.0))
+    one = Engine(EngineConfig(model_path=tiny_path, slots=2, threads=1, **more))
+    forever = SamplingParams(temperature=0, ignore_eos=True)
+    one.handle(Generate(id="stream", prompt=(5,) * 100, sampling=forever, max_tokens=400))
+    at, prompted = [], None
+    for step in range(400):
+        if step == 20:
+            one.handle(Generate(id="long", prompt=(7,) * 500, sampling=forever, max_tokens=1))
+        for event in one.step():
+            if isinstance(event, Delta) and event.id == "stream":
+                at.append(clock.now)
+            elif isinstance(event, PrefillDone) and event.id == "long":
+                prompted = clock.now
+        if prompted:
+            break
+    gaps = [b - a for a, b in zip(at, at[1:], strict=False)]
+    one.close()
+    assert prompted
+    # The first steps are planned by what a token of a longer step took.
+    assert sum(gap > 0.31 for gap in gaps) <= 3
+    assert max(gaps) <= 0.4
+    # The prompt gets two thirds of the time: it takes 10 s alone.
+    assert prompted - at[20] < 25
