@@ -1,14 +1,15 @@
 """Embeddings next to generation: a small context of their own on the same weights, one batch at a time.
 
-An embedding is the mean over the tokens of the last layer's normed output, scaled to length 1. Generation never waits
-longer for it than one batch takes, with the tokenizing of what is in it, and shares no cache with it.
+An embedding is what the model's file says ("pooling"): the mean over the tokens of the last layer's normed output, that
+of the first token (CLS) or that of the last one, scaled to length 1; of a reranking model it is the scores. Generation
+never waits longer for it than one batch takes, with the tokenizing of what is in it, and shares no cache with it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +21,11 @@ from slm.serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
 from slm.serve.engine.tokenize import tokenize_within
 
 _BATCH = 128
-"""Tokens per step. llama.cpp keeps the logits of each of them, too, so more would also cost memory."""
+"""Tokens per step, where texts may be cut. llama.cpp keeps the logits of each of them, too, so more would also cost
+memory."""
 _SEQUENCES = 16
+_LOGITS = 1 << 27
+"""Most logits of a text that may not be cut: half a gigabyte."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,8 +50,8 @@ class _Input:
     """Empty until the text is tokenized, which is when its turn comes: thousands at once would take seconds."""
     slot: int = -1
     n_computed: int = 0
-    total: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """Sum over the computed tokens, float64 [n_embd]."""
+    total: np.ndarray | None = None
+    """float32 [n_embd]: of the computed tokens, the sum, or the first or newest one's output; None before any."""
 
 
 class Embedder:
@@ -61,9 +65,16 @@ class Embedder:
     ) -> None:
         self._adapter = adapter
         self._model, self._n_ctx, self._threads = model, context, threads
+        self._ranks = model.pooling == "rank"
+        # Every token of an encoder sees all the others, and a score is made of the whole text, too.
+        self._whole = self._ranks or not model.causal
+        if self._whole:
+            # An encoder computes no logits. It may have a table of positions, which ends with its context.
+            most = model.n_ctx_train if not model.causal else max(_LOGITS // model.n_vocab, 1)
+            self._n_ctx = min(context, most)
         self._queue: deque[_Input] = deque()
         self._context: Context | None = None
-        self._batch = Batch(_BATCH, _SEQUENCES)
+        self._batch = Batch(max(_BATCH, self._n_ctx) if self._whole else _BATCH, _SEQUENCES)
 
     @property
     def busy(self) -> bool:
@@ -78,7 +89,7 @@ class Embedder:
         for i, given in enumerate(command.inputs):
             text, ids = (given, ()) if isinstance(given, str) else ("", given)
             tokens = [self._model.check_token(token) for token in ids]
-            each = _Input(request=request, index=i, text=text, tokens=tokens, total=np.zeros(self._model.n_embd))
+            each = _Input(request=request, index=i, text=text, tokens=tokens)
             failure = None if text else self._unfit(each, complete=True)
             if failure is not None:
                 return [failure]
@@ -89,11 +100,12 @@ class Embedder:
             self._context = Context(
                 self._model,
                 n_ctx=self._n_ctx + _BATCH,
-                n_batch=_BATCH,
-                n_ubatch=_BATCH,
+                n_batch=self._batch.capacity,
+                n_ubatch=self._batch.capacity,
                 n_seq_max=_SEQUENCES,
                 n_threads=self._threads(),
-                embeddings=True,
+                embeddings=not self._ranks,
+                ranks=self._ranks,
                 adapter=self._adapter,
             )
         self._queue.extend(inputs)
@@ -142,7 +154,7 @@ class Embedder:
         self._context.set_threads(self._threads())
         try:
             self._context.decode(self._batch)
-            rows = self._context.embeddings_all(len(self._batch))
+            rows = None if self._ranks else self._context.embeddings_all(len(self._batch))
         except LlamaError as error:
             failed = dict.fromkeys(each.request.id for each in self._queue)
             self._queue.clear()
@@ -153,13 +165,26 @@ class Embedder:
             first, start = start, start + n
             if each not in self._queue:
                 continue  # another input of its request has failed in this batch
-            each.total += rows[first:start].sum(axis=0, dtype=np.float64)
+            self._pool(each, None if rows is None else rows[first:start])
             each.n_computed += n
             if each.n_computed == len(each.tokens):
                 self._queue.popleft()
                 self._context.seq_rm(each.slot)
                 events += self._finished(each)
         return events
+
+    def _pool(self, each: _Input, rows: np.ndarray | None) -> None:
+        """Adds the outputs of more tokens, float32 [n, n_embd]; None: the scores of the whole."""
+        assert self._context is not None
+        if rows is None:
+            each.total = self._context.scores(each.slot)
+        elif self._model.pooling == "cls":
+            each.total = rows[0].copy() if each.total is None else each.total
+        elif self._model.pooling == "last":
+            each.total = rows[-1].copy()
+        else:
+            added = rows.sum(axis=0, dtype=np.float64)
+            each.total = (added if each.total is None else each.total + added).astype(np.float32)
 
     def _fill(self) -> tuple[list[tuple[_Input, int]], list[Event]]:
         """Fills the batch with inputs in order; only the last may stay unfinished. Returns them with their number of
@@ -179,11 +204,15 @@ class Embedder:
         free = sorted(set(range(_SEQUENCES)) - {each.slot for each in self._queue})
         for each in self._queue:
             room = _BATCH - len(self._batch)
-            if room == 0 or (each.slot < 0 and not free):
+            if room <= 0 or (each.slot < 0 and not free):
                 break
             failure = self._tokenize(each) if not each.tokens else None
             if failure is not None:
                 return [], failure
+            if self._whole:
+                if chunks and len(each.tokens) > room:
+                    break
+                room = len(each.tokens)
             if each.slot < 0:
                 each.slot = free.pop(0)
             chunk = each.tokens[each.n_computed : each.n_computed + room]
@@ -193,12 +222,15 @@ class Embedder:
 
     def _finished(self, each: _Input) -> list[Event]:
         request = each.request
-        mean = each.total / len(each.tokens)
-        length = float(np.sqrt(np.square(mean).sum()))
+        assert each.total is not None
+        # The mean has the sum's direction, and only that counts.
+        length = float(np.sqrt(np.square(each.total, dtype=np.float64).sum()))
+        scale = 1.0 if self._ranks else length or 1.0
         if not np.isfinite(length):
             self.cancel(request.id)
             return [Failure(id=request.id, code="engine_error", message="the embedding is not a number")]
-        request.vectors[each.index] = (mean / (length or 1.0)).astype("<f4").tobytes()
+        request.vectors[each.index] = (each.total / scale).astype("<f4").tobytes()
+        each.total = None
         if any(vector is None for vector in request.vectors):
             return []
         vectors = tuple(vector for vector in request.vectors if vector is not None)

@@ -123,6 +123,9 @@ class Engine:
 
     def prepare(self, request: Generate) -> Generate | Failure:
         """The request with its prompt as tokens, or why it cannot be carried out. Any thread may call this."""
+        if not self._runner.generates:
+            message = "this model makes embeddings and no text; ask /v1/embeddings"
+            return Failure(id=request.id, code="invalid_request", message=message)
         try:
             return generation.prepare(request, model=self._model, context=self.info.context)
         except LlamaError as error:

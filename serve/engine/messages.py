@@ -280,7 +280,7 @@ class Failure:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embeddings:
     vectors: tuple[bytes, ...]
-    """float32 [n_embd] each, little-endian, of length 1; one per input."""
+    """float32 [n_embd] each, little-endian, of length 1; one per input. Of a reranking model: [n_scores], its scores."""
     n_tokens: int
     """Of all inputs."""
 

@@ -48,7 +48,7 @@ class ModelRunner:
         )
 
         # In one cache for all, slots have no length; a state or a window takes the same whatever is written into it.
-        grows = not shared and self.model.keeps_cells
+        grows = not shared and self.model.keeps_cells and self.model.causal
         length = first_length(context, config.slots * config.slot_bytes) if grows else context
 
         def make_context(length: int) -> Context:
@@ -112,6 +112,11 @@ class ModelRunner:
     def threads(self) -> int:
         """Threads of the next batch."""
         return self.context.n_threads
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model can continue a text: an encoder cannot."""
+        return self.context.has_memory
 
     def expect(self, n: int) -> None:
         """A sequence has ``n`` tokens: longer slots are made in time."""

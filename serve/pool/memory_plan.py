@@ -21,7 +21,9 @@ _PROCESS = 56 << 20
 _FEW_SLOTS = 4
 """Fewer slots than this do not pay for keeping another model loaded."""
 _EMBEDDING_BATCH = 128
-"""Tokens of one batch in the context that computes embeddings."""
+"""Tokens of one batch in the context that computes embeddings, where texts may be cut."""
+_EMBEDDINGS = 2048
+"""Embeddings of one request, which wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class ModelFacts:
     kv_values: int
     """Numbers that the KV cache stores for one token."""
     file_bytes: int
+    causal: bool
+    """False for an encoder: it has no KV cache, and computes texts as a whole."""
 
     def context(self, wanted: int) -> int:
         """Most tokens of one sequence, where ``wanted`` are configured (0: the default)."""
@@ -64,6 +68,7 @@ def read_facts(path: Path) -> ModelFacts:
     n_kv_heads = number("attention.head_count_kv", n_heads)
     # The projections tell layers with few heads, or with none, apart; some architectures have them in one tensor.
     projected = sum(tensor.shape[-1] for tensor in header.tensors if _KV_PROJECTION.fullmatch(tensor.name))
+    causal = header.metadata.get(f"{architecture}.attention.causal") is not False
     return ModelFacts(
         architecture=architecture,
         n_params=sum(math.prod(tensor.shape) for tensor in header.tensors),
@@ -72,8 +77,9 @@ def read_facts(path: Path) -> ModelFacts:
         n_embd=n_embd,
         n_ctx_train=number("context_length", DEFAULT_CONTEXT),
         has_template="tokenizer.chat_template" in header.metadata,
-        kv_values=projected or number("block_count", 0) * n_kv_heads * per_head,
+        kv_values=(projected or number("block_count", 0) * n_kv_heads * per_head) if causal else 0,
         file_bytes=header.size_bytes,
+        causal=causal,
     )
 
 
@@ -91,7 +97,9 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
     context = facts.context(config.context)
     cells = max(config.kv_tokens, context) if config.kv_tokens else config.slots * context
     logits = 4 * facts.n_vocab * min(config.ubatch, config.batch)
-    embeddings = facts.kv_values * 2 * (context + _EMBEDDING_BATCH) + 8 * facts.n_vocab * _EMBEDDING_BATCH
+    rows = _EMBEDDING_BATCH if facts.causal else context
+    embeddings = facts.kv_values * 2 * (context + rows) + 4 * facts.n_embd * (rows + _EMBEDDINGS)
+    embeddings += 8 * facts.n_vocab * rows if facts.causal else 0
     total: float = _PROCESS + logits + embeddings
     for each in (facts, draft):
         if each is not None:

@@ -124,7 +124,8 @@ class Context:
     ``decode`` call and of one pass through the graph. ``flash_attn``: None leaves the choice to llama.cpp.
     ``kv_type``: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
     ``adapter``: all that is computed here is computed with it. ``embeddings``: ``decode`` also keeps the last layer's
-    output of every token (see ``embeddings_all``).
+    output of every token (see ``embeddings_all``). ``ranks``: ``decode`` keeps a reranking model's scores instead (see
+    ``scores``).
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Context:
         flash_attn: bool | None = None,
         kv_type: str = "f16",
         embeddings: bool = False,
+        ranks: bool = False,
         adapter: Adapter | None = None,
     ) -> None:
         if n_ctx <= 0 or n_batch <= 0 or not 0 < n_seq_max <= C.llama_max_parallel_sequences():
@@ -156,8 +158,10 @@ class Context:
         params.kv_unified = kv_unified
         params.no_perf = True
         params.type_k = params.type_v = ggml_type_id(kv_type)
-        params.embeddings = embeddings
-        if embeddings:
+        params.embeddings = embeddings or ranks
+        if ranks:
+            params.pooling_type = C.LLAMA_POOLING_TYPE_RANK
+        elif embeddings:
             # Pooling is the caller's: llama.cpp's own sees no further than one pass through the graph.
             params.pooling_type = C.LLAMA_POOLING_TYPE_NONE
         if flash_attn is not None:
@@ -169,6 +173,8 @@ class Context:
         if adapter is not None:
             self._set_adapter(adapter)
         self._memory = C.llama_get_memory(self._ctx)
+        self.has_memory: bool = bool(self._memory)
+        """False for an encoder, which has no cache: every batch stands for itself."""
         self.n_ctx: int = C.llama_n_ctx(self._ctx)
         self.n_batch: int = C.llama_n_batch(self._ctx)
         self.n_seq_max: int = n_seq_max
@@ -284,6 +290,15 @@ class Context:
         if not rows:
             raise LlamaError("llama.cpp has no embeddings")
         return np.ctypeslib.as_array(rows, shape=(n, self.model.n_embd)).copy()
+
+    def scores(self, seq_id: int) -> np.ndarray:
+        """float32 [n_scores]: a reranking model's scores of a sequence of the last batch, which must have held it whole;
+        a copy. The context must have been made with ``ranks``."""
+        self._check_seq(seq_id)
+        found = C.llama_get_embeddings_seq(self._ctx, seq_id)
+        if not found:
+            raise LlamaError("llama.cpp has no scores")
+        return np.ctypeslib.as_array(found, shape=(self.model.n_scores,)).copy()
 
     def _check_all_wanted(self, n: int) -> None:
         if n != len(self._wanted):

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -27,6 +28,14 @@ _NO_MODELS = {
     "imatrix": "an importance matrix, no model: name a model's GGUF file",
 }
 """Other GGUF files, by their ``general.type``."""
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+_POOLINGS: dict[Any, Pooling] = {
+    C.LLAMA_POOLING_TYPE_NONE: "none",
+    C.LLAMA_POOLING_TYPE_MEAN: "mean",
+    C.LLAMA_POOLING_TYPE_CLS: "cls",
+    C.LLAMA_POOLING_TYPE_LAST: "last",
+    C.LLAMA_POOLING_TYPE_RANK: "rank",
+}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -68,6 +77,12 @@ class Model:
         )
         """Whether a cache keeps keys and values of every position, so that it can be cut back to any of them. A model
         with a recurrent state or a sliding window does not."""
+        self.pooling: Pooling = _POOLINGS.get(self._own_value("pooling_type"), "mean")
+        """What the file says an embedding is made of; the mean where it says nothing."""
+        self.causal: bool = self._own_value("attention.causal") is not False
+        """Whether a token sees only those before it. An encoder's see all."""
+        self.n_scores: int = C.llama_model_n_cls_out(self._model)
+        """Numbers that a reranking model ("rank") gives for a text."""
         self.bos: int = C.llama_vocab_bos(self._vocab)
         """-1 where there is none; the same for ``eos``."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
@@ -82,6 +97,10 @@ class Model:
         """before the name of a repository, and"""
         self.fim_file: int = C.llama_vocab_fim_sep(self._vocab)
         """before the name of a file."""
+
+    def _own_value(self, key: str) -> Any:
+        """A value of the file under the name of its architecture."""
+        return self.header.metadata.get(f"{self.header.metadata.get('general.architecture')}.{key}")
 
     def _open(self) -> object:
         if not self._model:

@@ -65,8 +65,11 @@ def write(
     n_layers: int = 2,
     checkpoint: str = "",
     script: dict[str, str] | None = None,
+    pooling: gguf.PoolingType | None = None,
+    encoder: bool = False,
 ) -> Path:
-    """Writes the file and returns its path. ``checkpoint``: what the record of an export in it names. ``script``: which
+    """Writes the file and returns its path. ``pooling``: what an embedding is made of. ``encoder``: a BERT, whose tokens
+    see each other, in place of a Llama. ``checkpoint``: what the record of an export in it names. ``script``: which
     token follows which, so that the model says something certain; texts that are no tokens yet become one each."""
     merges = _merges(60)
     alphabet = _byte_alphabet()
@@ -81,9 +84,11 @@ def write(
     types += [gguf.TokenType.USER_DEFINED] * len(more)
     names |= {each: each for each in more}
 
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "bert" if encoder else "llama")
     writer.add_name("tiny test model")
     random_model.add_shape(writer, n_vocab=len(tokens), n_ctx=n_ctx, n_layers=n_layers)
+    if pooling is not None:
+        writer.add_pooling_type(pooling)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -96,13 +101,49 @@ def write(
         writer.add_chat_template(chat_template)
     if checkpoint:
         writer.add_string(CONFIG_KEY, json.dumps({"run": path.parent.parent.name, "checkpoint": checkpoint}))
-    if script is None:
+    if encoder:
+        _add_encoder(writer, n_vocab=len(tokens), n_ctx=n_ctx, n_layers=n_layers)
+    elif script is None:
         random_model.add_weights(writer, n_vocab=len(tokens), n_layers=n_layers)
     else:
         ids = {tokens.index(names[a]): tokens.index(names[b]) for a, b in script.items()}
         _add_script(writer, ids, n_vocab=len(tokens), n_layers=n_layers)
     random_model.finish(writer)
     return path
+
+
+def _add_encoder(writer: gguf.GGUFWriter, *, n_vocab: int, n_ctx: int, n_layers: int) -> None:
+    """A BERT's random weights, and a head that gives a score."""
+    embed, ffn = random_model.EMBED, random_model.FFN
+    writer.add_causal_attention(False)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_token_type_count(2)
+    writer.add_classifier_output_labels(["score"])
+    rng = np.random.default_rng(7)
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(f"{name}.weight", rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32))
+        writer.add_tensor(f"{name}.bias", rng.normal(0, 0.1, rows).astype(np.float32))
+
+    def norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(embed, np.float32))
+        writer.add_tensor(f"{name}.bias", np.zeros(embed, np.float32))
+
+    writer.add_tensor("token_embd.weight", rng.normal(0, 1, (n_vocab, embed)).astype(np.float32))
+    writer.add_tensor("position_embd.weight", rng.normal(0, 1, (n_ctx, embed)).astype(np.float32))
+    writer.add_tensor("token_types.weight", rng.normal(0, 1, (2, embed)).astype(np.float32))
+    norm("token_embd_norm")
+    for i in range(n_layers):
+        for name in ("attn_q", "attn_output"):
+            linear(f"blk.{i}.{name}", embed, embed)
+        for name in ("attn_k", "attn_v"):
+            linear(f"blk.{i}.{name}", random_model.N_KV_HEADS * random_model.HEAD_DIM, embed)
+        norm(f"blk.{i}.attn_output_norm")
+        linear(f"blk.{i}.ffn_up", ffn, embed)
+        linear(f"blk.{i}.ffn_down", embed, ffn)
+        norm(f"blk.{i}.layer_output_norm")
+    linear("cls", embed, embed)
+    linear("cls.output", 1, embed)
 
 
 def _add_script(writer: gguf.GGUFWriter, follows: dict[int, int], *, n_vocab: int, n_layers: int) -> None:
