@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Scope
 
+from slm.serve.api import client_fields
 from slm.serve.api.access_log import AccessLog, Writer, record_of
 from slm.serve.api.anthropic.message_builder import error_body
 from slm.serve.api.api_keys import RequireKey
@@ -41,7 +42,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> ASGIApp:
                 allow_origins=options.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id"],
+                expose_headers=["x-request-id", client_fields.HEADER],
             )
         )
     if keys:

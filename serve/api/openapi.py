@@ -17,9 +17,9 @@ from pydantic.json_schema import models_json_schema
 
 from slm.serve.api.anthropic.requests import MessagesRequest
 from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
+from slm.serve.api.client_fields import HEADER, RULES
 from slm.serve.api.errors import Error
 from slm.serve.api.openai import response_shapes
-from slm.serve.api.openai.parsing import IGNORED
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -189,9 +189,14 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
         schema.pop("description", None)
         _set_limits(schema["properties"], options)
         _allow_nulls(schema)
-        if post.tag == "Generation":
-            for name in sorted(IGNORED):  # behind the others
-                schema["properties"].setdefault(name, {"description": "accepted, without effect"})
+        for rule in RULES:  # behind the others
+            if rule.only is None and not rule.means and (not rule.routes or post.body.route in rule.routes):
+                for name in rule.names if post.tag == "Generation" else ():
+                    schema["properties"].setdefault(name, {"description": "accepted, without effect"})
+    if not options.strict_fields:
+        for name in bodies["$defs"]:
+            if schemas[name].get("additionalProperties") is False:
+                del schemas[name]["additionalProperties"]
     schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
     schemas = _tidied(schemas)
     out: dict[str, Any] = {
@@ -200,7 +205,7 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
             "title": "slm",
             "version": metadata.version("slm"),
             "description": f"A language model over OpenAI's API. Bodies are JSON objects of at most "
-            f"{options.max_body_bytes / 2**20:g} MiB; an unknown field is an error, null means not given.",
+            f"{options.max_body_bytes / 2**20:g} MiB; null means not given. {_unknown(options)}",
         },
         "tags": [{"name": name} for name in ("Generation", "Tokens and embeddings", "Models and state")],
         "paths": paths,
@@ -210,6 +215,12 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
         out["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         out["security"] = [{"key": []}]
     return out
+
+
+def _unknown(options: ServerOptions) -> str:
+    if options.strict_fields:
+        return "An unknown field is an error."
+    return f"An unknown field is ignored, and the header {HEADER} names it."
 
 
 def _set_limits(properties: dict[str, Any], options: ServerOptions) -> None:

@@ -178,7 +178,18 @@ def n_prompt_tokens(request: Generate, *, model: Model, context: int) -> int:
 def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[int], bool]:
     """The prompt's tokens, and whether these are all: a long text is not tokenized to its end."""
     if not isinstance(request.prompt, str):
-        return [model.check_token(token) for token in request.prompt], True
+        tokens: list[int] = []
+        for i, each in enumerate(request.prompt):
+            if isinstance(each, int):
+                tokens.append(model.check_token(each))
+                continue
+            more, complete = tokenize_within(
+                model, each, context, add_special=request.add_special and i == 0, parse_special=request.parse_special
+            )
+            tokens += more
+            if not complete:
+                return tokens, False
+        return tokens, True
     return tokenize_within(
         model,
         request.prompt,
@@ -201,7 +212,7 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     try:
         if params.grammar is not None:
             chain.grammar(params.grammar)
-        bias = dict(params.logit_bias)
+        bias = _biases(model, params.logit_bias)
         if params.ignore_eos and model.eos >= 0:
             bias[model.eos] = -math.inf
         chain.logit_bias(bias)
@@ -236,6 +247,15 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
         chain.close()
         raise
     return chain
+
+
+def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:
+    """Each token's bias; a text gives its own to all of its tokens, and names of control tokens are those."""
+    bias: dict[int, float] = {}
+    for key, value in given:
+        for token in [key] if isinstance(key, int) else model.tokenize(key, add_special=False, parse_special=True):
+            bias[token] = value
+    return bias
 
 
 def _prompt_text(tokens: list[int], vocabulary: Vocabulary) -> tuple[str, list[int]]:

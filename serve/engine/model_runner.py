@@ -87,6 +87,7 @@ class ModelRunner:
             chat_template=chat_template,
             control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
+            sampling=config.sampling.over(metadata),
         )
 
     @property

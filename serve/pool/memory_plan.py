@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class ModelFacts:
     kv_values: int
     """Numbers that the KV cache stores for one token."""
     file_bytes: int
+    sampling: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Its metadata ``general.sampling.*``."""
 
     def context(self, wanted: int) -> int:
         """Most tokens of one sequence, where ``wanted`` are configured (0: the default)."""
@@ -74,6 +76,7 @@ def read_facts(path: Path) -> ModelFacts:
         has_template="tokenizer.chat_template" in header.metadata,
         kv_values=projected or number("block_count", 0) * n_kv_heads * per_head,
         file_bytes=header.size_bytes,
+        sampling={key: value for key, value in header.metadata.items() if key.startswith("general.sampling.")},
     )
 
 

@@ -227,7 +227,7 @@ def test_marks_in_messages_are_text(client):
         ({"separate_reasoning": False}, "separate_reasoning"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"messages": [{"role": "tool", "tool_call_id": "7", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "assistant"}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "user", "content": None}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": []}, {"role": "user"}]}, "messages"),
         (

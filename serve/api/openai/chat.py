@@ -98,6 +98,7 @@ class ChatCompletionBuilder(ResponseBuilder):
             object="chat.completion",
             created=self.created,
             model=self.model,
+            system_fingerprint=self.fingerprint,
             choices=self._whole_choices(),
             usage=self.usage(),
         )
@@ -195,6 +196,7 @@ class ChatCompletionBuilder(ResponseBuilder):
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 

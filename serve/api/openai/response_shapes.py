@@ -28,6 +28,11 @@ _closed = with_config(ConfigDict(extra="forbid"))
 """No other fields."""
 
 
+_Fingerprint = Annotated[
+    str, Field(description="changes with the server's version, the model's file and the engine's settings")
+]
+
+
 @_closed
 class PromptTokensDetails(TypedDict):
     cached_tokens: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
@@ -99,6 +104,7 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[CompletionChoice]
     usage: NotRequired[
         Annotated[
@@ -169,6 +175,7 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[ChatChoice]
     usage: Usage
     dropped_messages: NotRequired[_DroppedMessages]
@@ -213,6 +220,7 @@ class ChatCompletionChunk(TypedDict):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
     dropped_messages: NotRequired[_DroppedMessages]
@@ -304,7 +312,7 @@ class Response(TypedDict):
     output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
     parallel_tool_calls: bool
     previous_response_id: None
-    reasoning: dict[str, None]
+    reasoning: dict[str, str | None]
     store: Literal[False]
     temperature: float
     text: dict[str, Any]
@@ -360,6 +368,16 @@ class TokenizerInfo(TypedDict):
 
 
 @_closed
+class Sampling(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+
+
+@_closed
 class ModelMeta(TypedDict):
     architecture: str
     n_params: int
@@ -368,6 +386,7 @@ class ModelMeta(TypedDict):
     n_embd: int
     n_ctx_train: Annotated[int, Field(description="tokens of context in training")]
     context: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
+    sampling: Annotated[Sampling, Field(description="what holds where a request says nothing of it")]
     chat_template: Annotated[bool, Field(description="whether its file has one")]
 
 

@@ -26,6 +26,7 @@ from slm.serve.api.openai.response_shapes import (
 )
 from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
 from slm.serve.config import Truncation
+from slm.serve.engine.messages import SamplingDefaults
 
 
 class ResponsesBuilder(BlockBuilder):
@@ -33,9 +34,17 @@ class ResponsesBuilder(BlockBuilder):
 
     id_prefix: ClassVar[str] = "resp"
 
-    def __init__(self, *, model: str, request: ResponsesRequest, form: ReplyForm, truncation: Truncation) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        request: ResponsesRequest,
+        form: ReplyForm,
+        truncation: Truncation,
+        sampling: SamplingDefaults,
+    ) -> None:
         super().__init__(model=model, form=form)
-        self._request, self._truncation = request, truncation
+        self._request, self._truncation, self._sampling = request, truncation, sampling
         self._sequence_number = 0
 
     def body(self) -> Response:
@@ -59,16 +68,16 @@ class ResponsesBuilder(BlockBuilder):
             output=[self._item(each) for each in self._blocks],
             parallel_tool_calls=request.parallel_tool_calls,
             previous_response_id=None,
-            reasoning={"effort": None, "summary": None},
+            reasoning={"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
             store=False,
-            temperature=request.temperature,
+            temperature=self._sampling.temperature if request.temperature is None else request.temperature,
             text=request.text.model_dump(by_alias=True, exclude_none=True),
             tool_choice=self._tool_choice(),
             tools=[
                 {"strict": True, "description": None, "parameters": {}, **each.model_dump(exclude_none=True)}
                 for each in request.tools
             ],
-            top_p=request.top_p,
+            top_p=self._sampling.top_p if request.top_p is None else request.top_p,
             truncation=self._truncation,
             usage=self._response_usage() if choice.finish else None,
         )

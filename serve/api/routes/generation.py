@@ -21,6 +21,7 @@ from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
 from slm.serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
 from slm.serve.api.openai.completions import CompletionBuilder
+from slm.serve.api.openai.fields import Prompt
 from slm.serve.api.openai.messages import template_messages, template_tools
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
 from slm.serve.api.openai.response_builder import ResponseBuilder
@@ -75,10 +76,12 @@ class GenerationRoutes(ModelRoutes):
             base = Generate(
                 id="",
                 prompt="",
+                add_special=body.add_special_tokens,
+                parse_special=body.parse_special,
                 max_tokens=body.max_tokens,
                 stop=body.stops(),
                 sampling=body.sampling(info, await self._grammar(body)),
-                use_prefix_cache=body.may_use_prefix_cache,
+                use_prefix_cache=body.cache_prompt,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
                 echo=body.echo,
@@ -105,7 +108,7 @@ class GenerationRoutes(ModelRoutes):
         self._check_choices(body.n)
         async with self._model(request, body.model, body.timeout_s) as context:
             truncates = (body.truncation or self._options.truncation) == "auto"
-            asked = await self._chat(context, body, truncates)
+            asked = await self._chat(context, body, body.ignored, truncates)
             builder = ChatCompletionBuilder(
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
@@ -126,8 +129,14 @@ class GenerationRoutes(ModelRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             truncation = body.truncation or self._options.truncation
             truncates = truncation == "auto"
-            asked = await self._chat(context, body.as_chat(), truncates)
-            builder = ResponsesBuilder(model=context.lease.name, request=body, form=asked.form, truncation=truncation)
+            asked = await self._chat(context, body.as_chat(), body.ignored, truncates)
+            builder = ResponsesBuilder(
+                model=context.lease.name,
+                request=body,
+                form=asked.form,
+                truncation=truncation,
+                sampling=context.lease.info.sampling,
+            )
             builder.dropped_messages = asked.n_dropped
             return await self._generate(
                 context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
@@ -137,27 +146,32 @@ class GenerationRoutes(ModelRoutes):
         """POST /v1/messages"""
         body = await self._read(request, MessagesRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
-            asked = await self._chat(context, chat_request(body), self._options.truncation == "auto")
+            asked = await self._chat(context, chat_request(body), body.ignored, self._options.truncation == "auto")
             builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
             builder.dropped_messages = asked.n_dropped
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
-    async def _chat(self, context: RequestContext, body: ChatRequest, truncates: bool) -> _Chat:
-        """The sequences of a chat. ``truncates``: whether its oldest turns may be left out."""
+    async def _chat(self, context: RequestContext, body: ChatRequest, ignored: list[str], truncates: bool) -> _Chat:
+        """The sequences of a chat. ``ignored`` gets the names of what has no effect on this model. ``truncates``:
+        whether its oldest turns may be left out."""
         chat, use, opens_turn = context.lease.chat, body.tool_use(), body.opens_turn()
         grammar = await self._grammar(body)
         body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
-        messages, tools = template_messages(body.messages), template_tools(body.tools) if use is not None else []
+        messages, tools = template_messages(body.messages, ignored), template_tools(body.tools) if use else []
+        variables = body.template_options()
+        reads = {where for name, (where, _) in variables.items() if chat.reads(name)}
+        ignored.extend(where for where in dict.fromkeys(where for where, _ in variables.values()) if where not in reads)
+        options = {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
 
         def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
             return chat.render(
                 kept,
                 tools,
                 parse_special_in_content=self._options.parse_special_in_content,
-                options=body.chat_template_kwargs,
+                options=options,
                 opens_turn=opens_turn,
-                continues=body.continue_final_message,
+                continues=body.continues,
             )
 
         n_dropped = 0
@@ -169,7 +183,7 @@ class GenerationRoutes(ModelRoutes):
             n_dropped = window.n_dropped
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
-        reasoning: Reasoning = rendered.reasoning if body.separate_reasoning else "none"
+        reasoning: Reasoning = rendered.reasoning if body.separates_reasoning else "none"
         if use is not None:
             grammar = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning)
         elif grammar is not None:
@@ -187,7 +201,7 @@ class GenerationRoutes(ModelRoutes):
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             sampling=body.sampling(context.lease.info, grammar),
-            use_prefix_cache=body.may_use_prefix_cache,
+            use_prefix_cache=body.cache_prompt,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
@@ -239,6 +253,7 @@ class GenerationRoutes(ModelRoutes):
     ) -> Response:
         """``if_too_long``: added to the error where the prompt does not fit the context."""
         record, receive = context.record, context.request.receive
+        builder.fingerprint = context.fingerprint
         record.stream = streams
         request_stream = context.lease.engine.submit(sequences)
         expiry = expire_later(request_stream, context.ends_at)
@@ -277,7 +292,7 @@ class GenerationRoutes(ModelRoutes):
 def _choices(
     context: RequestContext,
     base: Generate,
-    prompts: Iterable[str | tuple[int, ...]],
+    prompts: Iterable[Prompt],
     body: CompletionRequest | ChatRequest,
 ) -> list[Generate]:
     """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the

@@ -21,12 +21,12 @@ def test_whole_and_in_chunks():
         delta = Delta(id="a", text="fox", completion_tokens=4, finish=finish, drafted_tokens=5, accepted_tokens=3)
         builder.add(index, delta)
         (chunk,) = builder.chunks(index, delta)
-        assert list(chunk) == ["id", "object", "created", "model", "choices"]
+        assert list(chunk) == ["id", "object", "created", "model", "system_fingerprint", "choices"]
         choice = {"index": index, "text": "fox", "logprobs": None, "finish_reason": finish}
         assert chunk["choices"] == [choice]
         assert list(chunk["choices"][0]) == list(choice)
     body = builder.body()
-    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
+    assert list(body) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
     assert body["object"] == "text_completion"
     assert body["id"].startswith("cmpl-")
     assert [each["finish_reason"] for each in body["choices"]] == ["stop", "length"]

@@ -70,8 +70,11 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         ),
         (
             MessagesRequest,
-            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]},
-            "messages.0.content.0.foo",
+            {
+                "max_tokens": 5,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "citation": 1}]}],
+            },
+            "messages.0.content.0.citation",
             "Unknown parameter",
         ),
         (ChatRequest, {**CHAT, "stop": 5}, "stop", "should be"),
