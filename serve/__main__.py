@@ -26,8 +26,7 @@ from slm.serve.pool.engine_process import preload
 from slm.serve.pool.model_files import named_adapters, named_models
 
 if TYPE_CHECKING:
-    from slm.serve.engine.messages import ModelInfo
-    from slm.serve.pool.model_pool import Pool
+    from slm.serve.pool.model_pool import Loaded, Pool
 
 
 def main(argv: list[str]) -> int:
@@ -120,13 +119,14 @@ async def _serve(
     pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
-        info, http = await asyncio.gather(
+        loaded, http = await asyncio.gather(
             pool.start(), asyncio.to_thread(importlib.import_module, "slm.serve.api.server")
         )
         port = listener.getsockname()[1]
 
         def show() -> None:
-            _banner(pool, info, config.host, port, keyed=bool(keys))
+            _banner(pool, loaded, config.host, port, keyed=bool(keys))
+            pool.unload_when_idle()  # not before: importing the routes may take longer than a model may idle
 
         return await http.serve_http(pool, options, keys, listener, show)
     finally:
@@ -149,9 +149,8 @@ def _cancel_on_interrupt() -> None:
     signal.signal(signal.SIGINT, interrupt)
 
 
-def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -> None:
-    assert pool.default.loaded is not None
-    chat = pool.default.loaded.chat
+def _banner(pool: Pool, loaded: Loaded, host: str, port: int, *, keyed: bool) -> None:
+    info, chat = loaded.info, loaded.chat
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")

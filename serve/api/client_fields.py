@@ -101,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     Rule(names=("stop_token_ids", "bad_words", "allowed_token_ids"), only=([],), why="use stop or logit_bias"),
     Rule(names=("use_beam_search",), only=(False,), why="there is no beam search"),
     Rule(names=("best_of",), only=(1,), why="n gives all choices"),
-    Rule(names=("skip_special_tokens", "spaces_between_special_tokens"), only=(True,), why="control tokens give no text"),
+    Rule(names=("skip_special_tokens", "spaces_between_special_tokens"), only=(True,), why="they give no text"),
     Rule(names=("include_stop_str_in_output",), only=(False,), why="a stop string never comes out"),
     Rule(names=("truncate_prompt_tokens",), only=(-1, 0), why='"truncation" drops turns of a chat'),
     Rule(names=("prompt_logprobs",), only=(0, False), why='/v1/completions with "echo" has them'),
@@ -170,8 +170,8 @@ class Reading:
     ) -> dict[str, Any]:
         """An object's fields without those that are ignored.
 
-        ``names``: those that the object has; ``place``: where it stands in the body; ``used_elsewhere``: whether a field
-        has an effect on another route. A name that is refused as unknown stays, for the model to report. Raises
+        ``names``: those that the object has; ``place``: where it stands in the body; ``used_elsewhere``: whether a
+        field has an effect on another route. A name that is refused as unknown stays, for the model to report. Raises
         ``ApiError`` for a value that is not supported.
         """
         if given.keys() <= set(names):

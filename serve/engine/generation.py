@@ -38,6 +38,8 @@ class Generation:
     sequence: Sequence
     sampler: Sampler
     detokenizer: Detokenizer
+    stop_tokens: dict[int, str]
+    """Control tokens that end it, by the stop strings that name them."""
     max_generated: int
     """Most tokens to generate."""
     deadline: float
@@ -160,7 +162,8 @@ def start(
             use_prefix_cache=request.use_prefix_cache or batch_invariant,
             scores_prompt=request.echo and request.top_logprobs is not None,
         ),
-        detokenizer=Detokenizer(request.stop),
+        detokenizer=Detokenizer(request.stop, request.stop_until),
+        stop_tokens=_stop_tokens(model, request.stop),
         max_generated=room if request.max_tokens is None else min(room, request.max_tokens),
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
@@ -247,6 +250,16 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
         chain.close()
         raise
     return chain
+
+
+def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str]:
+    """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
+    found = {}
+    for each in stop:
+        tokens = model.tokenize(each, add_special=False, parse_special=True)
+        if len(tokens) == 1 and not model.token_to_piece(tokens[0]):
+            found[tokens[0]] = each
+    return found
 
 
 def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:

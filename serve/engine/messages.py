@@ -74,6 +74,9 @@ class Generate:
     max_tokens: int | None = None
     """None: as many as the context has room for. 0: only the prompt is computed."""
     stop: tuple[str, ...] = ()
+    """Texts that end it, and names of control tokens."""
+    stop_until: str = ""
+    """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
     sampling: SamplingParams = SamplingParams()
     top_logprobs: int | None = None
     """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""

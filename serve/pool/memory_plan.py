@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.data.errors import UserError
-from slm.llama.gguf_check import GgufHeader, read_header
+from slm.llama.gguf_check import GgufHeader, parts, read_header
 from slm.machine.memory import available_bytes
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
 
@@ -54,6 +54,8 @@ class ModelFacts:
 def read_facts(path: Path) -> ModelFacts:
     """From the header alone. Raises ``UserError`` for a missing or damaged file."""
     header = read_header(path)
+    others = [read_header(part) for part in parts(path, header)[1:]]
+    tensors = [tensor for each in (header, *others) for tensor in each.tensors]
     architecture = str(header.metadata.get("general.architecture", "?"))
 
     def number(key: str, default: int) -> int:
@@ -65,17 +67,17 @@ def read_facts(path: Path) -> ModelFacts:
     per_head = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
     n_kv_heads = number("attention.head_count_kv", n_heads)
     # The projections tell layers with few heads, or with none, apart; some architectures have them in one tensor.
-    projected = sum(tensor.shape[-1] for tensor in header.tensors if _KV_PROJECTION.fullmatch(tensor.name))
+    projected = sum(tensor.shape[-1] for tensor in tensors if _KV_PROJECTION.fullmatch(tensor.name))
     return ModelFacts(
         architecture=architecture,
-        n_params=sum(math.prod(tensor.shape) for tensor in header.tensors),
-        size_bytes=sum(tensor.n_bytes for tensor in header.tensors),
+        n_params=sum(math.prod(tensor.shape) for tensor in tensors),
+        size_bytes=sum(tensor.n_bytes for tensor in tensors),
         n_vocab=_n_vocab(header, number("vocab_size", 0)),
         n_embd=n_embd,
         n_ctx_train=number("context_length", DEFAULT_CONTEXT),
         has_template="tokenizer.chat_template" in header.metadata,
         kv_values=projected or number("block_count", 0) * n_kv_heads * per_head,
-        file_bytes=header.size_bytes,
+        file_bytes=sum(each.size_bytes for each in (header, *others)),
         sampling={key: value for key, value in header.metadata.items() if key.startswith("general.sampling.")},
     )
 

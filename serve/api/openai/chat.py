@@ -154,7 +154,8 @@ class ChatCompletionBuilder(ResponseBuilder):
     def _finish(self, index: int) -> ChatFinishReason:
         finish = self._choices[index].finish
         assert finish is not None
-        return "tool_calls" if finish == "stop" and self._messages[index].calls else finish
+        message = self._messages[index]
+        return "tool_calls" if finish == "stop" and message.calls and not message.reader.in_call else finish
 
     def _whole_choices(self) -> list[ChatChoice]:
         choices = []

@@ -102,11 +102,7 @@ def used_elsewhere(name: str, value: Any) -> bool:
     while waiting:
         cls = waiting.pop()
         found = cls.model_fields.get(name)
-        if (
-            cls.route not in ("", "embeddings")
-            and found is not None
-            and found.get_default(call_default_factory=False) != value
-        ):
+        if cls.route not in ("", "embeddings") and found is not None and found.default != value:
             return True
         waiting += cls.__subclasses__()
     return False

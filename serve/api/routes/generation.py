@@ -200,6 +200,7 @@ class GenerationRoutes(ModelRoutes):
             literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
+            stop_until="" if use is None else chat.call_form.mark,
             sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.cache_prompt,
             speculate=body.may_speculate,

@@ -35,6 +35,7 @@ def test_malformed_bodies(raw):
     assert error(CompletionRequest, raw)["code"] == "invalid_json"
 
 
+TEXT = {"type": "text", "text": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
