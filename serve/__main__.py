@@ -27,8 +27,7 @@ from slm.serve.pool.engine_process import preload
 from slm.serve.pool.model_files import named_adapters, named_models
 
 if TYPE_CHECKING:
-    from slm.serve.engine.messages import ModelInfo
-    from slm.serve.pool.model_pool import Pool
+    from slm.serve.pool.model_pool import Loaded, Pool
 
 
 def main(argv: list[str]) -> int:
@@ -125,7 +124,7 @@ async def _serve(
     pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
-        info, http = await asyncio.gather(
+        loaded, http = await asyncio.gather(
             pool.start(), asyncio.to_thread(importlib.import_module, "slm.serve.api.server")
         )
         place = Place(config, listener)
@@ -137,7 +136,8 @@ async def _serve(
         tuning.start()
 
         def show() -> None:
-            _banner(pool, info, place, keyed=bool(keys))
+            _banner(pool, loaded, place, keyed=bool(keys))
+            pool.unload_when_idle()  # not before: importing the routes may take longer than a model may idle
 
         return await http.serve_http(pool, options, keys, listener, show)
     finally:
@@ -162,9 +162,8 @@ def _cancel_on_interrupt() -> None:
     signal.signal(signal.SIGINT, interrupt)
 
 
-def _banner(pool: Pool, info: ModelInfo, place: Place, *, keyed: bool) -> None:
-    assert pool.default.loaded is not None
-    chat = pool.default.loaded.chat
+def _banner(pool: Pool, loaded: Loaded, place: Place, *, keyed: bool) -> None:
+    info, chat = loaded.info, loaded.chat
     print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
     print(f"{info.size_bytes / 2**20:.1f} MiB, loaded in {info.load_s:.2f} s")
     if pool.several:

@@ -20,6 +20,12 @@ Truncation = Literal["auto", "disabled"]
 
 def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Collection[str]) -> Config:
     """As ``slm.configuration.load``; where no model is named, the ``UserError`` says how to name one."""
+    for word in argv:
+        if word.partition("=")[0] == "serve.any_model":
+            raise UserError(
+                "serve.any_model is gone: a single model answers to every name now, and serve.only_known_models=false "
+                "lets the first of several do so"
+            )
     values = load_config(config_name, argv, literal=literal)
     if not values.get("model") and not values.get("serve", {}).get("models"):
         raise UserError("model must be given: model=runs/latest, or the path of a .gguf file")
@@ -39,7 +45,8 @@ class ServerOptions(EngineOptions):
     """More models, each a path or ``NAME=PATH``, loaded when a request asks for them."""
     lora: list[str] = field(default_factory=list)
     """Adapters of ``model``, each a path or ``NAME=PATH``: each is a model of its own to clients."""
-    any_model: bool = False
+    only_known_models: bool | None = None
+    """None: with several models."""
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""
     idle_unload_s: float = 0.0
@@ -75,6 +82,7 @@ class ServerOptions(EngineOptions):
     max_n: int = 16
     truncation: Truncation = "disabled"
     """Of requests that do not say it themselves."""
+    strict_fields: bool = False
     parse_special_in_content: bool = False
     grammar: bool = True
     body_timeout_s: float = 30.0
@@ -154,11 +162,12 @@ class TerminalConfig:
     prompt: str | None = None
     system: str | None = None
     max_tokens: int = 512
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
+    temperature: float | None = None
+    """None, also below: the model's value, else ``SamplingDefaults``'s."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
     seed: int | None = None
     parse_special_in_content: bool = False
     context: int = 0
@@ -179,5 +188,5 @@ class TerminalConfig:
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise UserError(f"{name}={value} is out of range; it must be between {low} and {high}")

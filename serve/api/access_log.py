@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slm.data.errors import UserError
+from slm.serve.api import client_fields
 from slm.serve.api.errors import ApiError, engine_down
 from slm.serve.engine.messages import Delta, PrefillDone
 
@@ -54,6 +55,8 @@ class Record:
     finish_reason: str | None = None
     error: str | None = None
     """The code of the error, for a request that failed."""
+    ignored: list[str] = field(default_factory=list)
+    """Names of the request's fields that had no effect; the response names them."""
 
     def add(self, event: PrefillDone | Delta) -> None:
         """Takes the times from an event of the engine."""
@@ -94,7 +97,10 @@ class AccessLog:
             nonlocal status, begun, complete
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
-                MutableHeaders(scope=message)["x-request-id"] = record.id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.id
+                if record.ignored:
+                    headers[client_fields.HEADER] = client_fields.header_value(record.ignored)
             elif not message.get("more_body"):
                 complete = True
             await send(message)

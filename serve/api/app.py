@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ExceptionHandler, Scope
 
+from slm.serve.api import client_fields
 from slm.serve.api.access_log import AccessLog, Writer, record_of
 from slm.serve.api.anthropic.message_builder import error_body as anthropic_error
 from slm.serve.api.api_keys import RequireKey
@@ -48,7 +49,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> Acce
                 allow_origins=options.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id"],
+                expose_headers=["x-request-id", client_fields.HEADER],
             )
         )
     if keys:

@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 
 from slm.serve.api.anthropic.requests import MessagesRequest
 from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
+from slm.serve.api.client_fields import HEADER, RULES
 from slm.serve.api.described import GENERATION, MODELS, TOKENS, Post
 from slm.serve.api.errors import Error
 from slm.serve.api.native.described import GETS as NATIVE_GETS
@@ -25,7 +26,6 @@ from slm.serve.api.ollama.described import GETS as OLLAMA_GETS
 from slm.serve.api.ollama.described import POSTS as OLLAMA_POSTS
 from slm.serve.api.ollama.described import SHAPES as OLLAMA_SHAPES
 from slm.serve.api.openai import response_shapes
-from slm.serve.api.openai.parsing import IGNORED
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -194,9 +194,14 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
         schema.pop("description", None)
         _set_limits(schema["properties"], options)
         _allow_nulls(schema)
-        if tag == GENERATION:
-            for name in sorted(IGNORED):  # behind the others
-                schema["properties"].setdefault(name, {"description": "accepted, without effect"})
+        for rule in RULES:  # behind the others
+            if rule.only is None and not rule.means and (not rule.routes or body.route in rule.routes):
+                for name in rule.names if tag == GENERATION else ():
+                    schema["properties"].setdefault(name, {"description": "accepted, without effect"})
+    if not options.strict_fields:
+        for name in bodies["$defs"]:
+            if schemas[name].get("additionalProperties") is False:
+                del schemas[name]["additionalProperties"]
     schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
     schemas = _tidied(schemas)
     out: dict[str, Any] = {
@@ -205,7 +210,7 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
             "title": "slm",
             "version": metadata.version("slm"),
             "description": f"A language model over OpenAI's API. Bodies are JSON objects of at most "
-            f"{options.max_body_bytes / 2**20:g} MiB; an unknown field is an error, null means not given.",
+            f"{options.max_body_bytes / 2**20:g} MiB; null means not given. {_unknown(options)}",
         },
         "tags": [{"name": name} for name in (GENERATION, TOKENS, MODELS, "llama-server's own", "Ollama's")],
         "paths": paths,
@@ -215,6 +220,12 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
         out["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         out["security"] = [{"key": []}]
     return out
+
+
+def _unknown(options: ServerOptions) -> str:
+    if options.strict_fields:
+        return "An unknown field is an error."
+    return f"An unknown field is ignored, and the header {HEADER} names it."
 
 
 def _set_limits(properties: dict[str, Any], options: ServerOptions) -> None:

@@ -352,6 +352,8 @@ class Engine:
             entry = self._vocabulary.logprob(token, logprobs, request.top_logprobs, offset=detokenizer.n_decoded)
             current.pending_logprobs.append(replace(entry, is_eog=True) if is_eog else entry)
         current.sequence.tokens.append(token)
+        if token in current.stop_tokens:
+            return detokenizer.stop_at(current.stop_tokens[token]), "stop"
         if is_eog:
             return detokenizer.finish(), "stop"
         text = detokenizer.push(self._vocabulary.piece(token))

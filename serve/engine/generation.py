@@ -39,6 +39,8 @@ class Generation:
     sequence: Sequence
     sampler: Sampler
     detokenizer: Detokenizer
+    stop_tokens: dict[int, str]
+    """Control tokens that end it, by the stop strings that name them."""
     max_generated: int
     """Most tokens to generate."""
     deadline: float
@@ -202,7 +204,8 @@ def start(
             use_prefix_cache=request.use_prefix_cache or batch_invariant,
             scores_prompt=request.echo and request.top_logprobs is not None,
         ),
-        detokenizer=Detokenizer(request.stop),
+        detokenizer=Detokenizer(request.stop, request.stop_until),
+        stop_tokens=_stop_tokens(model, request.stop),
         max_generated=room if request.max_tokens is None else min(room, request.max_tokens),
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
@@ -220,7 +223,18 @@ def n_prompt_tokens(request: Generate, *, model: Model, context: int) -> int:
 def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[int], bool]:
     """The prompt's tokens, and whether these are all: a long text is not tokenized to its end."""
     if not isinstance(request.prompt, str):
-        return [model.check_token(token) for token in request.prompt], True
+        tokens: list[int] = []
+        for i, each in enumerate(request.prompt):
+            if isinstance(each, int):
+                tokens.append(model.check_token(each))
+                continue
+            more, complete = tokenize_within(
+                model, each, context, add_special=request.add_special and i == 0, parse_special=request.parse_special
+            )
+            tokens += more
+            if not complete:
+                return tokens, False
+        return tokens, True
     return tokenize_within(
         model,
         request.prompt,
@@ -243,7 +257,7 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     try:
         if params.grammar is not None:
             chain.grammar(params.grammar)
-        bias = dict(params.logit_bias)
+        bias = _biases(model, params.logit_bias)
         if params.ignore_eos:
             bias |= dict.fromkeys(model.eog_tokens, -math.inf)
         chain.logit_bias(bias)
@@ -278,6 +292,25 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
         chain.close()
         raise
     return chain
+
+
+def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str]:
+    """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
+    found = {}
+    for each in stop:
+        tokens = model.tokenize(each, add_special=False, parse_special=True)
+        if len(tokens) == 1 and not model.token_to_piece(tokens[0]):
+            found[tokens[0]] = each
+    return found
+
+
+def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:
+    """Each token's bias; a text gives its own to all of its tokens, and names of control tokens are those."""
+    bias: dict[int, float] = {}
+    for key, value in given:
+        for token in [key] if isinstance(key, int) else model.tokenize(key, add_special=False, parse_special=True):
+            bias[token] = value
+    return bias
 
 
 def _prompt_text(tokens: list[int], vocabulary: Vocabulary) -> tuple[str, list[int]]:

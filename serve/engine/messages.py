@@ -8,8 +8,8 @@ Tested in tests/serve/engine/test_engine.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 StoppedBy = Literal["max_tokens", "context", "timeout_s"]
@@ -33,7 +33,8 @@ class SamplingParams:
     """How many tokens the repeat penalty looks back, the prompt's included."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int | str, float], ...] = ()
+    """By token id, or by a text, whose tokens it all is added to."""
     seed: int = 0
     ignore_eos: bool = False
     grammar: str | None = None
@@ -41,11 +42,28 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingDefaults:
+    """What holds where a request says nothing: llama-server's values."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+
+    def params(self, **given: Any) -> SamplingParams:
+        """The parameters of a request that gives these; None counts as not given."""
+        return SamplingParams(**(asdict(self) | {name: value for name, value in given.items() if value is not None}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Generate:
     """One sequence to continue."""
 
     id: str
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int | str, ...]
+    """A text, or token ids, between which texts may stand."""
     add_special: bool = True
     """Whether BOS is put before a text prompt, where the model's file asks for it."""
     parse_special: bool = False
@@ -56,6 +74,9 @@ class Generate:
     max_tokens: int | None = None
     """None: as many as the context has room for. 0: only the prompt is computed."""
     stop: tuple[str, ...] = ()
+    """Texts that end it, and names of control tokens."""
+    stop_until: str = ""
+    """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
     sampling: SamplingParams = SamplingParams()
     top_logprobs: int | None = None
     """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""
@@ -168,6 +189,8 @@ class ModelInfo:
     """-1: there is none."""
     fim: FimTokens | None = None
     """None: the model cannot fill in the middle."""
+    sampling: SamplingDefaults = SamplingDefaults()
+    """What ``serve.sampling`` says, else the model's file, else this server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -106,6 +106,7 @@ class ModelRunner:
             load_s=time.perf_counter() - started,
             bos_id=self.model.bos,
             fim=_fim_tokens(self.model),
+            sampling=config.sampling.over(metadata),
         )
 
     @property

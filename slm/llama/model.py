@@ -19,12 +19,13 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
-from slm.llama.gguf_check import read_header
+from slm.llama.gguf_check import parts, read_header
 from slm.llama.log import clear_log, first_error
 
 _NO_MODELS = {
     "adapter": "a LoRA adapter, no model: name the GGUF file of its base (a server takes both: model=BASE "
     "serve.lora=[NAME=ADAPTER])",
+    "mmproj": "what lets a model see or hear (mmproj), no model by itself: name the GGUF file of the language model",
     "imatrix": "an importance matrix, no model: name a model's GGUF file",
 }
 """Other GGUF files, by their ``general.type``."""
@@ -52,8 +53,13 @@ class Model:
         self.path = Path(path)
         self._model = None
         self.header = read_header(self.path)
-        if (kind := self.header.metadata.get("general.type")) in _NO_MODELS:
+        kind = self.header.metadata.get("general.type")
+        if self.header.metadata.get("general.architecture") == "clip":
+            kind = "mmproj"  # older ones do not say it
+        if kind in _NO_MODELS:
             raise UserError(f"{self.path} is {_NO_MODELS[kind]}")
+        for part in parts(self.path, self.header)[1:]:
+            read_header(part)
         params = C.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = n_gpu_layers

@@ -31,7 +31,7 @@ SHAPES = [
     shapes.NativeCompletion,
     shapes.NativeChunk,
     shapes.InputTokens,
-    shapes.Prompt,
+    shapes.RenderedPrompt,
     shapes.Slot,
     shapes.Props,
     shapes.Rank,
@@ -68,7 +68,7 @@ POSTS: dict[str, Post] = {
         summary="The prompt of a chat, as text",
         about="Takes what /v1/chat/completions takes, and generates nothing.",
         body=ChatRequest,
-        response=shapes.Prompt,
+        response=shapes.RenderedPrompt,
         examples={"A message": {"messages": _HELLO}},
     ),
     "/v1/chat/completions/input_tokens": Post(

@@ -89,7 +89,7 @@ class NativeCompletionRequest(CompletionRequest):
     def limit(self) -> int | None:
         """Most tokens to generate; None: as far as the context goes."""
         given = self.max_tokens if self.n_predict is None else self.n_predict
-        return None if given is None or given < 0 else given
+        return None if given is None or not 0 <= given < _MAX_PREDICT else given
 
     def parts(self, info: ModelInfo) -> list[Parts]:
         """Each prompt in parts. Raises ``ApiError`` for an id outside the vocabulary."""
@@ -176,7 +176,9 @@ class ScoreRequest(ModelRequest):
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
 
-class ModelChange(Strict):
+class ModelChange(ModelRequest):
     """POST /models/load and /models/unload"""
 
-    model: str = Field(min_length=1, max_length=512, description="a name from /v1/models")
+    model: str = Field(  # type: ignore[assignment]
+        min_length=1, max_length=512, description="a name from /v1/models"
+    )

@@ -75,7 +75,7 @@ class InputTokens(TypedDict):
 
 
 @_closed
-class Prompt(TypedDict):
+class RenderedPrompt(TypedDict):
     prompt: str
 
 

@@ -98,6 +98,7 @@ class ChatCompletionBuilder(ResponseBuilder):
             object="chat.completion",
             created=self.created,
             model=self.model,
+            system_fingerprint=self.fingerprint,
             choices=self._whole_choices(),
             usage=self.usage(),
             timings=self.timings(),
@@ -162,7 +163,8 @@ class ChatCompletionBuilder(ResponseBuilder):
     def _finish(self, index: int) -> ChatFinishReason:
         finish = self._choices[index].finish
         assert finish is not None
-        return "tool_calls" if finish == "stop" and self._messages[index].calls else finish
+        message = self._messages[index]
+        return "tool_calls" if finish == "stop" and message.calls and not message.reader.in_call else finish
 
     def _whole_choices(self) -> list[ChatChoice]:
         choices = []
@@ -204,6 +206,7 @@ class ChatCompletionBuilder(ResponseBuilder):
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 

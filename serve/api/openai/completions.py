@@ -62,6 +62,7 @@ class CompletionBuilder(ResponseBuilder):
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 

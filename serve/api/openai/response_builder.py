@@ -65,6 +65,8 @@ class ResponseBuilder(ABC):
         self.created = int(time.time())
         self.model, self._n, self._with_logprobs = model, n, with_logprobs
         self._choices = [Choice() for _ in range(n_choices)]
+        self.fingerprint = ""
+        """Of the model and of what computes it."""
         self.dropped_messages = 0
         """Of a conversation that is longer than the context."""
 

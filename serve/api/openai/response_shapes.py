@@ -28,6 +28,11 @@ _closed = with_config(ConfigDict(extra="forbid"))
 """No other fields."""
 
 
+_Fingerprint = Annotated[
+    str, Field(description="changes with the server's version, the model's file and the engine's settings")
+]
+
+
 @_closed
 class PromptTokensDetails(TypedDict):
     cached_tokens: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
@@ -135,6 +140,7 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[CompletionChoice]
     usage: NotRequired[
         Annotated[
@@ -207,6 +213,7 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[ChatChoice]
     usage: Usage
     timings: NotRequired[_Timings]
@@ -252,6 +259,7 @@ class ChatCompletionChunk(TypedDict):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
     timings: NotRequired[_Timings]
@@ -345,7 +353,7 @@ class Response(TypedDict):
     output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    reasoning: dict[str, None]
+    reasoning: dict[str, str | None]
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -408,6 +416,16 @@ class TokenizerInfo(TypedDict):
 
 
 @_closed
+class Sampling(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+
+
+@_closed
 class ModelMeta(TypedDict):
     architecture: str
     n_params: int
@@ -416,6 +434,7 @@ class ModelMeta(TypedDict):
     n_embd: int
     n_ctx_train: Annotated[int, Field(description="tokens of context in training")]
     context: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
+    sampling: Annotated[Sampling, Field(description="what holds where a request says nothing of it")]
     chat_template: Annotated[bool, Field(description="whether its file has one")]
 
 

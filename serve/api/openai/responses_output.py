@@ -29,6 +29,7 @@ from slm.serve.api.openai.response_shapes import (
 )
 from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
 from slm.serve.config import Truncation
+from slm.serve.engine.messages import SamplingDefaults
 
 _TEXTS = ("content", "reasoning")
 
@@ -45,11 +46,12 @@ class ResponsesBuilder(BlockBuilder):
         request: ResponsesRequest,
         form: ReplyForm,
         truncation: Truncation,
+        sampling: SamplingDefaults,
         keep: Callable[[Response, Message], None] | None = None,
     ) -> None:
         """``keep`` takes the response and the reply as a message when it has ended."""
         super().__init__(model=model, form=form)
-        self._request, self._truncation, self._keep = request, truncation, keep
+        self._request, self._truncation, self._sampling, self._keep = request, truncation, sampling, keep
         self._sequence_number = 0
 
     def body(self) -> Response:
@@ -73,16 +75,16 @@ class ResponsesBuilder(BlockBuilder):
             output=[self._item(each) for each in self._blocks],
             parallel_tool_calls=request.parallel_tool_calls,
             previous_response_id=request.previous_response_id,
-            reasoning={"effort": None, "summary": None},
+            reasoning={"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
             store=request.store,
-            temperature=request.temperature,
+            temperature=self._sampling.temperature if request.temperature is None else request.temperature,
             text=request.text.model_dump(by_alias=True, exclude_none=True),
             tool_choice=self._tool_choice(),
             tools=[
                 {"strict": True, "description": None, "parameters": {}, **each.model_dump(exclude_none=True)}
                 for each in request.tools
             ],
-            top_p=request.top_p,
+            top_p=self._sampling.top_p if request.top_p is None else request.top_p,
             truncation=self._truncation,
             usage=self._response_usage() if choice.finish else None,
         )

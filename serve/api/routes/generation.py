@@ -22,14 +22,15 @@ from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
 from slm.serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
 from slm.serve.api.openai.completions import CompletionBuilder
+from slm.serve.api.openai.fields import Prompt
 from slm.serve.api.openai.messages import Message, template_messages, template_tools
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
 from slm.serve.api.openai.response_builder import ResponseBuilder
 from slm.serve.api.openai.response_shapes import DeletedResponse
+from slm.serve.api.openai.response_store import ResponseStore, Stored
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.openai.streaming import collect, expire_later, stream
-from slm.serve.api.response_store import ResponseStore, Stored
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.api.server_sent_events import EventStream
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
@@ -90,10 +91,12 @@ class GenerationRoutes(ModelRoutes):
             base = Generate(
                 id="",
                 prompt="",
+                add_special=body.add_special_tokens,
+                parse_special=body.parse_special,
                 max_tokens=body.max_tokens,
                 stop=body.stops(),
                 sampling=body.sampling(info, await self._grammar(body)),
-                use_prefix_cache=body.may_use_prefix_cache,
+                use_prefix_cache=body.cache_prompt,
                 return_progress=body.wants_progress,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
@@ -115,9 +118,7 @@ class GenerationRoutes(ModelRoutes):
                 usage_in_chunks=body.usage_in_chunks,
             )
 
-    async def _filled(
-        self, context: RequestContext, prompt: str | tuple[int, ...], body: CompletionRequest
-    ) -> tuple[int, ...]:
+    async def _filled(self, context: RequestContext, prompt: Prompt, body: CompletionRequest) -> tuple[int, ...]:
         """A prompt with the request's ``suffix`` behind the gap. Raises ``ApiError``."""
         if context.lease.info.fim is None:
             raise ApiError(400, f"suffix: {NO_FIM}", param="suffix", code="unsupported")
@@ -132,7 +133,7 @@ class GenerationRoutes(ModelRoutes):
     async def _infill(
         self,
         context: RequestContext,
-        before: str | tuple[int, ...],
+        before: Prompt,
         behind: str,
         max_tokens: int | None,
         others: Sequence[tuple[str, str]] = (),
@@ -141,11 +142,14 @@ class GenerationRoutes(ModelRoutes):
         info = context.lease.info
         assert info.fim is not None
         files: list[int] = []
+        prefix: list[int] = []
+        for part in (before,) if isinstance(before, str) else before:
+            prefix += await self._ids(context, part) if isinstance(part, str) else [part]
         for name, text in others:
             files += other_file(info.fim, await self._ids(context, name + "\n"), await self._ids(context, text))
         return infill_prompt(
             info.fim,
-            before=await self._ids(context, before) if isinstance(before, str) else before,
+            before=prefix,
             behind=await self._ids(context, behind),
             others=files,
             bos=info.bos_id if info.add_bos and info.bos_id >= 0 else None,
@@ -174,7 +178,7 @@ class GenerationRoutes(ModelRoutes):
         self._check_choices(body.n)
         async with self._model(request, body.model, body.timeout_s) as context:
             truncates = (body.truncation or self._options.truncation) == "auto"
-            asked = await self._chat(context, body, truncates)
+            asked = await self._chat(context, body, body.ignored, truncates)
             builder = ChatCompletionBuilder(
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
@@ -196,7 +200,7 @@ class GenerationRoutes(ModelRoutes):
             truncation = body.truncation or self._options.truncation
             truncates = truncation == "auto"
             before = self._before(request, body)
-            asked = await self._chat(context, body.as_chat(before), truncates)
+            asked = await self._chat(context, body.as_chat(before), body.ignored, truncates)
 
             def keep(response: Mapping[str, Any], said: Message) -> None:
                 messages = (*body.conversation(before), said)
@@ -207,6 +211,7 @@ class GenerationRoutes(ModelRoutes):
                 request=body,
                 form=asked.form,
                 truncation=truncation,
+                sampling=context.lease.info.sampling,
                 keep=keep if body.store else None,
             )
             builder.dropped_messages = asked.n_dropped
@@ -233,15 +238,16 @@ class GenerationRoutes(ModelRoutes):
         """POST /v1/messages"""
         body = await self._read(request, MessagesRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
-            asked = await self._chat(context, chat_request(body), self._options.truncation == "auto")
+            asked = await self._chat(context, chat_request(body), body.ignored, self._options.truncation == "auto")
             builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
             builder.dropped_messages = asked.n_dropped
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
-    async def _chat(self, context: RequestContext, body: ChatRequest, truncates: bool) -> _Chat:
-        """The sequences of a chat. ``truncates``: whether its oldest turns may be left out."""
+    async def _chat(self, context: RequestContext, body: ChatRequest, ignored: list[str], truncates: bool) -> _Chat:
+        """The sequences of a chat. ``ignored`` gets the names of what has no effect on this model. ``truncates``:
+        whether its oldest turns may be left out."""
         chat, use = context.lease.chat, body.tool_use()
-        messages, prompt = template_messages(body.messages), self._prompt(context, body)
+        messages, prompt = template_messages(body.messages, ignored), self._prompt(context, body, ignored)
         grammar = await self._grammar(body)
         body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
@@ -254,7 +260,7 @@ class GenerationRoutes(ModelRoutes):
             n_dropped = window.n_dropped
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
-        reasoning: Reasoning = rendered.reasoning if body.separate_reasoning else "none"
+        reasoning: Reasoning = rendered.reasoning if body.separates_reasoning else "none"
         if use is not None:
             grammar = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning)
         elif grammar is not None:
@@ -271,34 +277,42 @@ class GenerationRoutes(ModelRoutes):
             literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
+            stop_until="" if use is None else chat.call_form.mark,
             sampling=body.sampling(context.lease.info, grammar),
-            use_prefix_cache=body.may_use_prefix_cache,
+            use_prefix_cache=body.cache_prompt,
             return_progress=body.wants_progress,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
         return _Chat(choices(context, base, [rendered.text], body), form, n_dropped)
 
-    def _prompt(self, context: RequestContext, body: ChatRequest) -> Callable[[list[dict[str, Any]]], RenderedChat]:
-        """Makes a prompt of messages, with the tools and options of a request. Raises ``ApiError``."""
-        opens_turn = body.opens_turn()
+    def _prompt(
+        self, context: RequestContext, body: ChatRequest, ignored: list[str]
+    ) -> Callable[[list[dict[str, Any]]], RenderedChat]:
+        """Makes a prompt of messages, with the tools and options of a request. ``ignored`` gets the names of options
+        that the template does not read. Raises ``ApiError``."""
+        chat, opens_turn = context.lease.chat, body.opens_turn()
         tools = template_tools(body.tools) if body.tool_use() is not None else []
+        variables = body.template_options()
+        reads = {where for name, (where, _) in variables.items() if chat.reads(name)}
+        ignored.extend(where for where in dict.fromkeys(where for where, _ in variables.values()) if where not in reads)
+        options = {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
 
         def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
-            return context.lease.chat.render(
+            return chat.render(
                 kept,
                 tools,
                 parse_special_in_content=self._options.parse_special_in_content,
-                options=body.chat_template_kwargs,
+                options=options,
                 opens_turn=opens_turn,
-                continues=body.continue_final_message,
+                continues=body.continues,
             )
 
         return prompt
 
-    async def _rendered(self, context: RequestContext, body: ChatRequest) -> RenderedChat:
-        """The prompt of a chat, however long it is. Raises ``ApiError``."""
-        return await self._render(self._prompt(context, body), template_messages(body.messages))
+    async def _rendered(self, context: RequestContext, body: ChatRequest, ignored: list[str]) -> RenderedChat:
+        """The prompt of a chat, however long it is. ``ignored``: as in ``_prompt``. Raises ``ApiError``."""
+        return await self._render(self._prompt(context, body, ignored), template_messages(body.messages, ignored))
 
     async def _render(
         self, prompt: Callable[[list[dict[str, Any]]], RenderedChat], messages: list[dict[str, Any]]
@@ -346,6 +360,7 @@ class GenerationRoutes(ModelRoutes):
     ) -> Response:
         """``if_too_long``: added to the error where the prompt does not fit the context."""
         record, receive = context.record, context.request.receive
+        builder.fingerprint = context.fingerprint
         record.stream = streams
         request_stream = context.lease.engine.submit(sequences)
         expiry = expire_later(request_stream, context.ends_at)
@@ -385,7 +400,7 @@ class GenerationRoutes(ModelRoutes):
 def choices(
     context: RequestContext,
     base: Generate,
-    prompts: Iterable[str | tuple[int, ...]],
+    prompts: Iterable[Prompt],
     body: CompletionRequest | ChatRequest,
 ) -> list[Generate]:
     """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the

@@ -5,6 +5,7 @@ Tested in tests/serve/api/native/test_completion.py, tests/serve/api/native/test
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -16,7 +17,8 @@ from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.errors import ApiError, no_such_model
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts
-from slm.serve.api.native.shapes import InputTokens, Prompt, Props, Slot, Success
+from slm.serve.api.native.shapes import InputTokens, Props, RenderedPrompt, Slot, Success
+from slm.serve.api.openai.fields import Prompt
 from slm.serve.api.openai.requests import ChatRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.routes.base import RequestContext
@@ -34,7 +36,7 @@ class NativeRoutes(GenerationRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             parts = body.parts(context.lease.info)
             self._check_choices(len(parts) * body.n)
-            prompts = [await self._joined(context, each) for each in parts]
+            prompts = [each[0] if len(each) == 1 and isinstance(each[0], str) else each for each in parts]
             texts = [await self._shown(context, each) for each in parts]
             return await self._complete(context, body, prompts, texts)
 
@@ -56,7 +58,7 @@ class NativeRoutes(GenerationRoutes):
         self,
         context: RequestContext,
         body: NativeCompletionRequest,
-        prompts: list[str | tuple[int, ...]],
+        prompts: Sequence[Prompt],
         texts: list[str],
         n_dropped: int = 0,
     ) -> Response:
@@ -68,7 +70,7 @@ class NativeRoutes(GenerationRoutes):
             max_tokens=body.limit(),
             stop=body.stops(),
             sampling=sampling,
-            use_prefix_cache=body.may_use_prefix_cache,
+            use_prefix_cache=body.cache_prompt,
             speculate=body.may_speculate,
             top_logprobs=body.n_probs or None,
             return_tokens=body.return_tokens or body.stream,
@@ -88,18 +90,6 @@ class NativeRoutes(GenerationRoutes):
             n_dropped=n_dropped,
         )
         return await self._generate(context, choices(context, base, prompts, body), builder, streams=body.stream)
-
-    async def _joined(self, context: RequestContext, parts: Parts) -> str | tuple[int, ...]:
-        """A prompt of texts and ids as the engine takes it: one text, or ids."""
-        if len(parts) == 1 and isinstance(parts[0], str):
-            return parts[0]
-        ids: list[int] = []
-        for i, part in enumerate(parts):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += await self._ids(context, part, add_special=i == 0, parse_special=True)
-        return tuple(ids)
 
     async def _shown(self, context: RequestContext, parts: Parts) -> str:
         """A prompt as ``prompt`` of a response shows it."""
@@ -122,7 +112,7 @@ class NativeRoutes(GenerationRoutes):
         """POST /apply-template"""
         body = await self._read(request, ChatRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
-            return JsonBody(Prompt(prompt=(await self._rendered(context, body)).text))
+            return JsonBody(RenderedPrompt(prompt=(await self._rendered(context, body, body.ignored)).text))
 
     async def count_chat(self, request: Request) -> Response:
         """POST /v1/chat/completions/input_tokens"""
@@ -136,14 +126,14 @@ class NativeRoutes(GenerationRoutes):
 
     async def _counted(self, request: Request, body: Any, chat: ChatRequest) -> Response:
         async with self._model(request, body.model, body.timeout_s) as context:
-            n = await self._count(context, await self._rendered(context, chat))
+            n = await self._count(context, await self._rendered(context, chat, body.ignored))
             return JSONResponse(InputTokens(object="response.input_tokens", input_tokens=n))
 
     async def count_message(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
         body = await self._read(request, CountTokensRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
-            n = await self._count(context, await self._rendered(context, chat_request(body)))
+            n = await self._count(context, await self._rendered(context, chat_request(body), body.ignored))
             return JSONResponse(AnthropicTokens(input_tokens=n))
 
     async def props(self, request: Request) -> Response:

@@ -86,7 +86,7 @@ class OllamaRoutes(GenerationRoutes):
         body: OllamaChatRequest | OllamaGenerateRequest,
         kind: Literal["chat", "generate"],
     ) -> Response:
-        asked = await self._chat(context, body.as_chat(), self._options.truncation == "auto")
+        asked = await self._chat(context, body.as_chat(), body.ignored, self._options.truncation == "auto")
         name = body.model or context.lease.name
         builder = OllamaBuilder(model=name, kind=kind, form=asked.form, with_logprobs=body.logprobs)
         builder.dropped_messages = asked.n_dropped
@@ -105,7 +105,7 @@ class OllamaRoutes(GenerationRoutes):
             max_tokens=body.limit(),
             stop=completion.stops(),
             sampling=completion.sampling(context.lease.info, await self._grammar(completion)),
-            use_prefix_cache=completion.may_use_prefix_cache,
+            use_prefix_cache=completion.cache_prompt,
             speculate=completion.may_speculate,
             top_logprobs=completion.logprobs,
         )

@@ -24,12 +24,12 @@ def test_whole_and_in_chunks():
         (chunk,) = builder.chunks(index, delta)
         # Only the very last one has the timings.
         last = ["timings"] if index else []
-        assert list(chunk) == ["id", "object", "created", "model", "choices", *last]
+        assert list(chunk) == ["id", "object", "created", "model", "system_fingerprint", "choices", *last]
         choice = {"index": index, "text": "fox", "logprobs": None, "finish_reason": finish}
         assert chunk["choices"] == [choice]
         assert list(chunk["choices"][0]) == list(choice)
     body = builder.body()
-    assert list(body) == ["id", "object", "created", "model", "choices", "usage", "timings"]
+    assert list(body) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "timings"]
     assert body["object"] == "text_completion"
     assert body["id"].startswith("cmpl-")
     assert [each["finish_reason"] for each in body["choices"]] == ["stop", "length"]

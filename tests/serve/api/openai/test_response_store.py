@@ -4,10 +4,10 @@ import contextlib
 
 import pytest
 
-from slm.serve.api import response_store
 from slm.serve.api.errors import ApiError
+from slm.serve.api.openai import response_store
 from slm.serve.api.openai.messages import Message
-from slm.serve.api.response_store import ResponseStore, Stored
+from slm.serve.api.openai.response_store import ResponseStore, Stored
 
 
 def stored(key, text="hello", owner=None):

@@ -1,6 +1,6 @@
 """The newest responses of /v1/responses, so that a request can go on from one by its id. In memory, and bounded.
 
-Tested in tests/serve/api/test_response_store.py.
+Tested in tests/serve/api/openai/test_response_store.py.
 """
 
 from __future__ import annotations
