@@ -129,7 +129,8 @@ class Writer:
 
     A file that is renamed, as logrotate does, is opened anew. A line that cannot be written is lost; the request is
     not affected. A thread writes: a terminal that somebody has stopped (Ctrl-S), or a full pipe, blocks nobody else.
-    Then ``_MOST_WAITING`` lines wait, and further ones are counted. Raises ``UserError`` when the file cannot be opened.
+    Then ``_MOST_WAITING`` lines wait, and further ones are counted. Raises ``UserError`` when the file cannot be
+    opened.
     """
 
     def __init__(self, form: Literal["text", "json"], path: str | None) -> None:

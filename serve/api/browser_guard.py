@@ -60,8 +60,8 @@ class BrowserGuard:
         if kind in _OF_PROGRAMS and "origin" not in headers and "sec-fetch-site" not in headers:
             return None
         message = (
-            f"The body's type is {kind[:100] or 'not given'}; send it as `Content-Type: application/json`. (This server "
-            "takes no key, and any web page may send other types.)"
+            f"The body's type is {kind[:100] or 'not given'}; send it as `Content-Type: application/json`. (This "
+            "server takes no key, and any web page may send other types.)"
         )
         return ApiError(415, message, code="unsupported_media_type")
 

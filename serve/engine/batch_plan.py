@@ -35,6 +35,9 @@ class Limits:
     """Whether a slot keeps what its last sequence computed, for another with the same prefix."""
     min_copied: int = 0
     """The fewest tokens of a common prefix for which another slot's cells are copied; 0: never."""
+    kept_before_end: int = 0
+    """Above 0: slots cannot be cut back everywhere, and the state is kept so many tokens before a prompt's end, and
+    where it departs from what another slot holds."""
     fixed_chunk: int = 0
     """Above 0: every prefill chunk begins at a multiple of it and has so many tokens, except a prompt's last one, and
     only whole chunks are reused. How a prompt is cut then depends on nothing but the prompt (batch-invariant)."""
@@ -68,6 +71,8 @@ class Chunk:
     logits: Literal["none", "last", "all"]
     n_drafted: int = 0
     """So many of the tokens, the last ones, are draft tokens: they become the sequence's if its sampler picks them."""
+    keeps_state: bool = False
+    """Whether the slot's state after it is to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class Plan:
     """Per admission, how many leading tokens are cached; the slot must be cut back to them."""
     copied_from: tuple[int | None, ...] = ()
     """Per admission, the slot from which those tokens are copied first; None: they are in the slot already."""
+    stops: tuple[tuple[int, ...], ...] = ()
+    """Per admission, the sequence's ``stops``."""
 
 
 def make_plan(
@@ -91,12 +98,14 @@ def make_plan(
     cached: Mapping[int, Seq[int]] | None = None,
     drafts: Mapping[str, Seq[int]] | None = None,
     n_prefilled: int = 0,
+    kept: Mapping[int, Seq[int]] | None = None,
 ) -> Plan:
     """The next batch.
 
     ``running`` and ``waiting`` are in order of arrival, ``free_slots`` in order of preference. ``cached``: the tokens
     that free slots still hold. ``drafts``: draft tokens to verify, by generating sequence. ``n_prefilled``: prompt
-    tokens computed since the last decode step, while sequences generate.
+    tokens computed since the last decode step, while sequences generate. ``kept``: of slots that cannot be cut back
+    everywhere, the numbers of tokens after which their state is kept.
 
     Every generating sequence gets its newest token and its draft tokens. The rest of the batch goes to prompts in
     order of arrival, those that run first. A waiting sequence is admitted when a slot is free and its tokens fit into
@@ -114,12 +123,12 @@ def make_plan(
     if limits.mixed:
         room = limits.batch - sum(len(chunk.tokens) for chunk in decode)
         room = min(room, limits.prefill_chunk if generating else limits.alone_chunk)
-        plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=limits.batch)
+        plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, kept or {}, room, enough=limits.batch)
         return replace(plan, chunks=decode + plan.chunks)
     room = min(limits.batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
     if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
         return Plan((), decode)
-    plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, room, enough=SMALL_CHUNK)
+    plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, kept or {}, room, enough=SMALL_CHUNK)
     return plan if plan.chunks else replace(plan, chunks=decode)
 
 
@@ -129,6 +138,7 @@ def _plan_prefill(
     free_slots: Seq[int],
     limits: Limits,
     cached: Mapping[int, Seq[int]],
+    kept: Mapping[int, Seq[int]],
     room: int,
     *,
     enough: int,
@@ -138,6 +148,7 @@ def _plan_prefill(
     admitted: list[tuple[str, int]] = []
     n_cached: list[int] = []
     copied_from: list[int | None] = []
+    stops: list[tuple[int, ...]] = []
     least_room = max(limits.fixed_chunk, 1, room - enough + 1)
     for sequence in running:
         if room < least_room:
@@ -157,7 +168,7 @@ def _plan_prefill(
         if (running or admitted) and n_held + len(sequence.tokens) + 1 > limits.kv_tokens:
             break
         n_held += len(sequence.tokens) + 1
-        choice = _choose_slot(_reusable(sequence), slots, cached, taken, computing, limits)
+        choice = _choose_slot(_reusable(sequence), slots, cached, kept, taken, computing, limits)
         if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
             n_reserved += 1
             continue
@@ -166,10 +177,21 @@ def _plan_prefill(
         admitted.append((sequence.id, choice.slot))
         n_cached.append(choice.n_cached)
         copied_from.append(choice.copied_from)
+        stops.append(_stops(sequence, choice, limits))
+        sequence = replace(sequence, stops=stops[-1])
         chunks.append(_chunk(sequence, choice.slot, limits.fixed_chunk or room, start=choice.n_cached))
         computing.append(replace(sequence, slot=choice.slot, n_computed=choice.n_cached))
         room -= len(chunks[-1].tokens)
-    return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from))
+    return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from), tuple(stops))
+
+
+def _stops(sequence: Sequence, choice: _SlotChoice, limits: Limits) -> tuple[int, ...]:
+    """Where the state of a sequence that is admitted will be kept: where others may go on from it."""
+    if not limits.kept_before_end or not sequence.use_prefix_cache:
+        return ()
+    # Who departs from another there is seldom the last: a system message often ends there.
+    wanted = {choice.n_common, sequence.n_prompt - limits.kept_before_end}
+    return tuple(sorted(n for n in wanted if n >= choice.n_cached + MIN_CACHED))
 
 
 def _reusable(sequence: Sequence) -> list[int]:
@@ -192,12 +214,15 @@ class _SlotChoice:
     """The slot that has those tokens, if it is another."""
     n_pending: int = 0
     """Tokens of the pending hit: what could be copied once the others' prompts are computed."""
+    n_common: int = 0
+    """Of the longest prefix that it has in common with what some slot holds, usable or not."""
 
 
 def _choose_slot(
     tokens: list[int],
     slots: Seq[int],
     cached: Mapping[int, Seq[int]],
+    kept: Mapping[int, Seq[int]],
     taken: Set[int | None],
     computing: Seq[Sequence],
     limits: Limits,
@@ -208,7 +233,11 @@ def _choose_slot(
     conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
     ``GAP_COST``). Of equals, the first is taken.
     """
-    common = {slot: whole_chunks(_common_prefix(tokens, cached.get(slot, ())), limits) for slot in slots}
+    shared = {slot: _common_prefix(tokens, cached.get(slot, ())) for slot in slots}
+    common = {
+        slot: _kept(n, len(cached.get(slot, ())), kept[slot]) if slot in kept else whole_chunks(n, limits)
+        for slot, n in shared.items()
+    }
 
     def gap(slot: int) -> int:
         return GAP_COST * (bool(taken) and slot - 1 not in taken and slot + 1 not in taken)
@@ -220,7 +249,10 @@ def _choose_slot(
     best = max(slots, key=worth)
     n_cached = common[best] if common[best] >= MIN_CACHED else 0
     if not limits.min_copied or not limits.prefix_cache or not tokens:
-        return _SlotChoice(best, n_cached)
+        n_common = max(shared.values())
+        if limits.kept_before_end:
+            n_common = max([n_common, *(_common_prefix(tokens, each.tokens) for each in computing)])
+        return _SlotChoice(best, n_cached, n_common=n_common)
     n_pending = n_now = 0
     source: int | None = None
     for other in computing:
@@ -236,6 +268,11 @@ def _choose_slot(
         # What the slot caches beyond the prefix is another's conversation. With an empty slot free, it can stay.
         return _SlotChoice(max(empty, key=lambda slot: -gap(slot)), n_cached, best, n_pending)
     return _SlotChoice(best, n_cached, None, n_pending)
+
+
+def _kept(n_common: int, n_held: int, kept: Seq[int]) -> int:
+    """Of ``n_common`` tokens, as many as a slot can go back to that holds ``n_held`` and has states after ``kept``."""
+    return n_held if n_common == n_held else max((n for n in kept if n <= n_common), default=0)
 
 
 def whole_chunks(n: int, limits: Limits) -> int:
@@ -260,13 +297,14 @@ def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
 def _chunk(sequence: Sequence, slot: int | None, room: int, start: int | None = None) -> Chunk:
     assert slot is not None
     start = sequence.n_computed if start is None else start
-    stop = min(start + room, len(sequence.tokens))
+    stop = min(start + room, len(sequence.tokens), *(n for n in sequence.stops if n > start))
     logits: Literal["none", "last", "all"]
     if sequence.scores_prompt and start < sequence.n_prompt:
         logits = "all"
     else:
         logits = "last" if stop == len(sequence.tokens) else "none"
-    return Chunk(sequence.id, slot, start, tuple(sequence.tokens[start:stop]), logits)
+    keeps_state = stop in sequence.stops
+    return Chunk(sequence.id, slot, start, tuple(sequence.tokens[start:stop]), logits, keeps_state=keeps_state)
 
 
 def _with_drafts(chunk: Chunk, drafts: Seq[int]) -> Chunk:

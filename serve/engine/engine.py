@@ -31,12 +31,15 @@ from slm.serve.engine.messages import (
     Stats,
     Tokenize,
 )
-from slm.serve.engine.model_runner import ModelRunner, SlotTooShort
+from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
 from slm.serve.engine.prefill_pace import PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
+
+_KEPT_BEFORE_END = 4
+"""Tokens. A template may end a prompt in some that are not in the next turn's, and the same prompt may come again."""
 
 
 class Engine:
@@ -56,6 +59,7 @@ class Engine:
                 kv_tokens=self.info.kv_tokens,
                 prefix_cache=self._prefix_cache,
                 min_copied=self._runner.min_copied,
+                kept_before_end=_KEPT_BEFORE_END if self._prefix_cache and self._runner.keeps_states else 0,
                 fixed_chunk=min(config.prefill_chunk, config.ubatch, self._runner.batch_limit) if config.exact else 0,
             ),
         )
@@ -175,7 +179,7 @@ class Engine:
         if self._proposer is not None:
             self._proposer.forget(sequence_id)
         # The cells of rejected draft tokens lie behind those that count.
-        if slot is not None and not (self._prefix_cache and self._runner.truncate(slot, ended.sequence.n_computed)):
+        if slot is not None and not (self._prefix_cache and self._runner.settle(slot, ended.sequence.n_computed)):
             self._runner.free_slot(slot)
             self._scheduler.drop_cached(slot)
         ended.sampler.close()
@@ -217,7 +221,7 @@ class Engine:
             )
         self._runner.expect(self._scheduler.longest)
         began = time.perf_counter()
-        plan = self._scheduler.plan(self._propose())
+        plan = self._scheduler.plan(self._propose(), self._runner.kept)
         if not plan.chunks:
             return []
         events: list[Event] = []
@@ -234,7 +238,7 @@ class Engine:
                     raise
                 plan = without_drafts(plan)
                 last_rows = self._runner.run(plan)
-        except SlotTooShort as error:
+        except SlotTooShortError as error:
             long = [chunk.sequence_id for chunk in plan.chunks if chunk.start + len(chunk.tokens) > error.length]
             return events + self._fail(long, str(error))
         except KvCacheFull:

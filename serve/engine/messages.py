@@ -303,7 +303,8 @@ class Failure:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embeddings:
     vectors: tuple[bytes, ...]
-    """float32 [n_embd] each, little-endian, of length 1; one per input. Of a reranking model: [n_scores], its scores."""
+    """float32 [n_embd] each, little-endian, of length 1; one per input. Of a reranking model: [n_scores], its
+    scores."""
     n_tokens: int
     """Of all inputs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from slm.llama.sampler import Sampler
 from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
 from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
+from slm.serve.engine.checkpoints import Checkpoints
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from slm.serve.engine.kv_growth import KvGrowth, first_length
 from slm.serve.engine.messages import FimTokens, ModelInfo
 
 
-class SlotTooShort(LlamaError):
+class SlotTooShortError(LlamaError):
     """There is no memory for longer slots than of ``length`` tokens."""
 
     def __init__(self, length: int, reason: str) -> None:
@@ -83,6 +85,11 @@ class ModelRunner:
         self.keeps_prefixes = self.model.keeps_cells or not shared
         """Whether what a slot holds after a request stays as it is. In one cache for all, the next requests may get the
         cells that a sliding window has left behind."""
+        self.keeps_states = self.keeps_prefixes and not self.model.keeps_cells and not config.exact
+        """Whether slots go back to states that are kept, and not to any of their tokens."""
+        self._checkpoints = Checkpoints()
+        self._cut_anywhere: set[int] = set()
+        """Slots of such a model that have lost nothing: a window is not full yet."""
         self.batch_limit = self.context.n_batch
         self.batch = Batch(self.batch_limit, config.slots)
         metadata, chat_template = self.model.metadata(), config.chat_template or self.model.chat_template()
@@ -125,7 +132,7 @@ class ModelRunner:
             self._growth.expect(n)
 
     def _make_long(self, n: int) -> None:
-        """Sees to it that a slot can hold ``n`` tokens. Raises ``SlotTooShort`` where there is no memory for that."""
+        """Makes slots long enough for ``n`` tokens. Raises ``SlotTooShortError`` where there is no memory for it."""
         try:
             longer = self._growth.take(n)
             if longer is None:
@@ -134,7 +141,7 @@ class ModelRunner:
                 if self.context.seq_pos_max(slot) >= 0:
                     longer.take_seq(self.context, slot)
         except LlamaError as error:
-            raise SlotTooShort(self._growth.length, str(error)) from None
+            raise SlotTooShortError(self._growth.length, str(error)) from None
         self.context.close()
         self.context = longer
 
@@ -146,15 +153,14 @@ class ModelRunner:
     def run(self, plan: Plan) -> list[int]:
         """Computes the batch; returns, per chunk, the batch index of its last token.
 
-        Raises ``KvCacheFull`` when the cache has no room, and ``SlotTooShort``; then nothing has changed.
+        Raises ``KvCacheFull`` when the cache has no room, and ``SlotTooShortError``; then nothing has changed.
         """
         for (_, slot), n_cached, source in zip(plan.admitted, plan.n_cached, plan.copied_from, strict=True):
             if source is not None:
                 self.context.seq_rm(slot)
                 # A cache per slot can only be copied as a whole; the copy is then cut back.
                 self.context.seq_cp(source, slot)
-            if not self.context.seq_rm(slot, n_cached):
-                raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n_cached} tokens")
+            self._cut(slot, n_cached)
         if not self.mixes:
             self._make_long(max(chunk.start + len(chunk.tokens) for chunk in plan.chunks))
         self.batch.clear()
@@ -165,6 +171,10 @@ class ModelRunner:
             wanted, every = chunk.logits != "none", chunk.logits == "all"
             last[chunk.slot] = self.batch.extend(chunk.tokens, chunk.start, chunk.slot, wanted, every=every)
         self.context.decode(self.batch)
+        for chunk in plan.chunks:
+            if chunk.keeps_state:
+                state = self.context.seq_state(chunk.slot, partial=True)
+                self._checkpoints.keep(chunk.slot, chunk.start + len(chunk.tokens), state)
         return [last[chunk.slot] for chunk in plan.chunks]
 
     def logits(self, index: int) -> np.ndarray:
@@ -180,13 +190,43 @@ class ModelRunner:
         llama.cpp keeps only a window of them, or a state instead of cells."""
         return self.context.seq_rm(slot, n) and self.context.seq_pos_range(slot) == (0, n - 1)
 
+    def settle(self, slot: int, n: int) -> bool:
+        """Cuts a slot back to its first ``n`` positions at the end of its sequence; returns whether it can serve
+        another with the same prefix."""
+        if not self.keeps_states:
+            return self.truncate(slot, n)
+        if not self.context.seq_rm(slot, n):
+            return False
+        first, last = self.context.seq_pos_range(slot)
+        self._cut_anywhere.discard(slot)
+        if first == 0:
+            self._cut_anywhere.add(slot)
+        return last == n - 1
+
+    def kept(self, slots: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        """Of the slots that cannot be cut back everywhere, after how many tokens their state is kept."""
+        if not self.keeps_states:
+            return {}
+        return self._checkpoints.positions([slot for slot in slots if slot not in self._cut_anywhere])
+
+    def _cut(self, slot: int, n: int) -> None:
+        if self.keeps_states:
+            state = self._checkpoints.get(slot, n)
+            if n and slot not in self._cut_anywhere and self.context.seq_pos_max(slot) != n - 1 and state is not None:
+                self.context.set_seq_state(slot, state, partial=True)
+            self._checkpoints.drop(slot, after=n)
+        if not self.context.seq_rm(slot, n) or (n and self.context.seq_pos_max(slot) != n - 1):
+            raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n} tokens")
+
     def free_slot(self, slot: int) -> None:
         """Frees a slot's cells."""
         self.context.seq_rm(slot)
+        self._checkpoints.drop(slot)
 
     def free_all(self) -> None:
         """Frees every cell."""
         self.context.clear()
+        self._checkpoints.clear()
 
     def close(self) -> None:
         """Frees the cache and the model."""

@@ -4,7 +4,7 @@ plain data: no model, no clock."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -83,15 +83,22 @@ class Scheduler:
         if (streams, alone) != (self._limits.prefill_chunk, self._limits.alone_chunk):
             self._limits = replace(self._limits, prefill_chunk=streams, alone_chunk=alone)
 
-    def plan(self, drafts: Mapping[str, Seq[int]] | None = None) -> Plan:
-        """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts``: see
-        ``make_plan``."""
+    def plan(
+        self,
+        drafts: Mapping[str, Seq[int]] | None = None,
+        kept: Callable[[Seq[int]], Mapping[int, Seq[int]]] = lambda slots: {},
+    ) -> Plan:
+        """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts`` and
+        what ``kept`` gives for free slots: see ``make_plan``."""
         free = self._slots.free() if self._waiting else []
         cached = {slot: self._slots.cached(slot) for slot in free} if self._waiting else {}
-        plan = make_plan(self._running, self._waiting, free, self._limits, cached, drafts, self._n_prefilled)
+        plan = make_plan(
+            self._running, self._waiting, free, self._limits, cached, drafts, self._n_prefilled, kept(free)
+        )
         by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}
-        for (sequence_id, slot), n_cached in zip(plan.admitted, plan.n_cached, strict=True):
+        for (sequence_id, slot), n_cached, stops in zip(plan.admitted, plan.n_cached, plan.stops, strict=True):
             sequence = by_id[sequence_id]
+            sequence.stops = stops
             self._waiting.remove(sequence)
             self._slots.take(slot, sequence_id)
             if not sequence.admitted:

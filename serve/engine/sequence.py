@@ -26,6 +26,8 @@ class Sequence:
     """Leading prompt tokens that were a prefix-cache hit when it first got a slot."""
     use_prefix_cache: bool = True
     """Whether it may begin with what another sequence computed."""
+    stops: tuple[int, ...] = ()
+    """Numbers of prompt tokens after which the slot's state is kept: a chunk ends there."""
     scores_prompt: bool = False
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
 

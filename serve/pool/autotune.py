@@ -1,8 +1,8 @@
 """Chooses the threads, batch sizes and slots that the configuration leaves open.
 
-Threads and batch sizes are measured once per model file and machine, while nobody uses the server (``idle_tuning``), and
-kept in the cache folder. A process of its own measures (``python -m slm.serve.pool.autotune`` reads a job as JSON from
-stdin). Slots follow from the free memory.
+Threads and batch sizes are measured once per model file and machine, while nobody uses the server (``idle_tuning``),
+and kept in the cache folder. A process of its own measures (``python -m slm.serve.pool.autotune`` reads a job as JSON
+from stdin). Slots follow from the free memory.
 """
 
 from __future__ import annotations

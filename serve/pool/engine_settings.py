@@ -15,8 +15,8 @@ from slm.serve.pool.model_files import resolve_model
 def engine_config(options: ServerOptions, model_path: Path) -> EngineConfig:
     """The engine's configuration for a model file. What ``options`` leave at 0 is chosen for the file and the machine.
 
-    With ``serve.tune=force`` this measures the machine for some seconds. Raises ``UserError`` for a damaged file, and for
-    options that are out of range or contradict each other.
+    With ``serve.tune=force`` this measures the machine for some seconds. Raises ``UserError`` for a damaged file, and
+    for options that are out of range or contradict each other.
     """
     facts = read_facts(model_path)
     tuned = tuned_for(model_path, facts, _mode(options), n_gpu_layers=options.n_gpu_layers)
@@ -24,7 +24,7 @@ def engine_config(options: ServerOptions, model_path: Path) -> EngineConfig:
 
 
 def wants_measuring(options: ServerOptions, model_path: Path) -> bool:
-    """Whether the machine is to be measured for a model file, and has not been. Raises ``UserError`` and ``OSError``."""
+    """Whether the machine is to be measured for a model file, and has not been. Raises ``UserError``, ``OSError``."""
     return unknown(model_path, read_facts(model_path), _mode(options), n_gpu_layers=options.n_gpu_layers)
 
 

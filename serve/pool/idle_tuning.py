@@ -19,8 +19,8 @@ _MOST_QUIET_S = 600.0
 
 
 class IdleTuning:
-    """``wants``: whether a model is to be measured. ``measure``: takes seconds; returns its configuration with the choice,
-    or None where other programs use the cores. Both run in threads.
+    """``wants``: whether a model is to be measured. ``measure``: takes seconds; returns its configuration with the
+    choice, or None where other programs use the cores. Both run in threads.
 
     A request ends a measurement, which begins anew when the server is quiet again. The choice is kept on the disk; a
     running engine gets it when it is loaded the next time.

@@ -113,8 +113,8 @@ class Served:
         return self._facts[1]
 
     def needed(self) -> int:
-        """Bytes of memory that the model takes, by estimate. Reads the headers of its files, which takes a while on a slow
-        disk. Raises ``UserError`` like ``facts``."""
+        """Bytes of memory that the model takes, by estimate. Reads the headers of its files, which takes a while on a
+        slow disk. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
         adapter = self.config.adapter
         more = adapter.stat().st_size if adapter is not None and adapter.is_file() else 0

@@ -292,8 +292,8 @@ class Context:
         return np.ctypeslib.as_array(rows, shape=(n, self.model.n_embd)).copy()
 
     def scores(self, seq_id: int) -> np.ndarray:
-        """float32 [n_scores]: a reranking model's scores of a sequence of the last batch, which must have held it whole;
-        a copy. The context must have been made with ``ranks``."""
+        """float32 [n_scores]: a reranking model's scores of a sequence of the last batch, which must have held it
+        whole; a copy. The context must have been made with ``ranks``."""
         self._check_seq(seq_id)
         found = C.llama_get_embeddings_seq(self._ctx, seq_id)
         if not found:
@@ -317,12 +317,14 @@ class Context:
         self._check_seq(dst)
         C.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
 
-    def seq_state(self, seq_id: int) -> bytes:
-        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers."""
+    def seq_state(self, seq_id: int, *, partial: bool = False) -> bytes:
+        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers.
+        ``partial``: only what cannot be cut back: a recurrent state, or the keys and values of a window."""
         self._check_seq(seq_id)
-        size = C.llama_state_seq_get_size(self._ctx, seq_id)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        size = C.llama_state_seq_get_size_ext(self._ctx, seq_id, flags)
         state = (ctypes.c_uint8 * size)()
-        written = C.llama_state_seq_get_data(self._ctx, state, size, seq_id)
+        written = C.llama_state_seq_get_data_ext(self._ctx, state, size, seq_id, flags)
         if written != size:
             raise LlamaError(f"llama.cpp wrote {written} of the {size} bytes of a sequence's state")
         return bytes(state)
@@ -337,12 +339,13 @@ class Context:
         if written != size or not C.llama_state_seq_set_data(self._ctx, state, size, seq_id):
             raise LlamaError(f"llama.cpp cannot copy a sequence: {first_error()}")
 
-    def set_seq_state(self, seq_id: int, state: bytes) -> None:
+    def set_seq_state(self, seq_id: int, state: bytes, *, partial: bool = False) -> None:
         """Puts what ``seq_state`` gave into the cache. ``LlamaError`` where it does not fit this model."""
         self._check_seq(seq_id)
         clear_log()
         source = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not C.llama_state_seq_set_data(self._ctx, source, len(state), seq_id):
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        if not C.llama_state_seq_set_data_ext(self._ctx, source, len(state), seq_id, flags):
             raise LlamaError(f"llama.cpp cannot take a sequence's state: {first_error()}")
 
     def seq_pos_max(self, seq_id: int) -> int:

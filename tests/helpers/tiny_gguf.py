@@ -68,9 +68,12 @@ def write(
     pooling: gguf.PoolingType | None = None,
     encoder: bool = False,
 ) -> Path:
-    """Writes the file and returns its path. ``pooling``: what an embedding is made of. ``encoder``: a BERT, whose tokens
-    see each other, in place of a Llama. ``checkpoint``: what the record of an export in it names. ``script``: which
-    token follows which, so that the model says something certain; texts that are no tokens yet become one each."""
+    """Writes the file and returns its path.
+
+    ``checkpoint``: what the record of an export in it names. ``script``: which token follows which, so that the model
+    says something certain; texts that are no tokens yet become one each. ``pooling``: what an embedding is made of.
+    ``encoder``: a BERT, whose tokens see each other, in place of a Llama.
+    """
     merges = _merges(60)
     alphabet = _byte_alphabet()
     tokens = [alphabet[b] for b in range(256)] + ["".join(pair) for pair in merges]

@@ -27,7 +27,16 @@ def test_names_that_an_attacker_could_own(named):
         assert refused.json()["error"]["code"] == "host_not_allowed"
         assert httpx.get(named.url + "/", headers={"host": host}).status_code == 403
         assert httpx.get(named.url + "/health", headers={"host": host}).status_code == 200
-    good = ("localhost", "LOCALHOST:1", "me.localhost", "localhost.", "127.0.0.1:80", "127.9.9.9", "[::1]:80", "10.0.0.5")
+    good = (
+        "localhost",
+        "LOCALHOST:1",
+        "me.localhost",
+        "localhost.",
+        "127.0.0.1:80",
+        "127.9.9.9",
+        "[::1]:80",
+        "10.0.0.5",
+    )
     for host in (*good, "chat.lan", "CHAT.LAN:8080"):
         assert post(named, host=host).status_code == 200, host
     assert "serve.hosts=[NAME]" in post(named, host="evil.example").json()["error"]["message"]

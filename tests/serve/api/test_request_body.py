@@ -75,7 +75,13 @@ def test_no_room_in_time_is_said(monkeypatch):
     async def scenario():
         room = BodyRoom(None, max_bytes=1 << 20)
         await room.take(4 << 20)
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "slm.body_lease": request_body._Lease(room)}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "headers": [],
+            "slm.body_lease": request_body._Lease(room),
+        }
         with pytest.raises(ApiError, match="Too many long requests") as caught:
             await read_body(Request(scope), max_bytes=1 << 20, timeout_s=0.01)
         assert caught.value.status == 503

@@ -36,7 +36,9 @@ def text(events, key):
 
 
 def asked(key, n_prompt, max_tokens=24):
-    return Generate(id=key, prompt=tuple(7 + (i * i) % 90 for i in range(n_prompt)), sampling=GREEDY, max_tokens=max_tokens)
+    return Generate(
+        id=key, prompt=tuple(7 + (i * i) % 90 for i in range(n_prompt)), sampling=GREEDY, max_tokens=max_tokens
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,11 @@ def expected(path):
     whole = make(path, slot_bytes=0)
     assert whole._runner.context.n_ctx == 3 * 2048
     out = {}
-    for key, request in (("short", asked("short", 30, 500)), ("long", asked("long", 1200)), ("whole", asked("whole", 2040))):
+    for key, request in (
+        ("short", asked("short", 30, 500)),
+        ("long", asked("long", 1200)),
+        ("whole", asked("whole", 2040)),
+    ):
         out[key] = text(run(whole, request), key)
     whole.close()
     return out

@@ -1,5 +1,6 @@
 """Prompts are computed in steps that are bounded by time, on machines of any speed."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_mo
                 prompted = clock.now
         if prompted:
             break
-    gaps = [b - a for a, b in zip(at, at[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(at)]
     one.close()
     assert prompted
     # The first steps are planned by what a token of a longer step took.

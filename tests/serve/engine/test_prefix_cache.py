@@ -272,3 +272,54 @@ def test_usage_and_metrics_report_cached_tokens(server):
         for _ in range(2):
             usage = httpx.post(server.url + path, json={**more, "max_tokens": 4}).json()["usage"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+CONVERSATIONS = [SYSTEM * 6 + "one", SYSTEM * 6 + "two", SYSTEM * 6 + "three"]
+
+
+@pytest.mark.parametrize("arch", ["lfm2", "gemma3"])
+def test_a_model_that_cannot_be_cut_back_goes_back_to_states_that_were_kept(tmp_path, arch):
+    """A turn that follows, the same prompt again, and another question under a system message that two have had."""
+    shape = {"seq_len": 512, "n_layers": 4} if arch == "lfm2" else {
+        "tie_embeddings": True, "n_layers": 3, "sliding_window": 12, "rope_theta": 1e6,
+        "local_layers": (True, False, True), "seq_len": 512,
+    }  # fmt: skip
+    path = tiny_checkpoint.gguf_file(tmp_path / "m.gguf", arch=arch, **shape)
+    plain = engine(path, slots=1, prefix_cache=False)
+    one = engine(path, slots=1, ubatch=16, batch=64)
+    tokens = one._model.tokenize(CONVERSATIONS[0], add_special=True, parse_special=False)
+    assert len(tokens) > 256, "or llama.cpp would keep more than the window"
+
+    def both(key, prompt, **more):
+        expected = run(plain, ask(key, prompt, max_tokens=40, **more))[key][0]
+        found, cached = run(one, ask(key, prompt, max_tokens=40, **more))[key]
+        assert found == expected, key
+        return found, cached
+
+    reply, cached = both("first", CONVERSATIONS[0])
+    assert cached == 0
+    # A state is that of the last token; a window's keys and values stay until others need their cells.
+    assert bool(one._runner._cut_anywhere) == (arch == "gemma3")
+    # The next turn: the prompt, and what the reply becomes in it, which need not be what the slot holds.
+    _, cached = both("next", CONVERSATIONS[0] + " and then " + reply)
+    assert cached >= len(tokens) - 4
+    _, cached = both("again", CONVERSATIONS[0])
+    assert cached >= len(tokens) - 4
+    both("other question", CONVERSATIONS[1])
+    _, cached = both("third question", CONVERSATIONS[2])
+    assert cached >= len(tokens) - 8, "the state was kept where the second departed from the first"
+    # In random order, with several slots and cancels.
+    many = engine(path, slots=3, ubatch=16, batch=64)
+    rng, texts = random.Random(5), {}
+    for i in range(12):
+        prompt = rng.choice([*CONVERSATIONS, SYSTEM, CONVERSATIONS[0] + " and then more"])
+        if prompt not in texts:
+            texts[prompt] = run(plain, ask("p", prompt, max_tokens=12))["p"][0]
+        if rng.random() < 0.3:
+            many.handle(ask("gone", prompt, max_tokens=50))
+            for _ in range(rng.randrange(1, 9)):
+                many.step()
+            many.handle(Cancel(id="gone"))
+        assert run(many, ask(str(i), prompt, max_tokens=12))[str(i)][0] == texts[prompt]
+    for each in (plain, one, many):
+        each.close()
