@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
 from slm.serve.api.errors import Error
+from slm.serve.api.openai.fields import ModelRequest
 
 GENERATION = "Generation"
 TOKENS = "Tokens and embeddings"
@@ -24,7 +23,7 @@ class Post:
     tag: str
     summary: str
     about: str
-    body: type[BaseModel]
+    body: type[ModelRequest]
     response: type
     others: tuple[dict[str, Any], ...] = ()
     """Schemas of what the response may be instead."""

@@ -191,7 +191,8 @@ def start(
 ) -> Generation:
     """Begins a request that ``prepare`` has returned. Raises ``LlamaError`` for a bad sampling parameter."""
     assert isinstance(request.prompt, tuple)
-    prompt = list(request.prompt)
+    prompt = [each for each in request.prompt if isinstance(each, int)]
+    assert len(prompt) == len(request.prompt)
     room = context - len(prompt)
     prompt_text, prompt_offsets = _prompt_text(prompt, vocabulary) if request.echo else ("", [])
     return Generation(

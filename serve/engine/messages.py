@@ -162,6 +162,17 @@ class FimTokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankForm:
+    """How a reranking model takes a query and a document: as ids before, between and behind them, or in a text."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    behind: tuple[int, ...]
+    template: str = ""
+    """With {query} and {document}; "": there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
     """What the server reports about the model and needs to know of it."""
 
@@ -187,6 +198,8 @@ class ModelInfo:
     load_s: float
     bos_id: int = -1
     """-1: there is none."""
+    ranking: RankForm | None = None
+    """None: the model is no reranking model."""
     fim: FimTokens | None = None
     """None: the model cannot fill in the middle."""
     sampling: SamplingDefaults = SamplingDefaults()

@@ -19,7 +19,7 @@ from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from slm.serve.engine.checkpoints import Checkpoints
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from slm.serve.engine.kv_growth import KvGrowth, first_length
-from slm.serve.engine.messages import FimTokens, ModelInfo
+from slm.serve.engine.messages import FimTokens, ModelInfo, RankForm
 
 
 class SlotTooShortError(LlamaError):
@@ -112,6 +112,7 @@ class ModelRunner:
             control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
             bos_id=self.model.bos,
+            ranking=_rank_form(self.model, metadata.get("tokenizer.chat_template.rerank", "")),
             fim=_fim_tokens(self.model),
             sampling=config.sampling.over(metadata),
         )
@@ -233,6 +234,17 @@ class ModelRunner:
         self._growth.close()
         self.context.close()
         self.model.close()
+
+
+def _rank_form(model: Model, template: str) -> RankForm | None:
+    if model.pooling != "rank":
+        return None
+    end = model.eos if model.eos >= 0 else model.separator
+    begin, end_of_text = (model.bos,) if model.add_bos else (), (end,) if model.add_eos else ()
+    between = (*end_of_text, *((model.separator,) if model.add_separator else ()))
+    parts = (tuple(each for each in part if each >= 0) for part in (begin, between, end_of_text))
+    before, middle, behind = parts
+    return RankForm(before=before, between=middle, behind=behind, template=template)
 
 
 def _fim_tokens(model: Model) -> FimTokens | None:

@@ -93,6 +93,10 @@ class Model:
         """-1 where there is none; the same for ``eos``."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab)
+        self.add_eos: bool = C.llama_vocab_get_add_eos(self._vocab)
+        self.separator: int = C.llama_vocab_sep(self._vocab)
+        """-1 where there is none."""
+        self.add_separator: bool = C.llama_vocab_get_add_sep(self._vocab)
         self.fim_prefix: int = C.llama_vocab_fim_pre(self._vocab)
         """The tokens for filling in the middle, -1 where there is none: before the text in front of the gap,"""
         self.fim_suffix: int = C.llama_vocab_fim_suf(self._vocab)

@@ -99,7 +99,8 @@ POSTS: dict[str, Post] = {
     "/v1/rerank": Post(
         tag=TOKENS,
         summary="Texts in the order in which they fit a query",
-        about="A score is the cosine of two embeddings. Also at /rerank, /reranking and /v1/reranking. With `texts` "
+        about="A score is a reranking model's own, or the cosine of two embeddings. Also at /rerank, /reranking and "
+        "/v1/reranking. With `texts` "
         "the response is the bare list that TEI gives.",
         body=RerankRequest,
         response=shapes.Rank,
@@ -109,7 +110,7 @@ POSTS: dict[str, Post] = {
     "/v1/score": Post(
         tag=TOKENS,
         summary="How alike two texts are",
-        about="vLLM's form: the cosine of two embeddings for each pair.",
+        about="vLLM's form: a reranking model's score of each pair, or the cosine of two embeddings.",
         body=ScoreRequest,
         response=shapes.Scores,
         examples={"Two pairs": {"text_1": "a fox", "text_2": ["the red fox", "a blue boat"]}},

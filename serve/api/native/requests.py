@@ -127,7 +127,7 @@ class OtherFile(Strict):
 class InfillRequest(NativeCompletionRequest):
     """POST /infill"""
 
-    prompt: str = Field(default="", description="the beginning of the text in the gap")  # type: ignore[assignment]
+    prompt: str = Field(default="", description="the beginning of the text in the gap")
     input_prefix: str = Field(description="the text before the gap")
     input_suffix: str = Field(description="the text behind the gap")
     input_extra: Annotated[list[OtherFile], Field(max_length=_MAX_FILES)] = Field(
@@ -179,6 +179,4 @@ class ScoreRequest(ModelRequest):
 class ModelChange(ModelRequest):
     """POST /models/load and /models/unload"""
 
-    model: str = Field(  # type: ignore[assignment]
-        min_length=1, max_length=512, description="a name from /v1/models"
-    )
+    model: str = Field(min_length=1, max_length=512, description="a name from /v1/models")

@@ -5,8 +5,11 @@ Tested in tests/serve/api/openai/test_openapi.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 from slm.serve.api.described import Get, Post
 from slm.serve.api.ollama import requests, shapes
+from slm.serve.api.openai.fields import ModelRequest
 
 _TAG = "Ollama's"
 _STREAM = "Streams by default: lines of JSON, of which the last has `done`: true and all figures."
@@ -24,7 +27,15 @@ SHAPES = [
 ]
 
 
-def _post(summary: str, about: str, body: type, response: type, example: dict, *, streams: bool = False) -> Post:
+def _post(
+    summary: str,
+    about: str,
+    body: type[ModelRequest],
+    response: type,
+    example: dict[str, Any],
+    *,
+    streams: bool = False,
+) -> Post:
     return Post(
         tag=_TAG,
         summary=summary,

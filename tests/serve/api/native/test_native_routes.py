@@ -2,10 +2,12 @@
 
 import json
 
+import gguf
 import httpx
 import pytest
 from pydantic import TypeAdapter
 
+from slm.llama.model import Model
 from slm.serve.api.native import shapes
 from tests.helpers import tiny_gguf
 
@@ -120,6 +122,33 @@ def test_rerank_and_score(post):
     for body in ({}, {"documents": []}, {"documents": [1]}, {"documents": [""]}, {"documents": ["a"], "texts": ["a"]}):
         post("/rerank", 400, query="x", **body)
     post("/v1/score", 400, text_1=["a", "b"], text_2=["a", "b", "c"])
+
+
+def test_a_reranking_model(tmp_path, start_server):
+    path = tiny_gguf.write(tmp_path / "rank.gguf", pooling=gguf.PoolingType.RANK, encoder=True)
+    texts = ["the red boat", "hello"]
+    with start_server(tmp_path / "log", path) as server:
+
+        def post(path, **body):
+            answer = httpx.post(server.url + path, json=body, timeout=30)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        ranked = post("/rerank", query="the old fox", documents=texts)
+        scores = {each["index"]: each["relevance_score"] for each in ranked["results"]}
+        with Model(path) as model:
+            ends = [model.bos] * model.add_bos, [model.eos] * model.add_eos, [model.separator] * model.add_separator
+        for i, text in enumerate(texts):
+            query, document = (post("/tokenize", content=each)["tokens"] for each in ("the old fox", text))
+            begin, end, separator = ends
+            pair = [*begin, *query, *end, *separator, *document, *end]
+            expected = post("/v1/embeddings", input=pair)["data"][0]["embedding"]
+            assert scores[i] == pytest.approx(expected[0], abs=1e-4)
+        # The order of the two counts, unlike that of a cosine.
+        there = post("/v1/score", text_1="the old fox", text_2="hello")["data"][0]["score"]
+        back = post("/v1/score", text_1="hello", text_2="the old fox")["data"][0]["score"]
+        assert there == pytest.approx(scores[1], abs=1e-4)
+        assert abs(there - back) > 1e-3
 
 
 def test_infill_without_the_tokens(post):
