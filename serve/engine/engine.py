@@ -349,7 +349,8 @@ class Engine:
         """The sequence's next token, from a row of logits. Returns the text that comes out, and the reason to finish
         if the token is the last."""
         request, detokenizer = current.request, current.detokenizer
-        token = self._runner.sample(current.sampler, row)
+        waits = current.n_generated < request.sampling.min_tokens
+        token = self._runner.sample(current.sampler, row, self._endings(current) if waits else ())
         is_eog = self._model.is_eog(token) and not request.sampling.ignore_eos
         if request.top_logprobs is not None:
             logprobs = log_probabilities(self._runner.logits(row))
@@ -367,6 +368,10 @@ class Engine:
             text += detokenizer.finish()
             return text, "stop" if detokenizer.stopped else "length"
         return text, None
+
+    def _endings(self, current: Generation) -> tuple[int, ...]:
+        """Tokens that would end the text."""
+        return (*self._model.eog_tokens, *current.stop_tokens)
 
     def close(self) -> None:
         """Ends all generations and frees the model."""

@@ -39,8 +39,8 @@ class Generation:
     sequence: Sequence
     sampler: Sampler
     detokenizer: Detokenizer
-    stop_tokens: dict[int, str]
-    """Control tokens that end it, by the stop strings that name them."""
+    stop_tokens: dict[int, str | None]
+    """Tokens that end it, with the stop strings that name them; None: an id of the request."""
     max_generated: int
     """Most tokens to generate."""
     deadline: float
@@ -206,7 +206,7 @@ def start(
             scores_prompt=request.echo and request.top_logprobs is not None,
         ),
         detokenizer=Detokenizer(request.stop, request.stop_until),
-        stop_tokens=_stop_tokens(model, request.stop),
+        stop_tokens=dict.fromkeys(request.sampling.stop_token_ids) | _stop_tokens(model, request.stop),
         max_generated=room if request.max_tokens is None else min(room, request.max_tokens),
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
@@ -247,8 +247,8 @@ def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[
 
 
 def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
-    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, top-k, typical, top-p,
-    min-p, temperature, draw.
+    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, DRY, top-n-sigma, top-k,
+    typical, top-p, min-p, XTC, temperature, draw. Mirostat comes in place of those from top-n-sigma to XTC.
 
     The frequency and presence penalties count the reply's tokens. The repeat penalty also counts the prompt's, within
     its window; where it is on, the three share that window. ``context``: most tokens of the sequence. Raises
@@ -270,9 +270,25 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
                 frequency=params.frequency_penalty,
                 presence=params.presence_penalty,
             )
+        # llama.cpp reads the last 32-bit value as "any seed".
+        seed = params.seed % (2**32 - 1)
+        if params.dry_multiplier > 0:
+            chain.dry(
+                multiplier=params.dry_multiplier,
+                base=params.dry_base,
+                allowed_length=params.dry_allowed_length,
+                last_n=context if params.dry_penalty_last_n < 0 else params.dry_penalty_last_n,
+                breakers=params.dry_sequence_breakers,
+                history=prompt,
+            )
         if params.temperature == 0:
             chain.greedy()
+        elif params.mirostat:
+            chain.temperature(max(params.temperature, 1e-3))
+            chain.mirostat(params.mirostat, tau=params.mirostat_tau, eta=params.mirostat_eta, seed=seed)
         else:
+            if params.top_n_sigma > 0:
+                chain.top_n_sigma(params.top_n_sigma)
             if params.top_k > 0:
                 chain.top_k(params.top_k)
             if params.typical_p < 1:
@@ -283,9 +299,14 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
                 chain.top_p(params.top_p)
             if params.min_p > 0:
                 chain.min_p(params.min_p)
-            chain.temperature(max(params.temperature, 1e-3))
-            # llama.cpp reads the last 32-bit value as "any seed".
-            chain.dist(params.seed % (2**32 - 1))
+            if params.xtc_probability > 0:
+                chain.xtc(params.xtc_probability, params.xtc_threshold, seed=seed)
+            if params.dynatemp_range > 0:
+                spread, exponent = params.dynatemp_range, params.dynatemp_exponent
+                chain.dynamic_temperature(max(params.temperature, 1e-3), spread=spread, exponent=exponent)
+            else:
+                chain.temperature(max(params.temperature, 1e-3))
+            chain.dist(seed)
         if repeats:
             for token in prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []:
                 chain.accept(token)
@@ -295,9 +316,9 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     return chain
 
 
-def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str]:
+def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str | None]:
     """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
-    found = {}
+    found: dict[int, str | None] = {}
     for each in stop:
         tokens = model.tokenize(each, add_special=False, parse_special=True)
         if len(tokens) == 1 and not model.token_to_piece(tokens[0]):

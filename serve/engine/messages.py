@@ -37,6 +37,29 @@ class SamplingParams:
     """By token id, or by a text, whose tokens it all is added to."""
     seed: int = 0
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """So many tokens come before one that ends the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the text and add nothing to it."""
+    top_n_sigma: float = -1.0
+    """0 or less: off."""
+    dynatemp_range: float = 0.0
+    """0: off."""
+    dynatemp_exponent: float = 1.0
+    xtc_probability: float = 0.0
+    """0: off."""
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    """0: off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """How many tokens it looks back, the prompt's included; -1: all."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    """0: off; 1 and 2: the algorithm's version, in place of the samplers that leave tokens out."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     grammar: str | None = None
     """A GBNF grammar that serve/grammar/gbnf.py has checked."""
 

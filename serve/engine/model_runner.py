@@ -182,9 +182,17 @@ class ModelRunner:
         """float32 [n_vocab] of a batch entry that asked for logits."""
         return self.context.logits(index)
 
-    def sample(self, sampler: Sampler, index: int) -> int:
-        """The token that a sampler picks from the logits of a batch entry."""
-        return sampler.sample(self.context, index)
+    def sample(self, sampler: Sampler, index: int, held_back: Sequence[int] = ()) -> int:
+        """The token that a sampler picks from the logits of a batch entry, none of ``held_back``."""
+        if not held_back:
+            return sampler.sample(self.context, index)
+        row, ids = self.context.row(index), np.array(held_back)
+        kept = row[ids]
+        row[ids] = -np.inf
+        try:
+            return sampler.sample(self.context, index)
+        finally:
+            row[ids] = kept  # log-probabilities are the model's own
 
     def truncate(self, slot: int, n: int) -> bool:
         """Cuts a slot back to its first ``n`` positions; returns whether it then holds exactly those. It does not where

@@ -105,8 +105,8 @@ class Detokenizer:
             self._before = (self._before + out)[-(len(self._until) - 1) :] if len(self._until) > 1 else ""
         return out
 
-    def stop_at(self, name: str) -> str:
-        """The rest: a token that is the stop string ``name`` came, which has no text."""
+    def stop_at(self, name: str | None) -> str:
+        """The rest: a token that ends the text came, and adds none. ``name``: the stop string that names it, if any."""
         rest = self.finish()
         self.stop_string = self.stop_string or name
         return rest

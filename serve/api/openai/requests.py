@@ -21,8 +21,10 @@ from slm.serve.api.openai.fields import (
     Prompt,
     Strict,
     Texts,
+    TokenId,
     TokenLists,
     Tokens,
+    check_tokens,
     few_fields,
     texts_or_tokens,
 )
@@ -51,6 +53,12 @@ _NO_LIMIT = 2**31 - 1
 MAX_PROMPTS = 128
 
 _MODELS = "the model's (`meta.sampling` of /v1/models)"
+
+_LLAMA_SAMPLERS = (
+    *("top_n_sigma", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold", "dry_multiplier"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+"""Fields that the engine has under the same names."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -177,6 +185,35 @@ class SamplingFields(ModelRequest):
         description="the same seed gives the same text; default, and -1: random",
     )
     ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
+    min_tokens: int = Field(
+        default=0, ge=0, le=_NO_LIMIT, description="so many tokens come before one that ends the text"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=[], description="tokens that end the text and add nothing to it"
+    )
+    top_n_sigma: Number = Field(
+        default=-1.0, ge=-1, le=100, description="leave out tokens so many standard deviations below the best; -1: off"
+    )
+    dynatemp_range: Number = Field(
+        default=0.0, ge=0, le=10, description="the temperature varies by so much with the entropy; 0: off"
+    )
+    dynatemp_exponent: Number = Field(default=1.0, ge=0, le=10)
+    xtc_probability: Number = Field(
+        default=0.0, ge=0, le=1, description="how often all likely tokens but the last are left out; 0: off"
+    )
+    xtc_threshold: Number = Field(default=0.1, ge=0, le=1, description="what counts as likely; above 0.5: off")
+    dry_multiplier: Number = Field(default=0.0, ge=0, le=100, description="DRY penalty of repetitions; 0: off")
+    dry_base: Number = Field(default=1.75, ge=1, le=100)
+    dry_allowed_length: int = Field(default=2, ge=0, le=65536)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=65536, description="-1: the whole context")
+    dry_sequence_breakers: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=40)]], Field(min_length=1, max_length=64)
+    ] = Field(default=["\n", ":", '"', "*"], description="texts over which no repetition reaches")
+    mirostat: Literal[0, 1, 2] = Field(
+        default=0, description="Mirostat's version, in place of the samplers that leave tokens out; 0: off"
+    )
+    mirostat_tau: Number = Field(default=5.0, ge=0, le=100)
+    mirostat_eta: Number = Field(default=0.1, ge=0, le=1)
     speculate: bool | None = Field(
         default=None,
         description="whether draft tokens may be used (serve.speculate); default: only without a seed",
@@ -258,6 +295,7 @@ class _GenerationRequest(SamplingFields):
                 raise ApiError(400, message, param="logit_bias")
             else:
                 bias.append((int(key), amount))
+        check_tokens(tuple(self.stop_token_ids), info, "stop_token_ids")
         one, other = self.repeat_penalty, self.repetition_penalty
         if one is not None and other not in (None, one):
             raise ApiError(
@@ -282,6 +320,10 @@ class _GenerationRequest(SamplingFields):
             logit_bias=tuple(bias),
             seed=secrets.randbits(32) if self.seed is None else self.seed,
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+            dry_sequence_breakers=tuple(self.dry_sequence_breakers),
+            **{name: getattr(self, name) for name in _LLAMA_SAMPLERS},
             grammar=grammar,
         )
 
