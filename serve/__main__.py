@@ -164,6 +164,8 @@ def _cancel_on_interrupt() -> None:
 
 def _banner(pool: Pool, loaded: Loaded, place: Place, *, keyed: bool) -> None:
     info, chat = loaded.info, loaded.chat
+    if place.pages and place.unix_socket is None:
+        print(f"page     {place.url}/")
     print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
     print(f"{info.size_bytes / 2**20:.1f} MiB, loaded in {info.load_s:.2f} s")
     if pool.several:
@@ -185,14 +187,18 @@ def _banner(pool: Pool, loaded: Loaded, place: Place, *, keyed: bool) -> None:
     over = f", over the Unix socket {place.unix_socket}" if place.unix_socket else ""
     schema = f"schema at {place.url}/docs" if place.pages else f"schema at {place.url}/openapi.json"
     print(f"url      {place.url}/v1 ({schema}{over})")
-    print("try\n  " + _example(place, keyed), flush=True)
+    print("try\n  " + _example(place, keyed=keyed, chat=chat.own and not chat.problem), flush=True)
 
 
-def _example(place: Place, keyed: bool) -> str:
-    socket_option = f" --unix-socket {place.unix_socket}" if place.unix_socket else ""
+def _example(place: Place, *, keyed: bool, chat: bool) -> str:
+    """A request that fits the model: a question for one with a chat template, else the beginning of a text."""
+    url, curl = place.url, "curl -s" + (f" --unix-socket {place.unix_socket}" if place.unix_socket else "")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    if chat:
+        body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 60}'
+        return f"{curl} {url}/v1/chat/completions{key} -d '{body}'"
     body = '{"prompt": "Once upon a time", "max_tokens": 60}'
-    return f"curl -s{socket_option} {place.url}/v1/completions{key} -d '{body}'"
+    return f"{curl} {url}/v1/completions{key} -d '{body}'"
 
 
 if __name__ == "__main__":
