@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import importlib
-import ipaddress
 import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slm.cli import run
-from slm.data.errors import UserError
+from slm.data.errors import UserError, one_line
 from slm.exported import stale_lines
 from slm.llama.verdict import require_working_build
 from slm.machine.hardware import share_cores
 from slm.serve.config import ServeConfig, load
+from slm.serve.keys import Key, all_keys
+from slm.serve.listening import Place, check_certificate, is_name, listen, listen_on_path
 from slm.serve.pool.autotune import stop_measuring
 from slm.serve.pool.engine_process import preload
 from slm.serve.pool.model_files import named_adapters, named_models
 
 if TYPE_CHECKING:
-    from slm.serve.engine.messages import ModelInfo
-    from slm.serve.pool.model_pool import Pool
+    from slm.serve.pool.model_pool import Loaded, Pool
 
 
 def main(argv: list[str]) -> int:
@@ -41,13 +41,21 @@ def main(argv: list[str]) -> int:
         ServeConfig,
         "serve",
         argv,
-        literal=("model", "serve.models", "serve.lora", "serve.draft_model", "serve.api_keys"),
+        literal=("model", "serve.models", "serve.lora", "serve.draft_model", "serve.api_keys", "serve.chat_template"),
     )
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
     adapters = named_adapters(config.serve.lora, next(iter(paths.items())), paths)
     for note in [*notes, *stale_lines([*paths.values(), *adapters.values()])]:
         print(note, flush=True)
-    listener = _listen(config.host, config.port)
+    options = config.serve
+    keys = all_keys(options.api_keys, options.api_key_file, os.environ.get("SLM_API_KEY"))
+    if options.chat_template is not None:
+        check_template(options.chat_template)
+    if options.cert is not None and options.key_pem is not None:
+        check_certificate(options.cert, options.key_pem)
+    listener = (
+        listen(config.host, config.port) if options.unix_socket is None else listen_on_path(Path(options.unix_socket))
+    )
     form = config.serve.access_form
     if config.serve.access_log_file is not None and form != "off":
         from slm.serve.api.access_log import Writer
@@ -56,9 +64,23 @@ def main(argv: list[str]) -> int:
     with contextlib.closing(listener):
         require_working_build()
         try:
-            return asyncio.run(_serve(config, paths, adapters, listener))
+            return asyncio.run(_serve(config, paths, adapters, listener, keys))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+        finally:
+            if options.unix_socket is not None:
+                Path(options.unix_socket).unlink(missing_ok=True)
+
+
+def check_template(path: str) -> None:
+    """Raises ``UserError`` for a chat template that cannot be read or is not valid."""
+    from slm.data.chat.template import ChatTemplate
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"serve.chat_template={path} cannot be read: {one_line(error)}") from None
+    ChatTemplate(text, bos="", eos="", control_tokens=(), name=f"serve.chat_template={path}")
 
 
 def _end(number: int, _: object) -> None:
@@ -66,32 +88,12 @@ def _end(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. It is bound before the model is loaded, so that a port in use is reported at once."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns off Nagle's algorithm only where the protocol is named. With it, each part of an answer after
-        # the first would wait for the client's delayed acknowledgment: 40 ms.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # Listening now makes a second server on this port fail, even while the first is still loading.
-        listener.listen()
-    except (socket.gaierror, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"host={host} is not known ({reason}); use 127.0.0.1 or 0.0.0.0") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} on {host} is in use; choose another with port=...") from None
-        if error.errno == errno.EACCES:
-            raise UserError(f"port {port} needs more rights; choose one above 1023 with port=...") from None
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.setblocking(False)
-    return listener
-
-
 async def _serve(
-    config: ServeConfig, paths: dict[str, Path], adapters: dict[str, Path], listener: socket.socket
+    config: ServeConfig,
+    paths: dict[str, Path],
+    adapters: dict[str, Path],
+    listener: socket.socket,
+    keys: Sequence[Key],
 ) -> int:
     from slm.serve.pool.engine_settings import engine_config, measured_config, wants_measuring
     from slm.serve.pool.idle_tuning import IdleTuning
@@ -100,16 +102,14 @@ async def _serve(
 
     _cancel_on_interrupt()
     options = config.serve
-    if _is_name(config.host):
+    if is_name(config.host):
         options = replace(options, hosts=[*options.hosts, config.host])
-    of_environment = os.environ.get("SLM_API_KEY")
-    if of_environment and not of_environment.strip():
-        raise UserError("SLM_API_KEY holds blanks only: give a key, or unset it for a server without one")
-    # A key from a file often ends with a line end, which no header has.
-    keys = [key.strip() for key in (*options.api_keys, of_environment) if key]
     # In threads: with serve.tune=force this takes seconds, and a signal must end it.
     engines = {name: await asyncio.to_thread(engine_config, options, path) for name, path in paths.items()}
     base = next(iter(engines.values()))
+    if options.chat_template is not None:
+        base = replace(base, chat_template=Path(options.chat_template).read_text(encoding="utf-8"))
+        engines[next(iter(paths))] = base
     # Each adapter has an engine of its own: its KV caches hold nothing that was computed without it.
     engines |= {name: replace(base, adapter=path) for name, path in adapters.items()}
     budget = None
@@ -124,10 +124,10 @@ async def _serve(
     pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
-        info, http = await asyncio.gather(
+        loaded, http = await asyncio.gather(
             pool.start(), asyncio.to_thread(importlib.import_module, "slm.serve.api.server")
         )
-        port = listener.getsockname()[1]
+        place = Place(config, listener)
         tuning = IdleTuning(
             pool,
             lambda engine: wants_measuring(options, engine.model_path),
@@ -136,7 +136,8 @@ async def _serve(
         tuning.start()
 
         def show() -> None:
-            _banner(pool, info, config.host, port, keyed=bool(keys))
+            _banner(pool, loaded, place, keyed=bool(keys))
+            pool.unload_when_idle()  # not before: importing the routes may take longer than a model may idle
 
         return await http.serve_http(pool, options, keys, listener, show)
     finally:
@@ -161,12 +162,10 @@ def _cancel_on_interrupt() -> None:
     signal.signal(signal.SIGINT, interrupt)
 
 
-def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -> None:
-    assert pool.default.loaded is not None
-    chat = pool.default.loaded.chat
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    print(f"page     {url}/")
+def _banner(pool: Pool, loaded: Loaded, place: Place, *, keyed: bool) -> None:
+    info, chat = loaded.info, loaded.chat
+    if place.pages and place.unix_socket is None:
+        print(f"page     {place.url}/")
     print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
     print(f"{info.size_bytes / 2**20:.1f} MiB, loaded in {info.load_s:.2f} s")
     if pool.several:
@@ -177,40 +176,29 @@ def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -
     if info.context > info.n_ctx_train:
         print(f"warning  the model was trained for {info.n_ctx_train} tokens, and serve.context={info.context} allows")
         print("         more: what lies beyond them is likely to be nonsense")
-    if not keyed and not _is_loopback(host):
-        print(f"warning  host={host} lets other machines in, and no key is needed; set serve.api_keys or SLM_API_KEY")
+    if not keyed and not place.private:
+        print(f"warning  host={place.host} lets other machines in, and no key is needed;", end="")
+        print(" set serve.api_keys or SLM_API_KEY")
     if pool.idle_s is not None:
         print(f"memory   a model is unloaded after {pool.idle_s:g} s without a request; the next one loads it again")
     print(f"threads  {info.threads}")
     template = "the model's own template" if chat.own else "the plain form (the file has no template)"
     print(f"chat     {chat.problem or template}")
-    print(f"url      {url}/v1 (schema at {url}/docs)")
-    print("try\n  " + _example(url, keyed=keyed, chat=chat.own and not chat.problem), flush=True)
+    over = f", over the Unix socket {place.unix_socket}" if place.unix_socket else ""
+    schema = f"schema at {place.url}/docs" if place.pages else f"schema at {place.url}/openapi.json"
+    print(f"url      {place.url}/v1 ({schema}{over})")
+    print("try\n  " + _example(place, keyed=keyed, chat=chat.own and not chat.problem), flush=True)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_name(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return bool(host)
-    return False
-
-
-def _example(url: str, *, keyed: bool, chat: bool) -> str:
+def _example(place: Place, *, keyed: bool, chat: bool) -> str:
     """A request that fits the model: a question for one with a chat template, else the beginning of a text."""
+    url, curl = place.url, "curl -s" + (f" --unix-socket {place.unix_socket}" if place.unix_socket else "")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     if chat:
         body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 60}'
-        return f"curl -s {url}/v1/chat/completions{key} -d '{body}'"
+        return f"{curl} {url}/v1/chat/completions{key} -d '{body}'"
     body = '{"prompt": "Once upon a time", "max_tokens": 60}'
-    return f"curl -s {url}/v1/completions{key} -d '{body}'"
+    return f"{curl} {url}/v1/completions{key} -d '{body}'"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Control tokens spelled in a message's content stay text (``slm.data.chat.content
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,6 +79,10 @@ class ChatPrompt:
     def thinks(self) -> bool:
         """Whether the template knows reasoning between ``<think>`` and ``</think>``."""
         return self._template is not None and END_OF_THINK in self._source
+
+    def reads(self, name: str) -> bool:
+        """Whether the template looks at a variable of that name, as far as its text shows it."""
+        return self._template is not None and re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
     @cached_property
     def call_form(self) -> CallForm:

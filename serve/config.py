@@ -20,6 +20,12 @@ Truncation = Literal["auto", "disabled"]
 
 def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Collection[str]) -> Config:
     """As ``slm.configuration.load``; where no model is named, the ``UserError`` says how to name one."""
+    for word in argv:
+        if word.partition("=")[0] == "serve.any_model":
+            raise UserError(
+                "serve.any_model is gone: a single model answers to every name now, and serve.only_known_models=false "
+                "lets the first of several do so"
+            )
     values = load_config(config_name, argv, literal=literal)
     if not values.get("model") and not values.get("serve", {}).get("models"):
         raise UserError("model must be given: model=runs/latest, or the path of a .gguf file")
@@ -39,7 +45,8 @@ class ServerOptions(EngineOptions):
     """More models, each a path or ``NAME=PATH``, loaded when a request asks for them."""
     lora: list[str] = field(default_factory=list)
     """Adapters of ``model``, each a path or ``NAME=PATH``: each is a model of its own to clients."""
-    any_model: bool = False
+    only_known_models: bool | None = None
+    """None: with several models."""
     memory_budget_gb: float = 0.0
     """GiB; counts only with several models."""
     idle_unload_s: float = 0.0
@@ -55,6 +62,19 @@ class ServerOptions(EngineOptions):
     draft_model: str | None = None
     """A path, as ``model=`` takes it."""
     api_keys: list[str] = field(default_factory=list)
+    api_key_file: str | None = None
+    """A key per line, after its name where it has one."""
+    cert: str | None = None
+    key_pem: str | None = None
+    """PEM files; with both, the server speaks TLS only."""
+    unix_socket: str | None = None
+    """A path; the server then listens there, and not on a port."""
+    root_path: str = ""
+    """What stands before every path behind a proxy."""
+    ui: bool = True
+    """Whether there are pages for people."""
+    chat_template: str | None = None
+    """The path of a Jinja template in place of the model's own."""
     hosts: list[str] = field(default_factory=list)
     """Names under which a server without a key answers, besides localhost and addresses; ``*``: all."""
     cors_origins: list[str] = field(default_factory=list)
@@ -62,6 +82,7 @@ class ServerOptions(EngineOptions):
     max_n: int = 16
     truncation: Truncation = "disabled"
     """Of requests that do not say it themselves."""
+    strict_fields: bool = False
     parse_special_in_content: bool = False
     grammar: bool = True
     body_timeout_s: float = 30.0
@@ -85,6 +106,11 @@ class ServerOptions(EngineOptions):
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be 0 or more")
         if any(not key.strip() for key in self.api_keys):
             raise UserError("serve.api_keys holds an empty key; leave the list empty for no key")
+        if (self.cert is None) != (self.key_pem is None):
+            given, missing = ("cert", "key_pem") if self.key_pem is None else ("key_pem", "cert")
+            raise UserError(f"serve.{given} is given without serve.{missing}; TLS needs both")
+        if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
+            raise UserError(f"serve.root_path={self.root_path} must begin with / and not end in it, such as /llm")
         for host in self.hosts:
             if not host or any(character in host for character in ":/[] "):
                 raise UserError(f"serve.hosts: {host!r} is no name; give it without scheme and port, such as chat.lan")
@@ -136,11 +162,12 @@ class TerminalConfig:
     prompt: str | None = None
     system: str | None = None
     max_tokens: int = 512
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
+    temperature: float | None = None
+    """None, also below: the model's value, else ``SamplingDefaults``'s."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
     seed: int | None = None
     parse_special_in_content: bool = False
     context: int = 0
@@ -161,5 +188,5 @@ class TerminalConfig:
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise UserError(f"{name}={value} is out of range; it must be between {low} and {high}")

@@ -28,7 +28,7 @@ from slm.machine.crash_guard import doing, guarded
 from slm.report import plain
 from slm.serve.config import TerminalConfig, load
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone, SamplingParams
+from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.pool.model_files import resolve_model
 
@@ -221,8 +221,7 @@ class Conversation:
             parse_special=prompt.parse_special,
             literal_spans=prompt.literal_spans,
             max_tokens=config.max_tokens,
-            use_prefix_cache=config.seed is None,
-            sampling=SamplingParams(
+            sampling=self.info.sampling.params(
                 temperature=config.temperature,
                 top_k=config.top_k,
                 top_p=config.top_p,

@@ -101,12 +101,18 @@ class Run:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The models among the GGUF files of a folder, by name."""
+    """The models among the GGUF files of a folder, by name; of one that was split, the first part."""
     if not folder.is_dir():
         return []
-    return [
-        path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("imatrix") and not is_adapter(path)
-    ]
+    return [path for path in sorted(folder.glob("*.gguf")) if not is_no_model(path.name)]
+
+
+def is_no_model(name: str) -> bool:
+    """Whether a GGUF file is called as those are that hold no model, or not its beginning: importance matrices,
+    adapters, projectors of images, and the later parts of a split model."""
+    part = re.search(r"-(\d{5})-of-\d{5}\.gguf$", name)
+    later = part is not None and part[1] != "00001"
+    return later or name.startswith("imatrix") or name.endswith(ADAPTER_END) or "mmproj" in name.lower()
 
 
 def is_adapter(path: Path) -> bool:

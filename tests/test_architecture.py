@@ -66,7 +66,7 @@ ORDER = {
     ),
     "export": ("target", "config", "gguf", "auto", "rounding", "pipeline", "interchange", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),
-    "serve.api": ("errors", "openai", "anthropic", "routes", "app", "server"),
+    "serve.api": ("errors", "openai", "anthropic", "native", "ollama", "routes", "app", "server"),
 }
 """Folders and modules from the bottom to the top: each may import only what stands before it. Those that are not named
 may stand anywhere, as long as there is no circle."""

@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slm.data.errors import UserError
+from slm.serve.api import client_fields
 from slm.serve.api.errors import ApiError, engine_down
 from slm.serve.engine.messages import Delta, PrefillDone
 
@@ -41,6 +42,8 @@ class Record:
     """Seconds of ``time.perf_counter``, like the other times."""
     key: int | None = None
     """The number of the request's key, counted from 1; 0: none of the server's keys."""
+    key_name: str | None = None
+    """Whose key it is, where the key file says it."""
     model: str | None = None
     stream: bool | None = None
     queue_s: float | None = None
@@ -52,6 +55,8 @@ class Record:
     finish_reason: str | None = None
     error: str | None = None
     """The code of the error, for a request that failed."""
+    ignored: list[str] = field(default_factory=list)
+    """Names of the request's fields that had no effect; the response names them."""
 
     def add(self, event: PrefillDone | Delta) -> None:
         """Takes the times from an event of the engine."""
@@ -92,7 +97,10 @@ class AccessLog:
             nonlocal status, begun, complete
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
-                MutableHeaders(scope=message)["x-request-id"] = record.id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.id
+                if record.ignored:
+                    headers[client_fields.HEADER] = client_fields.header_value(record.ignored)
             elif not message.get("more_body"):
                 complete = True
             await send(message)
@@ -212,6 +220,7 @@ def _fields(scope: Scope, record: Record, status: int) -> dict[str, Any]:
         "id": record.id,
         "client": client[0] if client else None,
         "key": record.key,
+        "key_name": record.key_name,
         "method": scope["method"],
         "route": scope["path"][:200],
         "model": record.model,
@@ -236,6 +245,8 @@ def _as_text(fields: dict[str, Any]) -> str:
     route = json.dumps(fields["route"])[1:-1]  # a path may hold anything, line ends too
     parts = [fields["time"], str(fields["client"]), fields["method"], route, str(fields["status"])]
     parts.append(f"{fields['total_s']:.3f}s")
+    if fields["key_name"]:
+        parts.append(fields["key_name"])
     if fields["model"]:
         parts.append(fields["model"])
     if fields["prompt_tokens"] is not None:

@@ -5,7 +5,7 @@ Tested in tests/serve/test_server.py, tests/serve/api/test_api_keys.py, tests/se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,20 +16,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ExceptionHandler, Scope
 
+from slm.serve.api import client_fields
 from slm.serve.api.access_log import AccessLog, Writer, record_of
-from slm.serve.api.anthropic.message_builder import error_body
+from slm.serve.api.anthropic.message_builder import error_body as anthropic_error
 from slm.serve.api.api_keys import RequireKey
 from slm.serve.api.browser_guard import BrowserGuard
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
+from slm.serve.api.ollama.builder import error_body as ollama_error
 from slm.serve.api.request_body import BodyRoom
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
 from slm.serve.config import ServerOptions
+from slm.serve.keys import Key
 from slm.serve.pool.model_pool import ModelNotLoadedError, Pool
 from slm.serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
 
+_OPEN = ("/health", "/v1/health")
+"""Paths that need no key."""
 
-def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> AccessLog:
+
+def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> AccessLog:
     """The application over a started pool of models.
 
     Raises ``UserError`` when the access log cannot be opened.
@@ -43,16 +49,23 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> AccessLo
                 allow_origins=options.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id"],
+                expose_headers=["x-request-id", client_fields.HEADER],
             )
         )
     if keys:
-        middleware.append(Middleware(RequireKey, keys=keys, is_open=_is_open, respond=_error_response))
+        middleware.append(
+            Middleware(
+                RequireKey,
+                keys=keys,
+                is_open=lambda path: path in _OPEN or (options.ui and is_page(path)),
+                respond=_error_response,
+            )
+        )
     else:
         middleware.insert(0, Middleware(BrowserGuard, hosts=options.hosts, respond=_error_response))
     middleware.append(Middleware(BodyRoom, max_bytes=options.max_body_bytes))
     app = Starlette(
-        routes=[*api_routes(pool, options, keyed=bool(keys)), *page_routes()],
+        routes=[*api_routes(pool, options, keyed=bool(keys)), *(page_routes() if options.ui else ())],
         middleware=middleware,
         exception_handlers=_ERRORS,
     )
@@ -61,15 +74,16 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: list[str]) -> AccessLo
     return AccessLog(app, write=writer, respond=_error_response)
 
 
-def _is_open(path: str) -> bool:
-    return path == "/health" or is_page(path)
-
-
 def _error_response(scope: Scope, error: ApiError) -> Response:
     """In the form of the API that the path belongs to."""
-    if scope["path"] != "/v1/messages":
+    path = scope["path"]
+    body: Mapping[str, Any]
+    if path.startswith("/api/"):
+        body = ollama_error(error.body)
+    elif path.removeprefix("/v1").removesuffix("/count_tokens") == "/messages":
+        body = anthropic_error(error.body, error.status, record_of(scope).id)
+    else:
         return error.response()
-    body = error_body(error.body, error.status, record_of(scope).id)
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 

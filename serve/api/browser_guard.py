@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slm.serve.api.access_log import record_of
 from slm.serve.api.errors import ApiError
 
-_OPEN = "/health"
-"""Tells nothing, and load balancers ask for it under names of theirs."""
+_OPEN = ("/health", "/v1/health")
+"""Tell nothing, and load balancers ask for it under names of theirs."""
 _OF_PROGRAMS = ("", "application/x-www-form-urlencoded")
 """Content types that curl sends unless told otherwise. A browser names the page's origin with them."""
 
@@ -35,7 +35,7 @@ class BrowserGuard:
         self._hosts = {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope) if scope["type"] == "http" and scope["path"] != _OPEN else None
+        error = self._error(scope) if scope["type"] == "http" and scope["path"] not in _OPEN else None
         if error is None:
             await self._app(scope, receive, send)
             return

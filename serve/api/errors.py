@@ -61,7 +61,7 @@ def no_such_model(model: str, models: list[str]) -> ApiError:
     hint = nearest(model[:100], models) if len(models) > 1 else ""
     there = ", ".join(repr(each) for each in models[:20])
     message = f"There is no model {model[:100]!r} here{f' ({hint})' if hint else ''}. This server has {there}. "
-    message += "(serve.any_model=true lets the first of them answer to every name.)"
+    message += "(serve.only_known_models=false lets the first of them answer to every name.)"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

@@ -8,18 +8,24 @@ Tested in tests/serve/api/openai/test_openapi.py, tests/serve/api/openai/test_op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from slm.serve.api.anthropic.requests import MessagesRequest
 from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
+from slm.serve.api.client_fields import HEADER, RULES
+from slm.serve.api.described import GENERATION, MODELS, TOKENS, Post
 from slm.serve.api.errors import Error
+from slm.serve.api.native.described import GETS as NATIVE_GETS
+from slm.serve.api.native.described import POSTS as NATIVE_POSTS
+from slm.serve.api.native.described import SHAPES as NATIVE_SHAPES
+from slm.serve.api.ollama.described import GETS as OLLAMA_GETS
+from slm.serve.api.ollama.described import POSTS as OLLAMA_POSTS
+from slm.serve.api.ollama.described import SHAPES as OLLAMA_SHAPES
 from slm.serve.api.openai import response_shapes
-from slm.serve.api.openai.parsing import IGNORED
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -28,19 +34,6 @@ from slm.serve.config import ServerOptions
 _REF = "#/components/schemas/{model}"
 _STREAM = """With `stream` the response is `text/event-stream`: events `data: {...}` while the text is generated. It
 ends in `data: [DONE]` only on success; after an error the last event is an error object."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Post:
-    tag: str
-    summary: str
-    about: str
-    body: type[BaseModel]
-    response: type
-    event: type | None = None
-    """The type of a stream's events."""
-    error: type = Error
-    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 _HELLO = [{"role": "user", "content": "Tell me of a fox."}]
@@ -57,9 +50,10 @@ _WEATHER = {
     },
 }
 
-_POSTS: dict[str, _Post] = {
-    "/v1/chat/completions": _Post(
-        tag="Generation",
+_POSTS: dict[str, Post] = {
+    "/v1/chat/completions": Post(
+        tag=GENERATION,
+        streams=True,
         summary="The next message of a chat",
         about="The template in the model's file makes a prompt of the messages. Without one, they become paragraphs "
         "that begin with `User:` and `Assistant:`. " + _STREAM,
@@ -81,8 +75,9 @@ _POSTS: dict[str, _Post] = {
             "With log-probabilities": {"messages": _HELLO, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
         },
     ),
-    "/v1/completions": _Post(
-        tag="Generation",
+    "/v1/completions": Post(
+        tag=GENERATION,
+        streams=True,
         summary="The continuation of a text",
         about="One text or several, as text or as token ids. " + _STREAM,
         body=CompletionRequest,
@@ -99,18 +94,20 @@ _POSTS: dict[str, _Post] = {
             },
         },
     ),
-    "/v1/responses": _Post(
-        tag="Generation",
+    "/v1/responses": Post(
+        tag=GENERATION,
+        streams=True,
         summary="A chat in OpenAI's newer form",
-        about="The server stores nothing: every request has the whole conversation. With `stream` the response is "
-        "`text/event-stream` of OpenAI's named events. The last one is `response.completed`, `response.incomplete` "
-        "or `error`.",
+        about="A request has the whole conversation, or goes on from an earlier response: the server keeps the newest "
+        "ones in memory. With `stream` the response is `text/event-stream` of OpenAI's named events. The last one is "
+        "`response.completed`, `response.incomplete` or `error`.",
         body=ResponsesRequest,
         response=response_shapes.Response,
         examples={"A question": {"input": "Tell me of a fox.", "max_output_tokens": 60}},
     ),
-    "/v1/messages": _Post(
-        tag="Generation",
+    "/v1/messages": Post(
+        tag=GENERATION,
+        streams=True,
         summary="A chat in Anthropic's form",
         about="The messages become a prompt as in a chat completion. With `stream` the response is "
         "`text/event-stream` of Anthropic's named events, the last `message_stop` or `error`. The key may be sent as "
@@ -120,24 +117,24 @@ _POSTS: dict[str, _Post] = {
         error=AnthropicError,
         examples={"A question": {"messages": _HELLO, "max_tokens": 60, "system": "Be brief."}},
     ),
-    "/v1/embeddings": _Post(
-        tag="Tokens and embeddings",
+    "/v1/embeddings": Post(
+        tag=TOKENS,
         summary="Texts as vectors",
         about="The mean of the last layer's output over the tokens, scaled to length 1.",
         body=EmbeddingRequest,
         response=response_shapes.Embeddings,
         examples={"Two texts": {"input": ["the red fox", "a blue boat"]}},
     ),
-    "/tokenize": _Post(
-        tag="Tokens and embeddings",
+    "/tokenize": Post(
+        tag=TOKENS,
         summary="A text's token ids",
         about="`content` is llama-server's form, `prompt` with `add_special_tokens` vLLM's; give one of them.",
         body=TokenizeRequest,
         response=response_shapes.Tokens,
         examples={"A text": {"content": "Once upon a time"}},
     ),
-    "/detokenize": _Post(
-        tag="Tokens and embeddings",
+    "/detokenize": Post(
+        tag=TOKENS,
         summary="The text of token ids",
         about="Control tokens give no text. Bytes that form no character become U+FFFD.",
         body=DetokenizeRequest,
@@ -154,14 +151,18 @@ _ERRORS = {
     "413": "The body is longer than the server accepts.",
     "429": "The queue is full; `Retry-After` says when to try again.",
     "500": "An internal error of the engine or the server.",
+    "501": "The model cannot do this.",
     "503": "The engine is being started, or the model cannot be loaded.",
 }
+
+_OF_POSTS = ("400", "404", "408", "413", "429", "500", "503")
 
 _RESPONSES: list[type] = [
     response_shapes.Completion,
     response_shapes.ChatCompletion,
     response_shapes.ChatCompletionChunk,
     response_shapes.Response,
+    response_shapes.DeletedResponse,
     AnthropicMessage,
     AnthropicError,
     response_shapes.Embeddings,
@@ -172,26 +173,35 @@ _RESPONSES: list[type] = [
     response_shapes.Models,
     response_shapes.Health,
     Error,
+    *NATIVE_SHAPES,
+    *OLLAMA_SHAPES,
 ]
 
 
 def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
     """The document of a server with these options."""
-    paths: dict[str, Any] = {path: {"post": _post(post, keyed)} for path, post in _POSTS.items()}
+    posts = {**_POSTS, **NATIVE_POSTS, **OLLAMA_POSTS}
+    paths: dict[str, Any] = {path: {"post": _post(post, keyed)} for path, post in posts.items()}
     paths |= _gets(keyed)
-    _, bodies = models_json_schema([(post.body, "validation") for post in _POSTS.values()], ref_template=_REF)
+    tags = {post.body: post.tag for post in reversed(posts.values())}  # several routes may take the same body
+    _, bodies = models_json_schema([(body, "validation") for body in tags], ref_template=_REF)
     _, responses = TypeAdapter.json_schemas(
         [(each.__name__, "serialization", TypeAdapter(each)) for each in _RESPONSES], ref_template=_REF
     )
     schemas = {**bodies["$defs"], **responses["$defs"]}
-    for post in _POSTS.values():
-        schema = schemas[post.body.__name__]
+    for body, tag in tags.items():
+        schema = schemas[body.__name__]
         schema.pop("description", None)
         _set_limits(schema["properties"], options)
         _allow_nulls(schema)
-        if post.tag == "Generation":
-            for name in sorted(IGNORED):  # behind the others
-                schema["properties"].setdefault(name, {"description": "accepted, without effect"})
+        for rule in RULES:  # behind the others
+            if rule.only is None and not rule.means and (not rule.routes or body.route in rule.routes):
+                for name in rule.names if tag == GENERATION else ():
+                    schema["properties"].setdefault(name, {"description": "accepted, without effect"})
+    if not options.strict_fields:
+        for name in bodies["$defs"]:
+            if schemas[name].get("additionalProperties") is False:
+                del schemas[name]["additionalProperties"]
     schemas["TokenizeRequest"]["anyOf"] = [{"required": ["content"]}, {"required": ["prompt"]}]
     schemas = _tidied(schemas)
     out: dict[str, Any] = {
@@ -200,9 +210,9 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
             "title": "slm",
             "version": metadata.version("slm"),
             "description": f"A language model over OpenAI's API. Bodies are JSON objects of at most "
-            f"{options.max_body_bytes / 2**20:g} MiB; an unknown field is an error, null means not given.",
+            f"{options.max_body_bytes / 2**20:g} MiB; null means not given. {_unknown(options)}",
         },
-        "tags": [{"name": name} for name in ("Generation", "Tokens and embeddings", "Models and state")],
+        "tags": [{"name": name} for name in (GENERATION, TOKENS, MODELS, "llama-server's own", "Ollama's")],
         "paths": paths,
         "components": {"schemas": dict(sorted(schemas.items()))},
     }
@@ -212,12 +222,18 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
     return out
 
 
+def _unknown(options: ServerOptions) -> str:
+    if options.strict_fields:
+        return "An unknown field is an error."
+    return f"An unknown field is ignored, and the header {HEADER} names it."
+
+
 def _set_limits(properties: dict[str, Any], options: ServerOptions) -> None:
     if "n" in properties:
         properties["n"]["maximum"] = min(properties["n"]["maximum"], options.max_n)
     if "truncation" in properties:
         properties["truncation"]["default"] = options.truncation
-    if options.request_timeout_s:
+    if options.request_timeout_s and "timeout_s" in properties:
         properties["timeout_s"]["anyOf"][0]["maximum"] = options.request_timeout_s
         properties["timeout_s"]["default"] = options.request_timeout_s
 
@@ -257,6 +273,13 @@ def _json(cls: type) -> dict[str, Any]:
     return {"application/json": {"schema": _ref(cls)}}
 
 
+def _schema(response: type) -> dict[str, Any]:
+    """Of a shape, or of a list of one."""
+    if get_origin(response) is list:
+        return {"application/json": {"schema": {"type": "array", "items": _ref(get_args(response)[0])}}}
+    return _json(response)
+
+
 def _errors(*statuses: str, keyed: bool, shape: type = Error) -> dict[str, Any]:
     wanted = sorted({*statuses, *(("401",) if keyed else ())})
     return {status: {"description": _ERRORS[status], "content": _json(shape)} for status in wanted}
@@ -271,12 +294,14 @@ _ID = {
 }
 
 
-def _post(post: _Post, keyed: bool) -> dict[str, Any]:
+def _post(post: Post, keyed: bool) -> dict[str, Any]:
     content = _json(post.response)
-    if post.tag == "Generation":
+    if post.others:
+        content = {"application/json": {"schema": {"anyOf": [_ref(post.response), *post.others]}}}
+    if post.streams:
         events = _ref(post.event) if post.event is not None else {"type": "object"}
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "server-sent events"}}
-        content["text/event-stream"]["x-event"] = events
+        content[post.stream_type] = {"schema": {"type": "string", "description": post.stream_form}}
+        content[post.stream_type]["x-event"] = events
     body = {"schema": _ref(post.body), "examples": {name: {"value": value} for name, value in post.examples.items()}}
     return {
         "tags": [post.tag],
@@ -286,15 +311,19 @@ def _post(post: _Post, keyed: bool) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {
             "200": {"description": "The response", "content": content},
-            **_errors("400", "404", "408", "413", "429", "500", "503", keyed=keyed, shape=post.error),
+            **_errors(
+                "400", "404", "408", "413", "429", "500", "503", *post.more_errors, keyed=keyed, shape=post.error
+            ),
         },
     }
 
 
-def _get(summary: str, ok: dict[str, Any], more: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
+def _get(
+    summary: str, ok: dict[str, Any], more: dict[str, Any], *parameters: dict[str, Any], tag: str = MODELS
+) -> dict[str, Any]:
     return {
         "get": {
-            "tags": ["Models and state"],
+            "tags": [tag],
             "summary": summary,
             "parameters": [*parameters, _ID],
             "responses": {"200": {"description": "The response", "content": ok}, **more},
@@ -322,4 +351,16 @@ def _gets(keyed: bool) -> dict[str, Any]:
         "/metrics": _get("Metrics for Prometheus, named slm_*", text, _errors(keyed=keyed)),
     }
     paths["/health"]["get"]["security"] = []
+    response = {**name, "name": "id", "in": "path"}
+    paths["/v1/responses/{id}"] = {
+        **_get("A stored response", _json(response_shapes.Response), _errors("404", keyed=keyed), response),
+        "delete": _get(
+            "Forget a stored response", _json(response_shapes.DeletedResponse), _errors("404", keyed=keyed), response
+        )["get"],
+    }
+    for path, get in {**NATIVE_GETS, **OLLAMA_GETS}.items():
+        parameters = [asked] if get.of_model else []
+        paths[path] = _get(
+            get.summary, _schema(get.response), _errors("404", "503", keyed=keyed), *parameters, tag=get.tag
+        )
     return paths

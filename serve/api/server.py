@@ -11,13 +11,15 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
 from slm.serve.api.app import make_app
 from slm.serve.api.connection_limits import connection_options
+from slm.serve.api.root_path import WithoutPrefix
 from slm.serve.config import ServerOptions
+from slm.serve.keys import Key
 from slm.serve.pool.model_pool import Pool
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -61,7 +63,7 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 
 
 async def serve_http(
-    pool: Pool, options: ServerOptions, keys: list[str], listener: socket.socket, on_listening: Callable[[], None]
+    pool: Pool, options: ServerOptions, keys: Sequence[Key], listener: socket.socket, on_listening: Callable[[], None]
 ) -> int:
     """Answers requests with a started pool until a signal comes. After it returns, signals are ignored.
 
@@ -72,13 +74,15 @@ async def serve_http(
     """
     app = make_app(pool, options, keys=keys)
     config = uvicorn.Config(
-        app,
+        WithoutPrefix(app, options.root_path) if options.root_path else app,
         log_level="warning",
         timeout_keep_alive=15,
         **connection_options(head_timeout_s=options.body_timeout_s, write_timeout_s=options.write_timeout_s),
         timeout_graceful_shutdown=max(1, round(options.drain_s)),
         server_header=False,
         lifespan="off",
+        ssl_certfile=options.cert,
+        ssl_keyfile=options.key_pem,
         access_log=False,  # `slm.serve.api.access_log` writes one
     )
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)

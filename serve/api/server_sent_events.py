@@ -28,15 +28,22 @@ def encode_event(value: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response of server-sent events. ``events`` gives encoded ones; ``on_end`` is called however the stream ends.
+    """A response of server-sent events (or what ``media_type`` says). ``events`` gives encoded ones; ``on_end`` is
+    called however the stream ends.
 
     The stream is given up when its reader takes nothing for ``write_timeout_s`` seconds.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes], *, on_end: Callable[[], None], write_timeout_s: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        on_end: Callable[[], None],
+        write_timeout_s: float,
+        media_type: str = "text/event-stream",
+    ) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._events, self._on_end, self._write_timeout_s = events, on_end, write_timeout_s
 

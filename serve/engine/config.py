@@ -5,11 +5,12 @@ Tested in tests/serve/engine/test_batch_invariant.py, tests/serve/engine/spec_de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from slm.data.errors import UserError
+from slm.serve.engine.sampling_options import SamplingOptions
 
 DEFAULT_CONTEXT = 4096
 """Tokens: the most that a sequence gets where no context is configured."""
@@ -55,6 +56,8 @@ class EngineOptions:
     """How many draft tokens are verified in a step. 0: as many as pay, by the measured cost of a batch's rows; above
     0: always so many."""
     n_gpu_layers: int = 0
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    """What holds where a request says nothing of it."""
     stream_ms: float = 33.0
     """Text of running streams is sent at most once in so many milliseconds; beginnings and ends at once."""
 
@@ -76,6 +79,8 @@ class EngineConfig(EngineOptions):
     """Most prompt tokens of one step while other sequences generate."""
     draft_model: Path | None = None
     """The smaller model's file; its tokenizer must be the model's."""
+    chat_template: str | None = None
+    """A template in place of the model's own."""
     adapter: Path | None = None
     """The file of a LoRA adapter that all sequences are computed with."""
 

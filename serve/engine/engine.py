@@ -24,6 +24,7 @@ from slm.serve.engine.messages import (
     FailureCode,
     FinishReason,
     Generate,
+    ListSlots,
     ModelInfo,
     Reply,
     Shutdown,
@@ -120,6 +121,8 @@ class Engine:
                     return [self.answer(command)]
                 case Embed():
                     return self._embedder.add(command)
+                case ListSlots():
+                    return [Reply(id=command.id, value=self._scheduler.slot_states())]
         except LlamaError as error:
             return [Failure(id=command.id, code="invalid_request", message=str(error))]
         raise AssertionError(f"unknown command {command!r}")
@@ -355,13 +358,16 @@ class Engine:
         """The sequence's next token, from a row of logits. Returns the text that comes out, and the reason to finish
         if the token is the last."""
         request, detokenizer = current.request, current.detokenizer
-        token = self._runner.sample(current.sampler, row)
+        waits = current.n_generated < request.sampling.min_tokens
+        token = self._runner.sample(current.sampler, row, self._endings(current) if waits else ())
         is_eog = self._model.is_eog(token) and not request.sampling.ignore_eos
         if request.top_logprobs is not None:
             logprobs = log_probabilities(self._runner.logits(row))
             entry = self._vocabulary.logprob(token, logprobs, request.top_logprobs, offset=detokenizer.n_decoded)
             current.pending_logprobs.append(replace(entry, is_eog=True) if is_eog else entry)
         current.sequence.tokens.append(token)
+        if token in current.stop_tokens:
+            return detokenizer.stop_at(current.stop_tokens[token]), "stop"
         if is_eog:
             return detokenizer.finish(), "stop"
         text = detokenizer.push(self._vocabulary.piece(token))
@@ -371,6 +377,10 @@ class Engine:
             text += detokenizer.finish()
             return text, "stop" if detokenizer.stopped else "length"
         return text, None
+
+    def _endings(self, current: Generation) -> tuple[int, ...]:
+        """Tokens that would end the text."""
+        return (*self._model.eog_tokens, *current.stop_tokens)
 
     def close(self) -> None:
         """Ends all generations and frees the model."""

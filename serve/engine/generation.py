@@ -39,6 +39,8 @@ class Generation:
     sequence: Sequence
     sampler: Sampler
     detokenizer: Detokenizer
+    stop_tokens: dict[int, str | None]
+    """Tokens that end it, with the stop strings that name them; None: an id of the request."""
     max_generated: int
     """Most tokens to generate."""
     deadline: float
@@ -46,6 +48,10 @@ class Generation:
     started: float = field(default_factory=time.monotonic)
     queue_s: float | None = None
     """Seconds until it first got a slot."""
+    prefill_ended: float = 0.0
+    """On the monotonic clock."""
+    n_reported: int = 0
+    """Generated tokens whose ids have been reported."""
     n_drafted: int = 0
     """Draft tokens that were verified."""
     n_accepted: int = 0
@@ -79,11 +85,14 @@ class Generation:
     def end_prefill(self) -> PrefillDone:
         """Marks the prompt as computed; returns the event that says so."""
         self.prefill_done = True
+        self.prefill_ended = time.monotonic()
+        queue_s = self.queue_s or 0.0
         return PrefillDone(
             id=self.sequence.id,
             prompt_tokens=self.sequence.n_prompt,
             cached_tokens=self.sequence.n_cached,
-            queue_s=self.queue_s or 0.0,
+            queue_s=queue_s,
+            prefill_s=self.prefill_ended - self.started - queue_s,
             text=self.prompt_text,
             logprobs=tuple(self.prompt_logprobs),
         )
@@ -109,7 +118,14 @@ class Generation:
         logprobs = self._take_logprobs()
         if not text and not logprobs:
             return None
-        return Delta(id=self.sequence.id, text=text, logprobs=logprobs, completion_tokens=self.n_generated)
+        return Delta(
+            id=self.sequence.id,
+            text=text,
+            logprobs=logprobs,
+            tokens=self._take_tokens(),
+            completion_tokens=self.n_generated,
+            decode_s=time.monotonic() - self.prefill_ended,
+        )
 
     def last_delta(self, text: str, finish: FinishReason, *, expired: bool = False) -> Delta:
         """The last event of the sequence. ``expired``: its time is over."""
@@ -119,7 +135,9 @@ class Generation:
             id=self.sequence.id,
             text=text,
             logprobs=logprobs,
+            tokens=self._take_tokens(),
             completion_tokens=self.n_generated,
+            decode_s=time.monotonic() - self.prefill_ended,
             finish=finish,
             stopped_by=self._limit(expired) if finish == "length" else None,
             stop_string=self.detokenizer.stop_string,
@@ -131,6 +149,13 @@ class Generation:
         if expired:
             return "timeout_s"
         return "max_tokens" if self.max_generated == self.request.max_tokens else "context"
+
+    def _take_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that have not been reported, where the request asks for them."""
+        if not self.request.return_tokens:
+            return ()
+        first, self.n_reported = self.sequence.n_prompt + self.n_reported, self.n_generated
+        return tuple(self.sequence.tokens[first:])
 
     def _take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Those of tokens whose text has begun to come out."""
@@ -166,7 +191,8 @@ def start(
 ) -> Generation:
     """Begins a request that ``prepare`` has returned. Raises ``LlamaError`` for a bad sampling parameter."""
     assert isinstance(request.prompt, tuple)
-    prompt = list(request.prompt)
+    prompt = [each for each in request.prompt if isinstance(each, int)]
+    assert len(prompt) == len(request.prompt)
     room = context - len(prompt)
     prompt_text, prompt_offsets = _prompt_text(prompt, vocabulary) if request.echo else ("", [])
     return Generation(
@@ -179,7 +205,8 @@ def start(
             use_prefix_cache=request.use_prefix_cache or batch_invariant,
             scores_prompt=request.echo and request.top_logprobs is not None,
         ),
-        detokenizer=Detokenizer(request.stop),
+        detokenizer=Detokenizer(request.stop, request.stop_until),
+        stop_tokens=dict.fromkeys(request.sampling.stop_token_ids) | _stop_tokens(model, request.stop),
         max_generated=room if request.max_tokens is None else min(room, request.max_tokens),
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
@@ -197,7 +224,18 @@ def n_prompt_tokens(request: Generate, *, model: Model, context: int) -> int:
 def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[int], bool]:
     """The prompt's tokens, and whether these are all: a long text is not tokenized to its end."""
     if not isinstance(request.prompt, str):
-        return [model.check_token(token) for token in request.prompt], True
+        tokens: list[int] = []
+        for i, each in enumerate(request.prompt):
+            if isinstance(each, int):
+                tokens.append(model.check_token(each))
+                continue
+            more, complete = tokenize_within(
+                model, each, context, add_special=request.add_special and i == 0, parse_special=request.parse_special
+            )
+            tokens += more
+            if not complete:
+                return tokens, False
+        return tokens, True
     return tokenize_within(
         model,
         request.prompt,
@@ -209,8 +247,8 @@ def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[
 
 
 def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
-    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, top-k, typical, top-p,
-    min-p, temperature, draw.
+    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, DRY, top-n-sigma, top-k,
+    typical, top-p, min-p, XTC, temperature, draw. Mirostat comes in place of those from top-n-sigma to XTC.
 
     The frequency and presence penalties count the reply's tokens. The repeat penalty also counts the prompt's, within
     its window; where it is on, the three share that window. ``context``: most tokens of the sequence. Raises
@@ -220,7 +258,7 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     try:
         if params.grammar is not None:
             chain.grammar(params.grammar)
-        bias = dict(params.logit_bias)
+        bias = _biases(model, params.logit_bias)
         if params.ignore_eos:
             bias |= dict.fromkeys(model.eog_tokens, -math.inf)
         chain.logit_bias(bias)
@@ -232,9 +270,25 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
                 frequency=params.frequency_penalty,
                 presence=params.presence_penalty,
             )
+        # llama.cpp reads the last 32-bit value as "any seed".
+        seed = params.seed % (2**32 - 1)
+        if params.dry_multiplier > 0:
+            chain.dry(
+                multiplier=params.dry_multiplier,
+                base=params.dry_base,
+                allowed_length=params.dry_allowed_length,
+                last_n=context if params.dry_penalty_last_n < 0 else params.dry_penalty_last_n,
+                breakers=params.dry_sequence_breakers,
+                history=prompt,
+            )
         if params.temperature == 0:
             chain.greedy()
+        elif params.mirostat:
+            chain.temperature(max(params.temperature, 1e-3))
+            chain.mirostat(params.mirostat, tau=params.mirostat_tau, eta=params.mirostat_eta, seed=seed)
         else:
+            if params.top_n_sigma > 0:
+                chain.top_n_sigma(params.top_n_sigma)
             if params.top_k > 0:
                 chain.top_k(params.top_k)
             if params.typical_p < 1:
@@ -245,9 +299,14 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
                 chain.top_p(params.top_p)
             if params.min_p > 0:
                 chain.min_p(params.min_p)
-            chain.temperature(max(params.temperature, 1e-3))
-            # llama.cpp reads the last 32-bit value as "any seed".
-            chain.dist(params.seed % (2**32 - 1))
+            if params.xtc_probability > 0:
+                chain.xtc(params.xtc_probability, params.xtc_threshold, seed=seed)
+            if params.dynatemp_range > 0:
+                spread, exponent = params.dynatemp_range, params.dynatemp_exponent
+                chain.dynamic_temperature(max(params.temperature, 1e-3), spread=spread, exponent=exponent)
+            else:
+                chain.temperature(max(params.temperature, 1e-3))
+            chain.dist(seed)
         if repeats:
             for token in prompt[-params.repeat_last_n :] if params.repeat_last_n > 0 else []:
                 chain.accept(token)
@@ -255,6 +314,25 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
         chain.close()
         raise
     return chain
+
+
+def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str | None]:
+    """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
+    found: dict[int, str | None] = {}
+    for each in stop:
+        tokens = model.tokenize(each, add_special=False, parse_special=True)
+        if len(tokens) == 1 and not model.token_to_piece(tokens[0]):
+            found[tokens[0]] = each
+    return found
+
+
+def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:
+    """Each token's bias; a text gives its own to all of its tokens, and names of control tokens are those."""
+    bias: dict[int, float] = {}
+    for key, value in given:
+        for token in [key] if isinstance(key, int) else model.tokenize(key, add_special=False, parse_special=True):
+            bias[token] = value
+    return bias
 
 
 def _prompt_text(tokens: list[int], vocabulary: Vocabulary) -> tuple[str, list[int]]:

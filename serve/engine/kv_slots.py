@@ -13,6 +13,10 @@ class KvSlots:
         """When each was last released, as a count of releases; 0: never."""
         self._n_releases = 0
 
+    @property
+    def n(self) -> int:
+        return len(self._holder)
+
     def free(self) -> list[int]:
         """Free slots: first those that cache nothing, ascending, then the others, the longest unused first."""
         slots = [slot for slot, holder in enumerate(self._holder) if holder is None]

@@ -8,8 +8,8 @@ Tested in tests/serve/engine/test_engine.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 StoppedBy = Literal["max_tokens", "context", "timeout_s"]
@@ -33,11 +33,51 @@ class SamplingParams:
     """How many tokens the repeat penalty looks back, the prompt's included."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int | str, float], ...] = ()
+    """By token id, or by a text, whose tokens it all is added to."""
     seed: int = 0
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """So many tokens come before one that ends the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the text and add nothing to it."""
+    top_n_sigma: float = -1.0
+    """0 or less: off."""
+    dynatemp_range: float = 0.0
+    """0: off."""
+    dynatemp_exponent: float = 1.0
+    xtc_probability: float = 0.0
+    """0: off."""
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    """0: off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """How many tokens it looks back, the prompt's included; -1: all."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    """0: off; 1 and 2: the algorithm's version, in place of the samplers that leave tokens out."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     grammar: str | None = None
     """A GBNF grammar that serve/grammar/gbnf.py has checked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingDefaults:
+    """What holds where a request says nothing: llama-server's values."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+
+    def params(self, **given: Any) -> SamplingParams:
+        """The parameters of a request that gives these; None counts as not given."""
+        return SamplingParams(**(asdict(self) | {name: value for name, value in given.items() if value is not None}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +85,8 @@ class Generate:
     """One sequence to continue."""
 
     id: str
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int | str, ...]
+    """A text, or token ids, between which texts may stand."""
     add_special: bool = True
     """Whether BOS is put before a text prompt, where the model's file asks for it."""
     parse_special: bool = False
@@ -56,6 +97,9 @@ class Generate:
     max_tokens: int | None = None
     """None: as many as the context has room for. 0: only the prompt is computed."""
     stop: tuple[str, ...] = ()
+    """Texts that end it, and names of control tokens."""
+    stop_until: str = ""
+    """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
     sampling: SamplingParams = SamplingParams()
     top_logprobs: int | None = None
     """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""
@@ -63,6 +107,8 @@ class Generate:
     """Whether cached tokens of the prompt may be used. Without them, the numbers do not depend on earlier requests."""
     echo: bool = False
     """Whether to return the prompt as text, with its log-probabilities where ``top_logprobs`` is set."""
+    return_tokens: bool = False
+    """Whether the deltas hold the ids of their tokens."""
     speculate: bool = True
     """Whether draft tokens may be verified for it, where the engine makes any. The text is the same."""
     return_progress: bool = False
@@ -110,13 +156,43 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ListSlots:
+    """What each slot does."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shutdown:
     """End the engine process."""
 
 
-Query = Tokenize | Detokenize | Embed
+Query = Tokenize | Detokenize | Embed | ListSlots
 """A command that gets one ``Reply``."""
 Command = Generate | Cancel | Query | Shutdown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FimTokens:
+    """Ids of the tokens for filling in the middle."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int = -1
+    """-1: there is none; the same for ``file``."""
+    file: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankForm:
+    """How a reranking model takes a query and a document: as ids before, between and behind them, or in a text."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    behind: tuple[int, ...]
+    template: str = ""
+    """With {query} and {document}; "": there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +219,14 @@ class ModelInfo:
     control_tokens: tuple[str, ...]
     """Names of the control tokens; empty without a chat template, where none is parsed."""
     load_s: float
+    bos_id: int = -1
+    """-1: there is none."""
+    ranking: RankForm | None = None
+    """None: the model is no reranking model."""
+    fim: FimTokens | None = None
+    """None: the model cannot fill in the middle."""
+    sampling: SamplingDefaults = SamplingDefaults()
+    """What ``serve.sampling`` says, else the model's file, else this server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +297,8 @@ class PrefillDone:
     """Of these, how many were a prefix-cache hit."""
     queue_s: float = 0.0
     """How long the sequence waited for a slot, in seconds."""
+    prefill_s: float = 0.0
+    """From its slot to the end of the prompt, in seconds."""
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -224,8 +310,12 @@ class Delta:
     id: str
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[int, ...] = ()
+    """Ids of the tokens since the last delta, where the request asks for them."""
     completion_tokens: int = 0
     """Tokens generated so far, the end-of-generation token included."""
+    decode_s: float = 0.0
+    """From the end of the prompt until now, in seconds."""
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
     """Only with ``finish`` "length"."""
@@ -255,7 +345,19 @@ class Embeddings:
     """Of all inputs."""
 
 
-QueryResult = list[int] | str | Embeddings
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotState:
+    """A slot at the moment."""
+
+    processing: bool
+    n_prompt: int = 0
+    """Prompt tokens of the sequence that holds it."""
+    n_generated: int = 0
+    n_held: int = 0
+    """Tokens in its cells, of the sequence or left from an earlier one."""
+
+
+QueryResult = list[int] | str | Embeddings | tuple[SlotState, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from slm.serve.engine.checkpoints import Checkpoints
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from slm.serve.engine.kv_growth import KvGrowth, first_length
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.messages import FimTokens, ModelInfo, RankForm
 
 
 class SlotTooShortError(LlamaError):
@@ -94,7 +94,7 @@ class ModelRunner:
         """Slots of such a model that have lost nothing: a window is not full yet."""
         self.batch_limit = self.context.n_batch
         self.batch = Batch(self.batch_limit, config.slots)
-        metadata, chat_template = self.model.metadata(), self.model.chat_template()
+        metadata, chat_template = self.model.metadata(), config.chat_template or self.model.chat_template()
         self.info = ModelInfo(
             path=str(config.model_path),
             architecture=metadata.get("general.architecture", "?"),
@@ -113,6 +113,10 @@ class ModelRunner:
             chat_template=chat_template,
             control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
+            bos_id=self.model.bos,
+            ranking=_rank_form(self.model, metadata.get("tokenizer.chat_template.rerank", "")),
+            fim=_fim_tokens(self.model),
+            sampling=config.sampling.over(metadata),
         )
 
     @property
@@ -197,9 +201,17 @@ class ModelRunner:
         """float32 [n_vocab] of a batch entry that asked for logits."""
         return self.context.logits(index)
 
-    def sample(self, sampler: Sampler, index: int) -> int:
-        """The token that a sampler picks from the logits of a batch entry."""
-        return sampler.sample(self.context, index)
+    def sample(self, sampler: Sampler, index: int, held_back: Sequence[int] = ()) -> int:
+        """The token that a sampler picks from the logits of a batch entry, none of ``held_back``."""
+        if not held_back:
+            return sampler.sample(self.context, index)
+        row, ids = self.context.row(index), np.array(held_back)
+        kept = row[ids]
+        row[ids] = -np.inf
+        try:
+            return sampler.sample(self.context, index)
+        finally:
+            row[ids] = kept  # log-probabilities are the model's own
 
     def truncate(self, slot: int, n: int) -> bool:
         """Cuts a slot back to its first ``n`` positions; returns whether it then holds exactly those. It does not where
@@ -249,3 +261,26 @@ class ModelRunner:
         self._growth.close()
         self.context.close()
         self.model.close()
+
+
+def _rank_form(model: Model, template: str) -> RankForm | None:
+    if model.pooling != "rank":
+        return None
+    end = model.eos if model.eos >= 0 else model.separator
+    begin, end_of_text = (model.bos,) if model.add_bos else (), (end,) if model.add_eos else ()
+    between = (*end_of_text, *((model.separator,) if model.add_separator else ()))
+    parts = (tuple(each for each in part if each >= 0) for part in (begin, between, end_of_text))
+    before, middle, behind = parts
+    return RankForm(before=before, between=middle, behind=behind, template=template)
+
+
+def _fim_tokens(model: Model) -> FimTokens | None:
+    if min(model.fim_prefix, model.fim_suffix, model.fim_middle) < 0:
+        return None
+    return FimTokens(
+        prefix=model.fim_prefix,
+        suffix=model.fim_suffix,
+        middle=model.fim_middle,
+        repository=model.fim_repository,
+        file=model.fim_file,
+    )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from slm.serve.engine.batch_plan import Limits, Plan, make_plan, whole_chunks
 from slm.serve.engine.kv_slots import KvSlots
+from slm.serve.engine.messages import SlotState
 from slm.serve.engine.sequence import Sequence
 
 
@@ -41,6 +42,26 @@ class Scheduler:
     def generating(self) -> list[Sequence]:
         """Running sequences whose prompt is computed, in order of arrival."""
         return [sequence for sequence in self._running if sequence.generating]
+
+    def slot_states(self) -> tuple[SlotState, ...]:
+        """What each slot does."""
+        held = {sequence.slot: sequence for sequence in self._running}
+        states = []
+        for slot in range(self._slots.n):
+            sequence = held.get(slot)
+            if sequence is None:
+                states.append(SlotState(processing=False, n_held=len(self._slots.cached(slot))))
+                continue
+            n_generated = len(sequence.tokens) - sequence.n_prompt
+            states.append(
+                SlotState(
+                    processing=True,
+                    n_prompt=sequence.n_prompt,
+                    n_generated=n_generated,
+                    n_held=sequence.n_computed,
+                )
+            )
+        return tuple(states)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""

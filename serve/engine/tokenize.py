@@ -50,12 +50,16 @@ class Detokenizer:
     """Takes a sequence's token bytes one after the other, and returns text as soon as it may be shown.
 
     A character split over tokens waits for its last byte; invalid bytes become U+FFFD. Text that could be the beginning
-    of a stop string is held back until that is decided. A stop string and what follows it never come out.
+    of a stop string is held back until that is decided. A stop string and what follows it never come out. From the text
+    ``until`` on, where it comes, there are no stop strings any more.
     """
 
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, stop: tuple[str, ...] = (), until: str = "") -> None:
         assert all(stop), "an empty stop string would stop everything"
         self._stop = stop
+        self._until = until
+        self._before = ""
+        """The end of what came out: ``until`` may begin in it."""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.n_emitted = 0
@@ -84,6 +88,10 @@ class Detokenizer:
         self.n_decoded += len(text)
         self._held += text
         found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        if self._stop and self._until:
+            mark = (self._before + self._held).find(self._until) - len(self._before)
+            if mark >= -len(self._before) and all(mark < at for at, _ in found):
+                self._stop, found = (), []
         if found:
             at, self.stop_string = min(found, key=lambda each: each[0])
             out, self._held = self._held[:at], ""
@@ -93,7 +101,15 @@ class Detokenizer:
             keep = self._n_undecided()
             out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         self.n_emitted += len(out)
+        if self._stop and self._until:
+            self._before = (self._before + out)[-(len(self._until) - 1) :] if len(self._until) > 1 else ""
         return out
+
+    def stop_at(self, name: str | None) -> str:
+        """The rest: a token that ends the text came, and adds none. ``name``: the stop string that names it, if any."""
+        rest = self.finish()
+        self.stop_string = self.stop_string or name
+        return rest
 
     def _n_undecided(self) -> int:
         """Length of the longest suffix of the held text that begins a stop string."""

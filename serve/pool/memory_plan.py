@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from slm.data.errors import UserError
-from slm.llama.gguf_check import GgufHeader, read_header
+from slm.llama.gguf_check import GgufHeader, parts, read_header
 from slm.machine.memory import available_bytes
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
 
@@ -43,6 +43,8 @@ class ModelFacts:
     file_bytes: int
     causal: bool
     """False for an encoder: it has no KV cache, and computes texts as a whole."""
+    sampling: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Its metadata ``general.sampling.*``."""
 
     def context(self, wanted: int) -> int:
         """Most tokens of one sequence, where ``wanted`` are configured (0: the default)."""
@@ -56,6 +58,8 @@ class ModelFacts:
 def read_facts(path: Path) -> ModelFacts:
     """From the header alone. Raises ``UserError`` for a missing or damaged file."""
     header = read_header(path)
+    others = [read_header(part) for part in parts(path, header)[1:]]
+    tensors = [tensor for each in (header, *others) for tensor in each.tensors]
     architecture = str(header.metadata.get("general.architecture", "?"))
 
     def number(key: str, default: int) -> int:
@@ -67,19 +71,20 @@ def read_facts(path: Path) -> ModelFacts:
     per_head = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
     n_kv_heads = number("attention.head_count_kv", n_heads)
     # The projections tell layers with few heads, or with none, apart; some architectures have them in one tensor.
-    projected = sum(tensor.shape[-1] for tensor in header.tensors if _KV_PROJECTION.fullmatch(tensor.name))
+    projected = sum(tensor.shape[-1] for tensor in tensors if _KV_PROJECTION.fullmatch(tensor.name))
     causal = header.metadata.get(f"{architecture}.attention.causal") is not False
     return ModelFacts(
         architecture=architecture,
-        n_params=sum(math.prod(tensor.shape) for tensor in header.tensors),
-        size_bytes=sum(tensor.n_bytes for tensor in header.tensors),
+        n_params=sum(math.prod(tensor.shape) for tensor in tensors),
+        size_bytes=sum(tensor.n_bytes for tensor in tensors),
         n_vocab=_n_vocab(header, number("vocab_size", 0)),
         n_embd=n_embd,
         n_ctx_train=number("context_length", DEFAULT_CONTEXT),
         has_template="tokenizer.chat_template" in header.metadata,
         kv_values=(projected or number("block_count", 0) * n_kv_heads * per_head) if causal else 0,
-        file_bytes=header.size_bytes,
+        file_bytes=sum(each.size_bytes for each in (header, *others)),
         causal=causal,
+        sampling={key: value for key, value in header.metadata.items() if key.startswith("general.sampling.")},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from glob import escape
 from pathlib import Path
 
 from slm import runs
@@ -14,6 +15,7 @@ from slm.from_gguf import stores
 from slm.hub import models
 from slm.hub.name import HubName, hub_name
 from slm.llama.adapter_file import check_fits
+from slm.llama.gguf_check import SPLIT_NAME
 
 _NAME = re.compile(r"[\w.@:+-][\w.@:+/-]{0,127}")
 
@@ -71,10 +73,23 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
         return found[0], None
     for quant in _PREFERRED:
         for path in found:
-            if path.stem.lower().endswith(quant):
+            if _stem(path).lower().endswith(quant):
                 return path, f"of {len(found)} exported files, serving {path.name} ({quant})"
-    smallest = min(found, key=lambda path: path.stat().st_size)
+    smallest = min(found, key=_size)
     return smallest, f"of {len(found)} exported files, serving {smallest.name} (the smallest)"
+
+
+def _stem(path: Path) -> str:
+    """A file's name without its ending, and without the number of the part."""
+    part = SPLIT_NAME.fullmatch(path.name)
+    return part[1] if part else path.stem
+
+
+def _size(path: Path) -> int:
+    """Bytes of a model, with all of its parts."""
+    part = SPLIT_NAME.fullmatch(path.name)
+    files = path.parent.glob(f"{escape(part[1])}-*-of-{part[3]}.gguf") if part else [path]
+    return sum(each.stat().st_size for each in files)
 
 
 def resolve_adapter(word: str) -> Path:
@@ -145,7 +160,7 @@ def named_models(model: str | None, name: str | None, models: list[str]) -> tupl
             _check_name(chosen_name)
         path, note = resolve_model(word)
         stored = stores.find(word)
-        unique = chosen_name or (stored.name if stored else path.stem)
+        unique = chosen_name or (stored.name if stored else _stem(path))
         if unique == "default" and found and "default" not in found:
             raise UserError(f"default is the first model's other name: give {path} one, serve.models=[NAME={path}]")
         if unique in found:

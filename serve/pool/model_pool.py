@@ -180,16 +180,21 @@ class Pool:
         """Memory of the loaded models, by estimate."""
         return sum(each.loaded.n_bytes for each in self.models.values() if each.loaded is not None)
 
-    async def start(self) -> ModelInfo:
+    async def start(self) -> Loaded:
         """Loads the first model. Raises ``UserError`` when that fails, or when one of the models never fits."""
         if self.budget is not None:
             for each in self.models.values():
                 check_fits(each.name, await asyncio.to_thread(each.needed), self.budget)
         await self._load(self.default)
         assert self.default.loaded is not None
+        return self.default.loaded
+
+    def unload_when_idle(self) -> None:
+        """From now on, each model that nobody has used for ``idle_s`` seconds is unloaded."""
         if self.idle_s is not None:
+            for each in self.models.values():
+                each.last_used = max(each.last_used, time.monotonic())
             self._idle_task = asyncio.create_task(self._unload_idle(self.idle_s))
-        return self.default.loaded.info
 
     def ready(self, name: str) -> Lease | None:
         """A lease, if the model is loaded and accepts requests."""
@@ -216,6 +221,21 @@ class Pool:
                 served.n_waiting -= 1
                 self.wake()
         return lease
+
+    async def unload(self, name: str) -> bool:
+        """Unloads a model when its requests are finished; new ones wait and load it again. False: it was not loaded."""
+        served = self.models[name]
+        async with self._turn:
+            if served.loaded is None:
+                return False
+            served.leaving = True
+            try:
+                while served.n_users:
+                    await self._next_change()
+                await self._unload(served)
+            finally:
+                served.leaving = False
+        return True
 
     def wake(self) -> None:
         """Makes the task that waits for memory look again. Called when a request or a model has left."""

@@ -38,6 +38,11 @@ class ReplyReader:
         """Whether all text is content."""
         return self._form is None and self._state == "text" and not self._trims and not self._held
 
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun whose arguments are not whole."""
+        return self._state in ("name", "arguments")
+
     def push(self, text: str, *, last: bool = False) -> list[Piece]:
         """What the text adds. ``last``: no more comes."""
         if self.plain:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,13 @@ GGML_TYPES: dict[str, tuple[int, int, int]] = {
 }
 """Lower-case ggml tensor type -> (id, elements per block, bytes per block)."""
 
+SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""What a part of a split model is called: its name, its number, and the number of parts."""
+_WITHDRAWN = {
+    4: "q4_2", 5: "q4_3", 31: "q4_0_4_4", 32: "q4_0_4_8", 33: "q4_0_8_8", 36: "iq4_nl_4_4", 37: "iq4_nl_4_8",
+    38: "iq4_nl_8_8",
+}  # fmt: skip
+"""Types that llama.cpp had and has no more, by their number."""
 _TYPE_BY_ID = {number: (name, block, size) for name, (number, block, size) in GGML_TYPES.items()}
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -106,6 +114,12 @@ class GgufHeader:
     """The file's length."""
 
     @property
+    def n_parts(self) -> int:
+        """How many files the model was split into; 1: it was not."""
+        count = self.metadata.get("split.count", 1)
+        return count if isinstance(count, int) and count > 1 else 1
+
+    @property
     def bits_per_weight(self) -> float:
         """Of all tensors together."""
         return 8 * sum(tensor.n_bytes for tensor in self.tensors) / sum(math.prod(t.shape) for t in self.tensors)
@@ -119,6 +133,10 @@ class GgufHeader:
 
 class _DamagedError(Exception):
     pass
+
+
+class _OtherFileError(Exception):
+    """It is whole, but no file that can be used here."""
 
 
 class _Reader:
@@ -217,6 +235,9 @@ def _read(path: str | Path, prefix: str | None = None) -> tuple[GgufHeader, dict
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
+            file.seek(0)
+            if (other := _other_kind(file.read(512))) is not None:
+                raise _OtherFileError(other)
             if size < 24:
                 raise UserError(f"{path} is not a GGUF file: it has {size} bytes; export or download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -227,8 +248,55 @@ def _read(path: str | Path, prefix: str | None = None) -> tuple[GgufHeader, dict
         raise UserError(
             f"{path} cannot be read: permission denied; change its rights (chmod) or name another file"
         ) from None
+    except _OtherFileError as reason:
+        raise UserError(f"{path} {reason}") from None
     except _DamagedError as reason:
         raise UserError(f"{path} is damaged: {reason}; export or download it again") from None
+
+
+def parts(path: Path, header: GgufHeader) -> list[Path]:
+    """The files of a model whose first is ``path``, with that file's header: one, or as many as it was split into.
+
+    ``UserError`` where it is not the first, and where another is not next to it.
+    """
+    if header.n_parts == 1:
+        return [path]
+    name = SPLIT_NAME.fullmatch(path.name)
+    if name is None:
+        raise UserError(
+            f"{path} is a part of a model of {header.n_parts} files, which must be called NAME-00001-of-"
+            f"{header.n_parts:05}.gguf: give them back their names"
+        )
+    files = [path.with_name(f"{name[1]}-{i:05}-of-{name[3]}.gguf") for i in range(1, header.n_parts + 1)]
+    if path != files[0]:
+        raise UserError(
+            f"{path} is part {int(name[2])} of {header.n_parts} of a model: name the first, {files[0].name}"
+        )
+    missing = [each for each in files if not each.is_file()]
+    if missing:
+        raise UserError(
+            f"{path} is part 1 of {header.n_parts} of a model, and {missing[0].name} is not next to it: download it, too"
+        )
+    return files
+
+
+def _other_kind(start: bytes) -> str | None:
+    """What a file is that begins like this, and what to do; None for a GGUF file, or an unknown one."""
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "is a git-lfs pointer, not the model: run `git lfs pull` in its folder"
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype html", b"<html")):
+        return (
+            "is a web page, not a model: what was downloaded is the page about the file; use the address of the file "
+            "itself (on the Hub it has /resolve/ in it, not /blob/)"
+        )
+    if start.startswith(b"PK\x03\x04"):
+        return "is a zip file or a PyTorch checkpoint, not a GGUF file"
+    if start[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
+        return "has a format from before GGUF (GGML), which llama.cpp reads no more: convert the original model again"
+    if start[8:10] == b'{"' and start[:4] != b"GGUF":
+        return "is a safetensors file, not a GGUF file: export the folder that it stands in"
+    return None
 
 
 def _parse(reader: _Reader, prefix: str | None = None) -> tuple[GgufHeader, dict[str, list[Any]]]:
@@ -302,6 +370,11 @@ def _tensor(reader: _Reader) -> GgufTensor:
     if min(shape) <= 0:
         raise _DamagedError(f"the tensor {name!r} has the shape {shape}")
     kind = reader.scalar("i", f"the type of {name!r}")
+    if kind in _WITHDRAWN:
+        raise _OtherFileError(
+            f"holds tensors of the type {_WITHDRAWN[kind]}, which llama.cpp has withdrawn: download the file of another "
+            "type (q4_0 is rearranged for the processor while it is loaded)"
+        )
     if kind not in _TYPE_BY_ID:
         raise _DamagedError(f"the tensor {name!r} has the unknown type {kind}")
     type_name, block, block_bytes = _TYPE_BY_ID[kind]

@@ -19,12 +19,13 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
-from slm.llama.gguf_check import read_header
+from slm.llama.gguf_check import parts, read_header
 from slm.llama.log import clear_log, first_error
 
 _NO_MODELS = {
     "adapter": "a LoRA adapter, no model: name the GGUF file of its base (a server takes both: model=BASE "
     "serve.lora=[NAME=ADAPTER])",
+    "mmproj": "what lets a model see or hear (mmproj), no model by itself: name the GGUF file of the language model",
     "imatrix": "an importance matrix, no model: name a model's GGUF file",
 }
 """Other GGUF files, by their ``general.type``."""
@@ -52,8 +53,13 @@ class Model:
         self.path = Path(path)
         self._model = None
         self.header = read_header(self.path)
-        if (kind := self.header.metadata.get("general.type")) in _NO_MODELS:
+        kind = self.header.metadata.get("general.type")
+        if self.header.metadata.get("general.architecture") == "clip":
+            kind = "mmproj"  # older ones do not say it
+        if kind in _NO_MODELS:
             raise UserError(f"{self.path} is {_NO_MODELS[kind]}")
+        for part in parts(self.path, self.header)[1:]:
+            read_header(part)
         params = C.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = n_gpu_layers
@@ -88,6 +94,19 @@ class Model:
         self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab)
         self.add_eos: bool = C.llama_vocab_get_add_eos(self._vocab)
+        self.separator: int = C.llama_vocab_sep(self._vocab)
+        """-1 where there is none."""
+        self.add_separator: bool = C.llama_vocab_get_add_sep(self._vocab)
+        self.fim_prefix: int = C.llama_vocab_fim_pre(self._vocab)
+        """The tokens for filling in the middle, -1 where there is none: before the text in front of the gap,"""
+        self.fim_suffix: int = C.llama_vocab_fim_suf(self._vocab)
+        """before the text behind it,"""
+        self.fim_middle: int = C.llama_vocab_fim_mid(self._vocab)
+        """before the text in the gap,"""
+        self.fim_repository: int = C.llama_vocab_fim_rep(self._vocab)
+        """before the name of a repository, and"""
+        self.fim_file: int = C.llama_vocab_fim_sep(self._vocab)
+        """before the name of a file."""
 
     def _own_value(self, key: str) -> Any:
         """A value of the file under the name of its architecture."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -30,6 +30,9 @@ _MAX_GRAMMAR_DEPTH = 64
 
 _MAX_GRAMMAR_SECONDS = 2.0
 """For one token. An ambiguous grammar can take longer with every token; above this it is given up."""
+
+_MIROSTAT_M = 100
+"""Tokens from which Mirostat's first version estimates the distribution's slope: the paper's number."""
 
 _NOT_NUMBERS = "the model gave logits that are not numbers"
 
@@ -117,6 +120,60 @@ class Sampler:
         """Divides the logits by t > 0."""
         t = _number(t, "temperature", low=1e-6, high=1e6)
         return self._add(C.llama_sampler_init_temp(t), "temperature", t)
+
+    def dynamic_temperature(self, t: float, *, spread: float, exponent: float) -> Sampler:
+        """Divides the logits by a temperature from ``t - spread`` (where the distribution is sure) to ``t + spread``
+        (where it is even); ``exponent`` bends the way between."""
+        _number(spread, "dynatemp_range", low=0, high=1e6)
+        _number(exponent, "dynatemp_exponent", low=0, high=1e3)
+        t = _number(t, "temperature", low=1e-6, high=1e6)
+        return self._add(C.llama_sampler_init_temp_ext(t, spread, exponent), "dynamic_temperature", t)
+
+    def top_n_sigma(self, n: float) -> Sampler:
+        """Keeps logits within n standard deviations of the highest."""
+        n = _number(n, "top_n_sigma", low=0, high=1e6)
+        return self._add(C.llama_sampler_init_top_n_sigma(n), "top_n_sigma", n)
+
+    def xtc(self, p: float, threshold: float, *, seed: int) -> Sampler:
+        """With probability p, drops all tokens that have ``threshold`` or more, but the least likely of them."""
+        _number(p, "xtc_probability", low=0, high=1)
+        _number(threshold, "xtc_threshold", low=0, high=1)
+        return self._add(C.llama_sampler_init_xtc(p, threshold, 1, seed), "xtc", p)
+
+    def dry(
+        self,
+        *,
+        multiplier: float,
+        base: float,
+        allowed_length: int,
+        last_n: int,
+        breakers: Sequence[str],
+        history: Sequence[int] = (),
+    ) -> Sampler:
+        """Penalty of tokens that continue a repetition of more than ``allowed_length`` tokens of the last ``last_n``.
+        No repetition reaches over one of the ``breakers``. ``history``: the tokens before the first that is drawn."""
+        _number(multiplier, "dry_multiplier", low=0, high=1e3)
+        _number(base, "dry_base", low=1, high=1e3)
+        _number(allowed_length, "dry_allowed_length", low=0, high=1 << 20)
+        _number(last_n, "dry_penalty_last_n", low=0, high=1 << 24)
+        texts = (ctypes.c_char_p * len(breakers))(*[to_utf8(each) for each in breakers])
+        vocab = self.model._vocab
+        sampler = C.llama_sampler_init_dry(vocab, multiplier, base, allowed_length, last_n, texts, len(breakers))
+        self._add(sampler, "dry", multiplier)
+        for token in history[-last_n:] if last_n else ():
+            C.llama_sampler_accept(sampler, self.model.check_token(token))
+        return self
+
+    def mirostat(self, version: int, *, tau: float, eta: float, seed: int) -> Sampler:
+        """Draws with a surprise near ``tau``, in bits, which it learns at the rate ``eta``: the last sampler."""
+        _number(tau, "mirostat_tau", low=0, high=1e3)
+        _number(eta, "mirostat_eta", low=0, high=1e3)
+        if version == 1:
+            sampler = C.llama_sampler_init_mirostat(self.model.n_vocab, seed, tau, eta, _MIROSTAT_M)
+        else:
+            sampler = C.llama_sampler_init_mirostat_v2(seed, tau, eta)
+        self._add(sampler, "mirostat")
+        return self._ends()
 
     def grammar(self, gbnf: str, root: str = "root") -> Sampler:
         """Constrains to a GBNF grammar. Raises ``LlamaError`` for one that is malformed, too long or too deep
@@ -218,8 +275,8 @@ class Sampler:
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             return -1, False
-        picked = candidates[array.selected]
-        return int(picked["id"]), bool(picked["logit"] > -np.inf)
+        picked = array.data[array.selected]  # XTC moves the array's beginning
+        return int(picked.id), bool(picked.logit > -np.inf)
 
     def _fitting(self, candidates: np.ndarray) -> np.ndarray:
         candidates = candidates.copy()

@@ -14,3 +14,7 @@ def error(cls, body):
         parse(cls, raw)
     assert caught.value.status == 400
     return caught.value.body["error"]
+
+
+def parsed(cls, body):
+    return parse(cls, json.dumps(body).encode())

@@ -72,7 +72,7 @@ def running_server(
         process = Program("slm.serve", options, log.parent, environment=environment, session=True, log=log)
     try:
         deadline = time.monotonic() + 30
-        while not (found := re.search(r"^url +(http://\S+)/v1", log.read_text(), re.M)):
+        while not (found := re.search(r"^url +(https?://\S+)/v1", log.read_text(), re.M)):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)

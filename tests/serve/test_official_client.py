@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 HELLO = [{"role": "user", "content": "hello"}]
 KEY = "sesame"
+WORDS = (f"serve.api_keys=[{KEY}]", "serve.slots=8", "serve.only_known_models=true")
 
 
 class Person(BaseModel):
@@ -24,7 +25,7 @@ class Flag(BaseModel):
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory, chat_path, start_server):
     folder = tmp_path_factory.mktemp("client")
-    with start_server(folder / "log", chat_path, f"serve.api_keys=[{KEY}]", "serve.slots=8") as server:
+    with start_server(folder / "log", chat_path, *WORDS) as server:
         yield server
 
 

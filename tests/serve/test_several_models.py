@@ -280,6 +280,14 @@ def test_many_clients_of_two_models(three):
 # -- idle models --------------------------------------------------------------------------------------------------
 
 
+def test_a_model_may_be_unloaded_as_soon_as_the_server_answers(tmp_path, tiny_path, start_server):
+    """Importing the routes takes longer than that; once it ended the start with a traceback."""
+    with start_server(tmp_path / "log", tiny_path, "serve.idle_unload_s=0.01") as server:
+        body = {"prompt": "x", "max_tokens": 2}
+        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        assert "Traceback" not in server.log.read_text()
+
+
 def test_an_idle_model_is_unloaded_and_comes_back(tmp_path, tiny_path, start_server):
     with start_server(tmp_path / "log", tiny_path, "serve.idle_unload_s=1") as server:
         body = {"prompt": "x", "max_tokens": 480, "ignore_eos": True, "stream": True}

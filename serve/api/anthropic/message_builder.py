@@ -6,9 +6,10 @@ Tested in tests/serve/api/anthropic/test_messages.py.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from slm.serve.api.anthropic.response_shapes import (
     AnthropicError,
@@ -75,7 +76,8 @@ class MessageBuilder(BlockBuilder):
             return "max_tokens"
         if self._stop_sequence() is not None:
             return "stop_sequence"
-        return "tool_use" if self._blocks and self._blocks[-1].kind == "call" else "end_turn"
+        is_call = self._blocks and self._blocks[-1].kind == "call" and not self._reader.in_call
+        return "tool_use" if is_call else "end_turn"
 
     def _stop_sequence(self) -> str | None:
         """The one of the request that ended the reply. What ends every turn of a model without a template is none."""
@@ -120,7 +122,7 @@ def _content(block: Block) -> TextContent | ThinkingContent | ToolUseContent:
             return ThinkingContent(type="thinking", thinking=block.text, signature="")
         case "call":
             given: Any = {}
-            with contextlib.suppress(ValueError):  # cut off by max_tokens
-                given = json.loads(block.text)
+            with contextlib.suppress(ValueError):  # it may be cut off by max_tokens
+                given = from_json(block.text, allow_partial="trailing-strings")
             return ToolUseContent(type="tool_use", id=f"toolu_{block.id}", name=block.name, input=given)
     return TextContent(type="text", text=block.text, citations=None)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import ModelRequest, Number, Strict
+from slm.serve.api.openai.fields import Strict
 from slm.serve.api.openai.messages import (
     MAX_TOOLS,
     CalledFunction,
@@ -25,34 +25,40 @@ from slm.serve.api.openai.messages import (
     ToolChoice,
     ToolName,
 )
-from slm.serve.api.openai.requests import MAX_MESSAGES, MAX_STOPS, ChatRequest, StopString
+from slm.serve.api.openai.requests import (
+    MAX_MESSAGES,
+    MAX_STOPS,
+    ChatRequest,
+    JsonSchema,
+    JsonSchemaFormat,
+    SamplingFields,
+    StopString,
+    Thinking,
+)
 
 _MAX_BLOCKS = 1024
 
 
-class CacheControl(Strict):
-    type: Literal["ephemeral"]
-    ttl: str | None = None
+class TextBlock(Strict):
+    place = "messages.content"
 
-
-class _Block(Strict):
-    cache_control: CacheControl | None = Field(default=None, description="accepted, without effect")
-
-
-class TextBlock(_Block):
     type: Literal["text"]
     text: str
     citations: None = None
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(Strict):
+    place = "messages.content"
+
     type: Literal["tool_use"]
     id: str = Field(max_length=256)
     name: ToolName
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(Strict):
+    place = "messages.content"
+
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=256)
     content: str | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS, fail_fast=True)] = ""
@@ -60,6 +66,8 @@ class ToolResultBlock(_Block):
 
 
 class ThinkingBlock(Strict):
+    place = "messages.content"
+
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
@@ -69,11 +77,15 @@ ContentBlock = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBl
 
 
 class InputMessage(Strict):
-    role: Literal["user", "assistant"]
+    place = "messages"
+
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], Field(max_length=_MAX_BLOCKS, fail_fast=True)]
 
 
-class AnthropicTool(_Block):
+class AnthropicTool(Strict):
+    place = "tools"
+
     type: Literal["custom"] = "custom"
     name: ToolName
     description: str | None = None
@@ -81,29 +93,37 @@ class AnthropicTool(_Block):
 
 
 class AnthropicToolChoice(Strict):
+    place = "tool_choice"
+
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(Strict):
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(default=None, description="accepted, without effect")
+class SchemaFormat(Strict):
+    place = "output_config.format"
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema; the docs list what is supported")
 
 
-class Metadata(Strict):
-    user_id: str | None = None
+class OutputConfig(Strict):
+    place = "output_config"
+
+    effort: str | None = Field(
+        default=None, max_length=32, description="reasoning_effort for the chat template, where it reads that"
+    )
+    format: SchemaFormat | None = Field(default=None, description="the reply's form")
 
 
-class MessagesRequest(ModelRequest):
+class MessagesRequest(SamplingFields):
     """POST /v1/messages"""
+
+    route = "messages"
 
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int = Field(ge=1, le=2**31 - 1)
     system: str | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS, fail_fast=True)] = ""
-    temperature: Number = Field(default=1.0, ge=0, le=1)
-    top_p: Number = Field(default=1.0, ge=0, le=1)
-    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default=[])
     stream: bool = False
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default=[])
@@ -111,8 +131,8 @@ class MessagesRequest(ModelRequest):
     thinking: Thinking | None = Field(
         default=None, description="becomes enable_thinking for the chat template, where it reads that"
     )
-    metadata: Metadata | None = Field(default=None, description="accepted, without effect")
-    service_tier: str | None = Field(default=None, description="accepted, without effect")
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = Field(default=None, description="an older form of output_config.format")
 
     def as_chat(self) -> ChatRequest:
         """The same as a chat request. A last message of the assistant is continued."""
@@ -125,17 +145,31 @@ class MessagesRequest(ModelRequest):
         return ChatRequest(
             messages=messages,
             max_completion_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
+            **self.sampling_fields(),
             stop=self.stop_sequences,
             stream=self.stream,
             tools=[_tool(each) for each in self.tools],
             tool_choice=None if choice is None else _choice(choice),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-            chat_template_kwargs={} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"},
+            thinking=self.thinking,
+            reasoning_effort=None if self.output_config is None else self.output_config.effort,
+            response_format=self._format(),
             continue_final_message=continues,
         )
+
+    def _format(self) -> JsonSchemaFormat | None:
+        given = self.output_format if self.output_config is None else self.output_config.format or self.output_format
+        if given is None:
+            return None
+        return JsonSchemaFormat(
+            type="json_schema", json_schema=JsonSchema.model_validate({"name": "reply", "schema": given.schema_})
+        )
+
+
+class CountTokensRequest(MessagesRequest):
+    """POST /v1/messages/count_tokens"""
+
+    max_tokens: int = Field(default=1, ge=1, le=2**31 - 1, description="accepted, without effect")
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:

@@ -72,3 +72,8 @@ class AnthropicError(TypedDict):
     type: Literal["error"]
     error: AnthropicErrorDetail
     request_id: str | None
+
+
+@_closed
+class AnthropicTokens(TypedDict):
+    input_tokens: int

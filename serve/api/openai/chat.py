@@ -98,8 +98,10 @@ class ChatCompletionBuilder(ResponseBuilder):
             object="chat.completion",
             created=self.created,
             model=self.model,
+            system_fingerprint=self.fingerprint,
             choices=self._whole_choices(),
             usage=self.usage(),
+            timings=self.timings(),
         )
         if self.dropped_messages:
             body["dropped_messages"] = self.dropped_messages
@@ -132,8 +134,10 @@ class ChatCompletionBuilder(ResponseBuilder):
         for i, delta in enumerate(deltas):
             chunks.append(self._choice_chunk(index, delta, None if i else logprobs))
         if event.finish:
-            finish = self._finish(index)
-            chunks.append(self._choice_chunk(index, ChatDelta(), None, finish, event.stopped_by))
+            last = self._choice_chunk(index, ChatDelta(), None, self._finish(index), event.stopped_by)
+            if self._all_finished:
+                last["timings"] = self.timings()
+            chunks.append(last)
         return chunks
 
     def _deltas(self, index: int) -> list[ChatDelta]:
@@ -159,7 +163,8 @@ class ChatCompletionBuilder(ResponseBuilder):
     def _finish(self, index: int) -> ChatFinishReason:
         finish = self._choices[index].finish
         assert finish is not None
-        return "tool_calls" if finish == "stop" and self._messages[index].calls else finish
+        message = self._messages[index]
+        return "tool_calls" if finish == "stop" and message.calls and not message.reader.in_call else finish
 
     def _whole_choices(self) -> list[ChatChoice]:
         choices = []
@@ -201,6 +206,7 @@ class ChatCompletionBuilder(ResponseBuilder):
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 

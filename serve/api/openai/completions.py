@@ -17,7 +17,9 @@ class CompletionBuilder(ResponseBuilder):
 
     def body(self) -> Completion:
         """The body of the whole response."""
-        return self._with_usage(self._completion(self._whole_choices()))
+        body = self._with_usage(self._completion(self._whole_choices()))
+        body["timings"] = self.timings()
+        return body
 
     def usage_chunk(self) -> Completion:
         """The last chunk of a stream whose client asked for usage."""
@@ -48,7 +50,10 @@ class CompletionBuilder(ResponseBuilder):
         }
         if stopped_by is not None:
             choice["stopped_by"] = stopped_by
-        return [self._completion([choice])]
+        chunk = self._completion([choice])
+        if finish and self._all_finished:
+            chunk["timings"] = self.timings()
+        return [chunk]
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         # Here and above literals, which are made faster than by calling the type: this runs for every token.
@@ -57,6 +62,7 @@ class CompletionBuilder(ResponseBuilder):
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 

@@ -5,10 +5,12 @@ Tested in tests/serve/api/openai/test_requests.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
+from slm.serve.api.client_fields import Reading, Route
 from slm.serve.api.errors import ApiError
 from slm.serve.engine.messages import ModelInfo
 
@@ -24,6 +26,10 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
+Mixed = Annotated[list[TokenId | str], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+MixedLists = Annotated[list[str | Tokens | Mixed], Field(min_length=1, fail_fast=True)]
+Prompt = str | tuple[int | str, ...]
+"""A text, or token ids with texts between them."""
 
 
 def few_fields(value: Any) -> Any:
@@ -34,19 +40,46 @@ def few_fields(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """A JSON object with no other fields and no conversions. A field that is null counts as not given."""
+    """A JSON object without conversions. A field that is null counts as not given.
+
+    Other fields than its own are refused, or ignored where the validation's context is a ``Reading`` that does so.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    place: ClassVar[str] = ""
+    """Where the object stands in a body; "" for the body itself."""
+    also: ClassVar[tuple[str, ...]] = ()
+    """Further names that ``adapted`` takes."""
 
     @model_validator(mode="before")
     @classmethod
-    def _given_and_few(cls, value: Any) -> Any:
+    def _given_known_and_few(cls, value: Any, info: ValidationInfo) -> Any:
         value = few_fields(value)
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        given = {k: v for k, v in value.items() if v is not None}
+        if isinstance(info.context, Reading):
+            given = info.context.known(given, _names(cls), cls.place, used_elsewhere)
+        return cls.adapted(given)
+
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields in the one form that the rest of the class takes, where clients have several. Raises
+        ``ValueError``."""
+        return given
+
+
+@cache
+def _names(cls: type[Strict]) -> frozenset[str]:
+    """What a body calls the fields of a class."""
+    return frozenset({each.alias or name for name, each in cls.model_fields.items()} | set(cls.also))
 
 
 class ModelRequest(Strict):
     """The fields of every request to a model."""
+
+    route: ClassVar[Route | Literal[""]] = ""
+    """Which column of ``client_fields.RULES`` holds for it; "": only the rules for all routes."""
 
     model: str | None = Field(default=None, max_length=512, description="a name from /v1/models; default: the first")
     timeout_s: Number | None = Field(
@@ -55,24 +88,42 @@ class ModelRequest(Strict):
         le=MAX_TIMEOUT_S,
         description="seconds for the whole request, which then ends with the text so far",
     )
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The names of fields without effect. Who finds another one adds it."""
+        return self._ignored
 
 
-def texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[str | tuple[int, ...]]:
+def used_elsewhere(name: str, value: Any) -> bool:
+    """Whether a route that generates text uses a field at this value, which is not the default."""
+    waiting: list[type[ModelRequest]] = [ModelRequest]
+    while waiting:
+        cls = waiting.pop()
+        found = cls.model_fields.get(name)
+        if cls.route not in ("", "embeddings") and found is not None and found.default != value:
+            return True
+        waiting += cls.__subclasses__()
+    return False
+
+
+def texts_or_tokens(given: Any, info: ModelInfo, param: str) -> list[Prompt]:
     """One entry per text or list of ids; raises ``ApiError`` for an id outside the vocabulary."""
     if isinstance(given, str):
         return [given]
-    if isinstance(given[0], int):
-        texts: list[str | tuple[int, ...]] = [tuple(given)]
+    if any(isinstance(each, int) for each in given):
+        prompts: list[Prompt] = [tuple(given)]
     else:
-        texts = [each if isinstance(each, str) else tuple(each) for each in given]
-    for each in texts:
+        prompts = [each if isinstance(each, str) else tuple(each) for each in given]
+    for each in prompts:
         if not isinstance(each, str):
             check_tokens(each, info, param)
-    return texts
+    return prompts
 
 
-def check_tokens(tokens: tuple[int, ...], info: ModelInfo, param: str) -> None:
+def check_tokens(tokens: tuple[int | str, ...], info: ModelInfo, param: str) -> None:
     """Raises ``ApiError`` for an id outside the vocabulary."""
-    worst = max(tokens, default=0)
+    worst = max((each for each in tokens if not isinstance(each, str)), default=0)
     if worst >= info.n_vocab:
         raise ApiError(400, f"{param}: {worst} is not a token id of this model (0 to {info.n_vocab - 1}).", param=param)

@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import from_json
 
 from slm.serve.api.errors import ApiError
 from slm.serve.api.openai.fields import Strict
@@ -20,16 +21,56 @@ ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class TextPart(Strict):
+    place = "messages.content"
+
     type: Literal["text"]
     text: str
 
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""What the APIs call a part of text."""
+
+
+def text_parts(content: Any) -> Any:
+    """A message's content with its parts in one spelling. Raises ``ValueError`` for a part that is no text."""
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        return content
+    return [_text_part(each) for each in content]
+
+
+def _text_part(part: Any) -> Any:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type", "text")
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}
+    if isinstance(kind, str) and kind not in _TEXT_PARTS:
+        raise ValueError(f"a part of the type {kind[:40]!r} is not supported; this server reads text")
+    return {**part, "type": "text" if isinstance(kind, str) else kind}
+
+
 class CalledFunction(Strict):
+    place = "messages.tool_calls.function"
+
     name: ToolName
     arguments: str = Field(description="a JSON object, as text")
 
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Also with the object itself, and without arguments."""
+        arguments = given.get("arguments", "")
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**given, "arguments": arguments}
+
 
 class ToolCall(Strict):
+    place = "messages.tool_calls"
+
     id: str | None = Field(default=None, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -37,6 +78,8 @@ class ToolCall(Strict):
 
 
 class Function(Strict):
+    place = "tools.function"
+
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] = Field(
@@ -46,15 +89,21 @@ class Function(Strict):
 
 
 class Tool(Strict):
+    place = "tools"
+
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(Strict):
+    place = "tool_choice.function"
+
     name: ToolName
 
 
 class NamedTool(Strict):
+    place = "tool_choice"
+
     type: Literal["function"]
     function: FunctionName
 
@@ -64,10 +113,12 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class Message(Strict):
+    place = "messages"
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None = Field(
-        default=None, description="null only next to tool_calls"
-    )
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)] | None, BeforeValidator(text_parts)
+    ] = Field(default=None, description="null only of the assistant and of a tool")
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         default=None, description="of the assistant"
@@ -75,14 +126,29 @@ class Message(Strict):
     tool_call_id: str | None = Field(default=None, max_length=256, description="of a tool: the call that it answers")
     reasoning_content: str | None = Field(default=None, description="of the assistant; the template decides on it")
     # What OpenAI's client sends back with a reply, always empty here.
-    refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: list[Any] | None = Field(default=None, description="accepted, without effect")
+
+    also = ("reasoning", "thinking", "refusal")
+
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """With reasoning by one of its names, and with a refusal as the content."""
+        thoughts = [given.pop(name, None) for name in ("reasoning", "thinking")]
+        refusal = given.pop("refusal", None)
+        if given.get("role") != "assistant":
+            return given  # nobody else reasons
+        for each in thoughts:
+            if isinstance(each, str) and each:
+                given.setdefault("reasoning_content", each)
+        if isinstance(refusal, str) and not given.get("content"):
+            given["content"] = refusal
+        return given
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError("content is missing")
         if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
             raise ValueError("tool_calls and reasoning_content belong to the assistant")
@@ -97,8 +163,11 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as a chat template takes them. Raises ``ApiError`` for calls and results that do not fit."""
+def template_messages(messages: Sequence[Message], ignored: list[str] | None = None) -> list[dict[str, Any]]:
+    """The messages as a chat template takes them. Raises ``ApiError`` for calls and results that do not fit.
+
+    Arguments that were cut off are completed; ``ignored`` then gets the name of what was lost.
+    """
     out: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for i, each in enumerate(messages):
@@ -107,9 +176,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             "content": each.text(),
         }
         if each.tool_calls:
-            message["tool_calls"] = [
-                _call(call, f"messages.{i}.tool_calls.{j}") for j, call in enumerate(each.tool_calls)
-            ]
+            made = [_call(call, f"messages.{i}.tool_calls.{j}") for j, call in enumerate(each.tool_calls)]
+            message["tool_calls"] = [call for call, _ in made]
+            for j, (_, cut) in enumerate(made):
+                if cut and ignored is not None:
+                    ignored.append(f"messages.{i}.tool_calls.{j}.function.arguments.end")
             names |= {call.id: call.function.name for call in each.tool_calls if call.id is not None}
         if each.reasoning_content:
             message["reasoning_content"] = each.reasoning_content
@@ -125,16 +196,26 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return out
 
 
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
+def _call(call: ToolCall, where: str) -> tuple[dict[str, Any], bool]:
+    """A call as a template takes it, and whether its arguments had to be completed."""
+    text, cut = call.function.arguments.strip() or "{}", False
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
-        arguments = None
+        arguments, cut = _completed(text), True
     if not isinstance(arguments, dict):
-        text = f"{where}.function.arguments: not a JSON object."
-        raise ApiError(400, text, param="messages", code="invalid_value")
+        message = f"{where}.function.arguments: not a JSON object."
+        raise ApiError(400, message, param="messages", code="invalid_value")
     made = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-    return made if call.id is None else {"id": call.id, **made}
+    return (made if call.id is None else {"id": call.id, **made}), cut
+
+
+def _completed(text: str) -> Any:
+    """The value of a JSON text that was cut off, as ``max_tokens`` does: what is whole of it. None for other text."""
+    try:
+        return from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse | None:

@@ -5,8 +5,11 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_server.py.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import cast
+
 from slm.data.errors import UserError
-from slm.serve.api.openai.response_shapes import Model, ModelMeta
+from slm.serve.api.openai.response_shapes import Model, ModelMeta, Sampling
 from slm.serve.pool.model_pool import Served
 
 
@@ -26,6 +29,7 @@ def model_card(served: Served) -> Model:
             n_embd=facts.n_embd,
             n_ctx_train=facts.n_ctx_train,
             context=facts.context(served.config.context),
+            sampling=cast(Sampling, asdict(served.config.sampling.over(facts.sampling))),
             chat_template=served.loaded.chat.own if served.loaded is not None else facts.has_template,
         )
     return Model(

@@ -1,7 +1,6 @@
 """From JSON bytes to a validated request body; every mistake is reported as OpenAI's clients expect.
 
-Unsupported fields that would not change the text are accepted and ignored. Those that would change it are refused by
-name.
+``slm.serve.api.client_fields`` decides about the fields that a body has and its class does not.
 """
 
 from __future__ import annotations
@@ -15,72 +14,31 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from slm.data.errors import nearest
+from slm.serve.api.client_fields import Reading
 from slm.serve.api.errors import ApiError
+from slm.serve.api.openai.fields import ModelRequest
 from slm.serve.api.openai.requests import CompletionRequest
 from slm.serve.api.openai.token_requests import EmbeddingRequest
 
-IGNORED = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-}
-_UNSUPPORTED = {
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "json_schema",
-    "suffix",
-    "best_of",
-    "audio",
-    "modalities",
-    "prediction",
-    "reasoning_effort",
-    "verbosity",
-    "web_search_options",
-    "previous_response_id",
-    "conversation",
-    "background",
-    "include",
-    "reasoning",
-    "truncation",
-    "max_tool_calls",
-}
-# Values of unsupported fields that ask for what the server does anyway.
-_HARMLESS = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "best_of": (1,),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "background": (False,),
-    "include": ([],),
-    "truncation": ("disabled",),
-}
-
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=ModelRequest)
 
 
-def parse(cls: type[Body], raw: bytes) -> Body:
-    """A validated body from JSON bytes; every mistake is an ``ApiError`` 400 that names the parameter."""
+def parse(cls: type[Body], raw: bytes, *, strict: bool = False) -> Body:
+    """A validated body from JSON bytes; every mistake is an ``ApiError`` 400 that names the parameter.
+
+    ``strict``: a field that the server does not use is a mistake; else the body's ``ignored`` names it.
+    """
     # JSON cannot hold reference cycles; the collector would look for them in a body of a million lists again and again.
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _parse(cls, raw)
+        return _parse(cls, raw, strict)
     finally:
         if collects:
             gc.enable()
 
 
-def _parse(cls: type[Body], raw: bytes) -> Body:
+def _parse(cls: type[Body], raw: bytes, strict: bool) -> Body:
     try:
         value = _value(raw)
     except (ValueError, RecursionError) as error:
@@ -89,24 +47,14 @@ def _parse(cls: type[Body], raw: bytes) -> Body:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"The body must be a JSON object, not {_json_type(value)}.", code="invalid_json")
-    # Some clients send null for a field that is not given.
-    fields = {key: each for key, each in value.items() if each is not None}
-    del value
-    for key in list(fields):
-        if key in cls.model_fields:
-            continue
-        if key in IGNORED:
-            del fields[key]
-        elif key in _UNSUPPORTED:
-            if fields[key] not in _HARMLESS.get(key, ()):
-                raise ApiError(400, f"{key} is not supported by this server.", param=key, code="unsupported")
-            del fields[key]
-        else:
-            raise _unknown(key[:100], cls.model_fields)
+    reading = Reading(route=cls.route, strict=strict)
     try:
-        return cls.model_validate(fields)
+        body = cls.model_validate(value, context=reading)
     except ValidationError as error:
-        raise _explain(error, cls, fields) from None
+        # Some clients send null for a field that is not given.
+        raise _explain(error, cls, {key: each for key, each in value.items() if each is not None}) from None
+    body.ignored.extend(reading.ignored)
+    return body
 
 
 def _value(raw: bytes) -> Any:

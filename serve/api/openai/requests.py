@@ -14,12 +14,17 @@ from pydantic import BeforeValidator, Field
 from slm.serve.api.errors import ApiError
 from slm.serve.api.openai.fields import (
     MAX_FIELDS,
+    Mixed,
+    MixedLists,
     ModelRequest,
     Number,
+    Prompt,
     Strict,
     Texts,
+    TokenId,
     TokenLists,
     Tokens,
+    check_tokens,
     few_fields,
     texts_or_tokens,
 )
@@ -44,25 +49,60 @@ _TEMPLATE_VARIABLES = {
     "strftime_now",
 }
 _MAX_SEED = 2**63 - 1
+_NO_LIMIT = 2**31 - 1
+MAX_PROMPTS = 128
+
+_MODELS = "the model's (`meta.sampling` of /v1/models)"
+
+_LLAMA_SAMPLERS = (
+    *("top_n_sigma", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold", "dry_multiplier"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+"""Fields that the engine has under the same names."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def _biases(value: Any) -> Any:
+    """``logit_bias`` as an object, where it is llama-server's list of pairs; false bans a token."""
+    if isinstance(value, list):
+        if len(value) > MAX_FIELDS:
+            raise ValueError(f"{len(value)} entries; there may be at most {MAX_FIELDS}")
+        made: dict[str, Any] = {}
+        for each in value:
+            if not isinstance(each, list) or len(each) != 2 or isinstance(each[0], bool | float | list | dict | None):
+                raise ValueError("every entry must be a pair of a token's id (or a text) and its bias")
+            made[str(each[0])] = each[1]
+        value = made
+    value = few_fields(value)
+    if isinstance(value, dict):
+        return {key: -100 if bias is False else bias for key, bias in value.items()}
+    return value
+
+
 class StreamOptions(Strict):
+    place = "stream_options"
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
 class TextFormat(Strict):
+    place = "response_format"
+
     type: Literal["text"]
 
 
 class JsonObjectFormat(Strict):
+    place = "response_format"
+
     type: Literal["json_object"]
 
 
 class JsonSchema(Strict):
+    place = "response_format.json_schema"
+
     name: str = Field(max_length=256)
     description: str | None = None
     schema_: dict[str, Any] = Field(
@@ -72,6 +112,8 @@ class JsonSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
+    place = "response_format"
+
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -79,25 +121,34 @@ class JsonSchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class _GenerationRequest(ModelRequest):
-    """What completions and chat completions share."""
+class SamplingFields(ModelRequest):
+    """How tokens are sampled, in every route that generates text."""
 
-    temperature: Number = Field(default=1.0, ge=0, le=10, description="0: always the most likely token")
-    top_p: Number = Field(
-        default=1.0, ge=0, le=1, description="sample from the most likely tokens that together have this probability"
+    temperature: Number | None = Field(
+        default=None, ge=0, le=10, description=f"0: always the most likely token; default: {_MODELS}"
     )
-    top_k: int = Field(
-        default=0, ge=-1, le=2**31 - 1, description="sample from this many of the most likely tokens; 0 or -1: all"
-    )
-    min_p: Number = Field(
-        default=0.0,
+    top_p: Number | None = Field(
+        default=None,
         ge=0,
         le=1,
-        description="leave out tokens with less than this share of the most likely token's probability",
+        description=f"sample from the most likely tokens that together have this probability; default: {_MODELS}",
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=-1,
+        le=2**31 - 1,
+        description=f"sample from this many of the most likely tokens; 0 or -1: all; default: {_MODELS}",
+    )
+    min_p: Number | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="leave out tokens with less than this share of the most likely token's probability; "
+        f"default: {_MODELS}",
     )
     typical_p: Number = Field(default=1.0, ge=0, le=1, description="locally typical sampling; 1: off")
-    repeat_penalty: Number = Field(
-        default=1.0, ge=0.01, le=10, description="penalty for tokens that have occurred; 1: off"
+    repeat_penalty: Number | None = Field(
+        default=None, ge=0.01, le=10, description=f"penalty for tokens that have occurred; 1: off; default: {_MODELS}"
     )
     repetition_penalty: Number | None = Field(
         default=None, ge=0.01, le=10, description="another name (vLLM's) of repeat_penalty; give one of them"
@@ -106,7 +157,12 @@ class _GenerationRequest(ModelRequest):
     return_progress: bool = Field(
         default=False, description="a stream then also says how much of the prompt is computed (`prompt_progress`)"
     )
-    repeat_last_n: int = Field(default=64, ge=0, le=65536, description="how many tokens the penalties look back")
+    repeat_last_n: int | None = Field(
+        default=None,
+        ge=-1,
+        le=65536,
+        description=f"how many tokens the penalties look back; -1: the whole context; default: {_MODELS}",
+    )
     frequency_penalty: Number = Field(
         default=0.0, ge=-2, le=2, description="subtracted from a token's logit for each time that it has occurred"
     )
@@ -115,28 +171,86 @@ class _GenerationRequest(ModelRequest):
     )
     logit_bias: Annotated[
         dict[str, Annotated[Number, Field(ge=-100, le=100)]],
-        BeforeValidator(few_fields),
+        BeforeValidator(_biases),
         Field(max_length=MAX_FIELDS),
-    ] = Field(default={})
+    ] = Field(
+        default={},
+        description="added to the logits of tokens, named by id or by their text; -100 bans one. A list of pairs "
+        "`[ID or TEXT, BIAS]` works, too",
+    )
     seed: int | None = Field(
         default=None,
         ge=-_MAX_SEED - 1,
         le=_MAX_SEED,
-        description="the same seed gives the same text; default: random",
-    )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default=[])
-    n: int = Field(
-        default=1, ge=1, le=128, description="choices for each prompt, each with a seed one higher than the last"
+        description="the same seed gives the same text; default, and -1: random",
     )
     ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
+    min_tokens: int = Field(
+        default=0, ge=0, le=_NO_LIMIT, description="so many tokens come before one that ends the text"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=[], description="tokens that end the text and add nothing to it"
+    )
+    top_n_sigma: Number = Field(
+        default=-1.0, ge=-1, le=100, description="leave out tokens so many standard deviations below the best; -1: off"
+    )
+    dynatemp_range: Number = Field(
+        default=0.0, ge=0, le=10, description="the temperature varies by so much with the entropy; 0: off"
+    )
+    dynatemp_exponent: Number = Field(default=1.0, ge=0, le=10)
+    xtc_probability: Number = Field(
+        default=0.0, ge=0, le=1, description="how often all likely tokens but the last are left out; 0: off"
+    )
+    xtc_threshold: Number = Field(default=0.1, ge=0, le=1, description="what counts as likely; above 0.5: off")
+    dry_multiplier: Number = Field(default=0.0, ge=0, le=100, description="DRY penalty of repetitions; 0: off")
+    dry_base: Number = Field(default=1.75, ge=1, le=100)
+    dry_allowed_length: int = Field(default=2, ge=0, le=65536)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1, le=65536, description="-1: the whole context")
+    dry_sequence_breakers: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=40)]], Field(min_length=1, max_length=64)
+    ] = Field(default=["\n", ":", '"', "*"], description="texts over which no repetition reaches")
+    mirostat: Literal[0, 1, 2] = Field(
+        default=0, description="Mirostat's version, in place of the samplers that leave tokens out; 0: off"
+    )
+    mirostat_tau: Number = Field(default=5.0, ge=0, le=100)
+    mirostat_eta: Number = Field(default=0.1, ge=0, le=1)
     speculate: bool | None = Field(
         default=None,
         description="whether draft tokens may be used (serve.speculate); default: only without a seed",
+    )
+
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Without a seed of -1, by which many clients mean a random one."""
+        return {key: each for key, each in given.items() if key != "seed" or each != -1 or isinstance(each, bool)}
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """Those of the fields that were given, for another request."""
+        return {name: getattr(self, name) for name in SamplingFields.model_fields if name in self.model_fields_set}
+
+
+class _GenerationRequest(SamplingFields):
+    """What completions and chat completions share."""
+
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default=[])
+    n: int = Field(
+        default=1, ge=1, le=128, description="choices for each prompt, each with a seed one higher than the last"
     )
     response_format: ResponseFormat | None = None
     grammar: str | None = Field(default=None, max_length=MAX_BYTES, description="a grammar in llama.cpp's GBNF")
     stream: bool = Field(default=False, description="send the text as it is generated, in server-sent events")
     stream_options: StreamOptions | None = None
+
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Also without empty stop strings, by which some clients mean none."""
+        given = super().adapted(given)
+        stop = given.get("stop")
+        if stop == "":
+            del given["stop"]
+        elif isinstance(stop, list):
+            given["stop"] = [each for each in stop if each != ""]
+        return given
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings, as a tuple."""
@@ -169,47 +283,54 @@ class _GenerationRequest(ModelRequest):
 
     def sampling(self, info: ModelInfo, grammar: str | None = None) -> SamplingParams:
         """Sampling of the first choice; raises ``ApiError`` for a bias on what is no token."""
-        bias = []
+        bias: list[tuple[int | str, float]] = []
         for key, value in self.logit_bias.items():
-            if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= info.n_vocab:
-                raise ApiError(
-                    400,
-                    f"logit_bias: {key[:32]!r} is not a token id of this model (0 to {info.n_vocab - 1}).",
-                    param="logit_bias",
-                )
-            bias.append((int(key), float("-inf") if value <= -100 else value))
+            amount = float("-inf") if value <= -100 else value
+            if not key.isascii() or not key.isdigit():
+                if not key:
+                    raise ApiError(400, "logit_bias: an empty text is no token.", param="logit_bias")
+                bias.append((key, amount))
+            elif len(key) > 9 or int(key) >= info.n_vocab:
+                message = f"logit_bias: {key[:32]!r} is not a token id of this model (0 to {info.n_vocab - 1})."
+                raise ApiError(400, message, param="logit_bias")
+            else:
+                bias.append((int(key), amount))
+        check_tokens(tuple(self.stop_token_ids), info, "stop_token_ids")
         one, other = self.repeat_penalty, self.repetition_penalty
-        if "repeat_penalty" in self.model_fields_set and other not in (None, one):
+        if one is not None and other not in (None, one):
             raise ApiError(
                 400,
                 f"repeat_penalty={one:g} and repetition_penalty={other:g} are two names of one parameter: give one of "
                 "them, or both with the same value.",
                 param="repetition_penalty",
             )
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
+        given = {
+            "temperature": self.temperature,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": other if one is None else one,
+            "repeat_last_n": info.context if self.repeat_last_n == -1 else self.repeat_last_n,
+        }
+        return info.sampling.params(
+            **given,
             typical_p=self.typical_p,
-            repeat_penalty=one if other is None else other,
-            repeat_last_n=self.repeat_last_n,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias=tuple(bias),
             seed=secrets.randbits(32) if self.seed is None else self.seed,
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+            dry_sequence_breakers=tuple(self.dry_sequence_breakers),
+            **{name: getattr(self, name) for name in _LLAMA_SAMPLERS},
             grammar=grammar,
         )
 
     @property
-    def may_use_prefix_cache(self) -> bool:
-        """False with a seed: its caller wants the same text again, and the cache's other rounding could change it."""
-        return self.seed is None and self.cache_prompt
-
-    @property
     def may_speculate(self) -> bool:
-        """By default False with a seed, for the same reason."""
+        """By default False with a seed: its caller wants the same text again, and a batch of draft tokens rounds in
+        another way."""
         return self.seed is None if self.speculate is None else self.speculate
 
     @property
@@ -232,21 +353,51 @@ class _GenerationRequest(ModelRequest):
 class CompletionRequest(_GenerationRequest):
     """POST /v1/completions"""
 
-    prompt: str | Annotated[Texts, Field(max_length=128)] | Tokens | Annotated[TokenLists, Field(max_length=128)] = (
-        Field(description="text, token ids, or a list of either")
+    route = "completions"
+
+    prompt: (
+        str
+        | Annotated[Texts, Field(max_length=MAX_PROMPTS)]
+        | Tokens
+        | Annotated[TokenLists, Field(max_length=MAX_PROMPTS)]
+        | Mixed
+        | Annotated[MixedLists, Field(max_length=MAX_PROMPTS)]
+    ) = Field(
+        description="text, token ids, or a list that has both, which are one prompt; a list with lists of token ids in "
+        "it, or of texts alone, is several prompts"
     )
     max_tokens: int = Field(
-        default=16, ge=0, le=2**31 - 1, description="most tokens to generate; it also ends when the context is full"
+        default=16,
+        ge=0,
+        le=2**31 - 1,
+        description="most tokens to generate; it also ends when the context is full; -1: only then",
     )
+    parse_special: bool = Field(
+        default=False, description="true: the name of a control token in the prompt's text becomes that token"
+    )
+    add_special_tokens: bool = Field(default=True, description="put BOS first where the model's file asks for it")
     logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
         description="log-probabilities of the tokens, and of this many most likely ones",
     )
+    suffix: str = Field(
+        default="", description="the text behind the gap that is filled in; for models with tokens for that"
+    )
     echo: bool = Field(default=False, description="begin with the prompt, with its log-probabilities if asked for")
 
-    def prompts(self, info: ModelInfo) -> list[str | tuple[int, ...]]:
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Also without a limit of -1, and with false for no log-probabilities."""
+        given = super().adapted(given)
+        if given.get("max_tokens") == -1:
+            given["max_tokens"] = _NO_LIMIT
+        if given.get("logprobs") is False:
+            del given["logprobs"]
+        return given
+
+    def prompts(self, info: ModelInfo) -> list[Prompt]:
         """One entry per prompt; raises ``ApiError`` for an id outside the vocabulary."""
         return texts_or_tokens(self.prompt, info, "prompt")
 
@@ -259,8 +410,31 @@ TruncationField = Annotated[
 ]
 
 
+THINKING = ("enable_thinking", "thinking")
+"""What chat templates call the variable that turns reasoning on or off."""
+
+
+class Thinking(Strict):
+    """Whether the model reasons first, in Anthropic's form."""
+
+    place = "thinking"
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class ReasoningOptions(Strict):
+    """How the model reasons, as /v1/responses has it, with the names that routers of requests add."""
+
+    place = "reasoning"
+
+    effort: str | None = Field(default=None, max_length=32)
+    enabled: bool | None = None
+
+
 class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions"""
+
+    route = "chat"
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="older name of max_completion_tokens")
@@ -279,13 +453,87 @@ class ChatRequest(_GenerationRequest):
     separate_reasoning: bool = Field(
         default=True, description="text between `<think>` and `</think>` becomes reasoning_content; false: it stays"
     )
-    continue_final_message: bool = Field(
-        default=False, description="continue the last message, which is the assistant's, instead of answering it"
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="continue the last message, which is the assistant's, instead of answering it; default: true where "
+        "it is the assistant's and has a text",
     )
     add_generation_prompt: bool | None = Field(
         default=None,
         description="false: the prompt does not open the assistant's turn; default: true, unless continued",
     )
+
+    reasoning_effort: str | None = Field(
+        default=None,
+        max_length=32,
+        description="given to the chat template, where it reads that; none turns reasoning off",
+    )
+    verbosity: str | None = Field(
+        default=None, max_length=32, description="given to the chat template, where it reads that"
+    )
+    enable_thinking: bool | None = Field(
+        default=None, description="whether the model reasons first, where the chat template lets one choose"
+    )
+    think: bool | str | None = Field(default=None, description="Ollama's form of enable_thinking and reasoning_effort")
+    thinking: bool | Thinking | None = Field(default=None, description="Anthropic's form of enable_thinking")
+    reasoning: ReasoningOptions | None = Field(default=None, description="reasoning_effort and more, in an object")
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = Field(
+        default=None, description="llama-server's form of separate_reasoning: none is false"
+    )
+
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Also without a limit of -1."""
+        given = super().adapted(given)
+        return {
+            key: each
+            for key, each in given.items()
+            if key not in ("max_tokens", "max_completion_tokens") or each != -1 or isinstance(each, bool)
+        }
+
+    def template_options(self) -> dict[str, tuple[str, Any]]:
+        """Variables for the chat template that fields of their own give: each with the field that it comes from."""
+        out: dict[str, tuple[str, Any]] = {}
+
+        def thinks(where: str, value: bool) -> None:
+            for name in THINKING:
+                out[name] = (where, value)
+
+        efforts = [("reasoning_effort", self.reasoning_effort)]
+        if self.reasoning is not None:
+            efforts.append(("reasoning", self.reasoning.effort))
+            if self.reasoning.enabled is not None:
+                thinks("reasoning", self.reasoning.enabled)
+        if isinstance(self.think, str):
+            efforts.append(("think", self.think))
+        for where, effort in efforts:
+            if effort is not None:
+                thinks(where, effort != "none")
+                out["reasoning_effort"] = (where, effort)
+        if isinstance(self.think, bool):
+            thinks("think", self.think)
+        if self.thinking is not None:
+            thinks("thinking", self.thinking if isinstance(self.thinking, bool) else self.thinking.type != "disabled")
+        if self.enable_thinking is not None:
+            thinks("enable_thinking", self.enable_thinking)
+        if self.verbosity is not None:
+            out["verbosity"] = ("verbosity", self.verbosity)
+        return {name: each for name, each in out.items() if name not in self.chat_template_kwargs}
+
+    @property
+    def separates_reasoning(self) -> bool:
+        """Whether reasoning is split off."""
+        return self.separate_reasoning and self.reasoning_format != "none"
+
+    @property
+    def continues(self) -> bool:
+        """Whether the reply goes on with the last message. By default it does where that is the assistant's."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls or not last.text().strip():
+            return False
+        return self.add_generation_prompt is None
 
     def tool_use(self) -> ToolUse | None:
         """Which tools the reply may call. Raises ``ApiError``."""
@@ -295,7 +543,7 @@ class ChatRequest(_GenerationRequest):
             raise ApiError(400, f"{other} and tools exclude each other, unless tool_choice is none.", param=other)
         if use is not None and self.ignore_eos:
             raise ApiError(400, "ignore_eos and tools exclude each other.", param="ignore_eos")
-        if use is not None and not self.separate_reasoning:
+        if use is not None and not self.separates_reasoning:
             # A call that is only thought of would be read as one.
             message = "separate_reasoning=false and tools exclude each other, unless tool_choice is none."
             raise ApiError(400, message, param="separate_reasoning")
@@ -308,7 +556,7 @@ class ChatRequest(_GenerationRequest):
         if reserved:
             message = f"chat_template_kwargs: {reserved[0]} cannot be given there."
             raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
-        if not self.continue_final_message:
+        if not self.continues:
             return self.add_generation_prompt is not False
         if self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt exclude each other."

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.response_shapes import CompletionTokensDetails, PromptProgress, PromptTokensDetails, Usage
+from slm.serve.api.openai.response_shapes import (
+    CompletionTokensDetails,
+    PromptProgress,
+    PromptTokensDetails,
+    Timings,
+    Usage,
+)
+from slm.serve.api.server_sent_events import encode_event
 from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -34,6 +41,7 @@ class Choice:
     """Tokens up to the event in which the reasoning ended."""
     n_drafted: int = 0
     n_accepted: int = 0
+    decode_s: float = 0.0
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
     stop_string: str | None = None
@@ -46,6 +54,8 @@ class ResponseBuilder(ABC):
     """Whether the events of a stream carry their type as a name."""
     ends_in_done: ClassVar[bool] = True
     """Whether a stream that succeeds ends in ``[DONE]``."""
+    media_type: ClassVar[str] = "text/event-stream"
+    """Of a stream."""
     ping: ClassVar[bytes] = b": ping\n\n"
     """What a stream sends while there is nothing to say: a comment, which clients skip."""
     id_prefix: ClassVar[str]
@@ -55,6 +65,8 @@ class ResponseBuilder(ABC):
         self.created = int(time.time())
         self.model, self._n, self._with_logprobs = model, n, with_logprobs
         self._choices = [Choice() for _ in range(n_choices)]
+        self.fingerprint = ""
+        """Of the model and of what computes it."""
         self.dropped_messages = 0
         """Of a conversation that is longer than the context."""
 
@@ -68,6 +80,7 @@ class ResponseBuilder(ABC):
         choice.logprobs.extend(event.logprobs)
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
         choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
+        choice.decode_s = event.decode_s
         choice.finish, choice.stopped_by = event.finish, event.stopped_by
         choice.stop_string = event.stop_string
 
@@ -95,6 +108,38 @@ class ResponseBuilder(ABC):
             usage["completion_tokens_details"] = details
         return usage
 
+    def timings(self, index: int | None = None) -> Timings:
+        """Tokens and milliseconds so far, of one choice or of all, in llama-server's shape. Choices run next to each
+        other: their tokens are added up, and the longest one's time counts."""
+        choices = self._choices if index is None else [self._choices[index]]
+        prompts = [each.prefill for each in choices[:: self._n] if each.prefill is not None]
+        n_cached = sum(each.cached_tokens for each in prompts)
+        n_prompt = sum(each.prompt_tokens for each in prompts) - n_cached
+        n_predicted = sum(choice.n_tokens for choice in choices)
+        prefills = [choice.prefill.prefill_s for choice in choices if choice.prefill is not None]
+        prompt_ms = 1000 * max(prefills, default=0.0)
+        predicted_ms = 1000 * max(choice.decode_s for choice in choices)
+        timings = Timings(
+            cache_n=n_cached,
+            prompt_n=n_prompt,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=_ratio(prompt_ms, n_prompt),
+            prompt_per_second=_ratio(1000 * n_prompt, prompt_ms),
+            predicted_n=n_predicted,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
+            predicted_per_second=_ratio(1000 * n_predicted, predicted_ms),
+        )
+        n_drafted = sum(choice.n_drafted for choice in choices)
+        if n_drafted:
+            timings["draft_n"] = n_drafted
+            timings["draft_n_accepted"] = sum(choice.n_accepted for choice in choices)
+        return timings
+
+    @property
+    def _all_finished(self) -> bool:
+        return all(choice.finish for choice in self._choices)
+
     @property
     def n_reasoning(self) -> int:
         """Tokens of reasoning, in APIs that split it off."""
@@ -105,8 +150,12 @@ class ResponseBuilder(ABC):
         """Why the choices ended, each reason once, joined by commas; None while none has ended."""
         return ",".join(sorted({choice.finish for choice in self._choices if choice.finish})) or None
 
+    def encode(self, chunk: Mapping[str, Any]) -> bytes:
+        """A chunk as it is sent."""
+        return encode_event(chunk, chunk["type"] if self.named_events else None)
+
     @abstractmethod
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
         """The body of the whole response."""
 
     @abstractmethod
@@ -124,6 +173,10 @@ class ResponseBuilder(ABC):
     def error_chunk(self, error: Error) -> Mapping[str, Any]:
         """The last chunk of a stream that fails."""
         return error
+
+
+def _ratio(amount: float, by: float) -> float:
+    return amount / by if by else 0.0
 
 
 def prompt_progress(event: PrefillProgress) -> PromptProgress:

@@ -28,6 +28,11 @@ _closed = with_config(ConfigDict(extra="forbid"))
 """No other fields."""
 
 
+_Fingerprint = Annotated[
+    str, Field(description="changes with the server's version, the model's file and the engine's settings")
+]
+
+
 @_closed
 class PromptTokensDetails(TypedDict):
     cached_tokens: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
@@ -56,6 +61,27 @@ class Usage(TypedDict):
     ]
 
 
+@_closed
+class Timings(TypedDict):
+    """llama-server's figures of a response. Of several choices, the times are the longest one's."""
+
+    cache_n: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
+    prompt_n: Annotated[int, Field(description="prompt tokens that were computed")]
+    prompt_ms: Annotated[float, Field(description="without the time in the queue")]
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: NotRequired[Annotated[int | None, Field(default=None, description="draft tokens that were verified")]]
+    draft_n_accepted: NotRequired[Annotated[int | None, Field(default=None)]]
+
+
+_Timings = Annotated[
+    Timings | None,
+    Field(default=None, description="in a stream: with the last finish_reason. Not a field of OpenAI's"),
+]
 _StoppedBy = Annotated[
     StoppedBy | None,
     Field(default=None, description="with finish_reason `length`: what cut the text off. Not a field of OpenAI's"),
@@ -114,6 +140,7 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[CompletionChoice]
     usage: NotRequired[
         Annotated[
@@ -121,6 +148,7 @@ class Completion(TypedDict):
             Field(default=None, description="in a stream: only if `stream_options.include_usage` asks"),
         ]
     ]
+    timings: NotRequired[_Timings]
     prompt_progress: NotRequired[_Progress]
 
 
@@ -185,8 +213,10 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[ChatChoice]
     usage: Usage
+    timings: NotRequired[_Timings]
     dropped_messages: NotRequired[_DroppedMessages]
 
 
@@ -229,8 +259,10 @@ class ChatCompletionChunk(TypedDict):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: _Fingerprint
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
+    timings: NotRequired[_Timings]
     prompt_progress: NotRequired[_Progress]
     dropped_messages: NotRequired[_DroppedMessages]
 
@@ -320,9 +352,9 @@ class Response(TypedDict):
     model: str
     output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
     parallel_tool_calls: bool
-    previous_response_id: None
-    reasoning: dict[str, None]
-    store: Literal[False]
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, str]
@@ -331,6 +363,13 @@ class Response(TypedDict):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     dropped_messages: NotRequired[_DroppedMessages]
+
+
+@_closed
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 @_closed
@@ -377,6 +416,16 @@ class TokenizerInfo(TypedDict):
 
 
 @_closed
+class Sampling(TypedDict):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+
+
+@_closed
 class ModelMeta(TypedDict):
     architecture: str
     n_params: int
@@ -385,6 +434,7 @@ class ModelMeta(TypedDict):
     n_embd: int
     n_ctx_train: Annotated[int, Field(description="tokens of context in training")]
     context: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
+    sampling: Annotated[Sampling, Field(description="what holds where a request says nothing of it")]
     chat_template: Annotated[bool, Field(description="whether its file has one")]
 
 

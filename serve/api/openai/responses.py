@@ -1,7 +1,6 @@
 """/v1/responses, OpenAI's newer form of a chat: the request body, which is turned into a chat request.
 
-The server stores nothing: every request holds the whole conversation, and ``previous_response_id`` and the like are
-refused.
+A request holds the whole conversation, or what follows an earlier response (``previous_response_id``).
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import ModelRequest, Number, Strict
+from slm.serve.api.openai.fields import Strict
 from slm.serve.api.openai.messages import (
     MAX_TOOLS,
     CalledFunction,
@@ -24,6 +23,7 @@ from slm.serve.api.openai.messages import (
     ToolCall,
     ToolChoice,
     ToolName,
+    text_parts,
 )
 from slm.serve.api.openai.requests import (
     MAX_MESSAGES,
@@ -31,16 +31,26 @@ from slm.serve.api.openai.requests import (
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
+    ReasoningOptions,
+    SamplingFields,
+    StreamOptions,
     TextFormat,
     TruncationField,
 )
 
 
 class ContentPart(Strict):
-    type: Literal["input_text", "output_text"]
+    place = "input.content"
+
+    type: Literal["text"]
     text: str
     annotations: list[Any] = Field(default=[])
     logprobs: list[Any] | None = None
+
+
+Content = Annotated[
+    str | Annotated[list[ContentPart], Field(max_length=1024, fail_fast=True)], BeforeValidator(text_parts)
+]
 
 
 def _joined(content: str | list[ContentPart]) -> str:
@@ -48,9 +58,11 @@ def _joined(content: str | list[ContentPart]) -> str:
 
 
 class InputMessage(Strict):
+    place = "input"
+
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(max_length=1024, fail_fast=True)]
+    content: Content
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -61,6 +73,8 @@ class InputMessage(Strict):
 
 
 class FunctionCallItem(Strict):
+    place = "input"
+
     type: Literal["function_call"]
     call_id: str = Field(max_length=256)
     name: ToolName
@@ -70,24 +84,30 @@ class FunctionCallItem(Strict):
 
 
 class FunctionCallOutput(Strict):
+    place = "input"
+
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256)
-    output: str | Annotated[list[ContentPart], Field(max_length=1024, fail_fast=True)]
+    output: Content
     id: str | None = None
     status: str | None = None
 
 
 class ReasoningText(Strict):
+    place = "input.content"
+
     type: Literal["reasoning_text"]
     text: str
 
 
 class ReasoningItem(Strict):
+    place = "input"
+
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] = Field(default=[])
     content: Annotated[list[ReasoningText], Field(max_length=1024, fail_fast=True)] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = Field(default=None, description="accepted, without effect")
     status: str | None = None
 
 
@@ -109,6 +129,8 @@ InputItem = Annotated[
 
 
 class FlatTool(Strict):
+    place = "tools"
+
     type: Literal["function"]
     name: ToolName
     description: str | None = None
@@ -122,11 +144,15 @@ class FlatTool(Strict):
 
 
 class FlatNamedTool(Strict):
+    place = "tool_choice"
+
     type: Literal["function"]
     name: ToolName
 
 
 class FlatJsonSchemaFormat(Strict):
+    place = "text.format"
+
     type: Literal["json_schema"]
     name: str = Field(max_length=256)
     description: str | None = None
@@ -135,40 +161,72 @@ class FlatJsonSchemaFormat(Strict):
 
 
 class TextOptions(Strict):
+    place = "text"
+
     format: Annotated[TextFormat | JsonObjectFormat | FlatJsonSchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
     )
+    verbosity: str | None = Field(
+        default=None, max_length=32, description="given to the chat template, where it reads that"
+    )
 
 
-class ResponsesRequest(ModelRequest):
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesRequest(SamplingFields):
     """POST /v1/responses"""
 
+    route = "responses"
+
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    instructions: str | None = None
+    instructions: str | None = Field(default=None, description="of this request only, as in OpenAI's API")
+    previous_response_id: str | None = Field(
+        default=None, max_length=256, description="go on from this response; the server keeps the newest ones"
+    )
+    store: bool = Field(default=True, description="false: no request can go on from the response")
     max_output_tokens: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="most tokens to generate; default: until the context is full"
     )
-    temperature: Number = Field(default=1.0, ge=0, le=10)
-    top_p: Number = Field(default=1.0, ge=0, le=1)
     stream: bool = False
+    stream_options: StreamOptions | None = Field(default=None, description="accepted, without effect")
+    reasoning: ReasoningOptions | None = Field(
+        default=None, description="its effort is given to the chat template, where it reads that; none: no reasoning"
+    )
+    include: list[str] = Field(
+        default=[], max_length=64, description="accepted, without effect, but for log-probabilities, which are refused"
+    )
     text: TextOptions = TextOptions()
     truncation: TruncationField = None
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
     parallel_tool_calls: bool = True
 
-    def as_chat(self) -> ChatRequest:
-        """The same as a chat request. Raises ``ApiError`` for more messages than a chat may have."""
-        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Also without a limit of -1."""
+        given = super().adapted(given)
+        return {key: each for key, each in given.items() if key != "max_output_tokens" or each != -1}
+
+    def conversation(self, before: Sequence[Message] = ()) -> list[Message]:
+        """The messages, without the instructions, behind those of an earlier response. Raises ``ApiError``."""
         if isinstance(self.input, str):
-            messages.append(Message(role="user", content=self.input))
-        else:
-            messages.extend(_messages(self.input))
-            if not messages:
-                raise ApiError(400, "input: it holds no message.", param="input", code="invalid_value")
-            if len(messages) > MAX_MESSAGES:
-                message = f"input: with instructions, at most {MAX_MESSAGES - 1} messages."
-                raise ApiError(400, message, param="input", code="invalid_value")
+            return [*before, Message(role="user", content=self.input)]
+        return _messages(self.input, before)
+
+    def as_chat(self, before: Sequence[Message] = ()) -> ChatRequest:
+        """The same as a chat request, behind the messages of an earlier response. Raises ``ApiError`` for more messages
+        than a chat may have."""
+        if _LOGPROBS in self.include:
+            message = f"include: {_LOGPROBS} is not supported; /v1/chat/completions has log-probabilities."
+            raise ApiError(400, message, param="include", code="unsupported")
+        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
+        messages += self.conversation(before)
+        if not messages:
+            raise ApiError(400, "input: it holds no message.", param="input", code="invalid_value")
+        if len(messages) > MAX_MESSAGES:
+            message = f"input: with instructions and earlier turns, at most {MAX_MESSAGES - 1} messages."
+            raise ApiError(400, message, param="input", code="invalid_value")
         response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat
         if isinstance(self.text.format, FlatJsonSchemaFormat):
             inner = JsonSchema.model_validate({"name": self.text.format.name, "schema": self.text.format.schema_})
@@ -178,14 +236,17 @@ class ResponsesRequest(ModelRequest):
         return ChatRequest(
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            **self.sampling_fields(),
             response_format=response_format,
             stream=self.stream,
             truncation=self.truncation,
             tools=[each.as_chat() for each in self.tools],
             tool_choice=_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
+            reasoning=self.reasoning,
+            verbosity=self.text.verbosity,
+            # An assistant's last message is one that was given, not one that was begun.
+            continue_final_message=False,
         )
 
 
@@ -195,10 +256,10 @@ def _choice(given: Any) -> ToolChoice | None:
     return given
 
 
-def _messages(items: Sequence[InputItem]) -> list[Message]:
+def _messages(items: Sequence[InputItem], before: Sequence[Message]) -> list[Message]:
     """The items as chat messages: calls and reasoning belong to the assistant's message next to them."""
-    out: list[Message] = []
-    known: set[str] = set()
+    out = list(before)
+    known = {call.id for each in before for call in each.tool_calls or () if call.id is not None}
     thought: str | None = None
     for i, item in enumerate(items):
         if isinstance(item, ReasoningItem):

@@ -5,12 +5,15 @@ Tested in tests/serve/api/openai/test_responses.py.
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from slm.serve.api.errors import Error
 from slm.serve.api.openai.blocks import Block, BlockBuilder
 from slm.serve.api.openai.chat import ReplyForm
+from slm.serve.api.openai.messages import CalledFunction, Message, ToolCall
 from slm.serve.api.openai.response_shapes import (
     IncompleteDetails,
     InputTokensDetails,
@@ -26,6 +29,9 @@ from slm.serve.api.openai.response_shapes import (
 )
 from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
 from slm.serve.config import Truncation
+from slm.serve.engine.messages import SamplingDefaults
+
+_TEXTS = ("content", "reasoning")
 
 
 class ResponsesBuilder(BlockBuilder):
@@ -33,9 +39,19 @@ class ResponsesBuilder(BlockBuilder):
 
     id_prefix: ClassVar[str] = "resp"
 
-    def __init__(self, *, model: str, request: ResponsesRequest, form: ReplyForm, truncation: Truncation) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        request: ResponsesRequest,
+        form: ReplyForm,
+        truncation: Truncation,
+        sampling: SamplingDefaults,
+        keep: Callable[[Response, Message], None] | None = None,
+    ) -> None:
+        """``keep`` takes the response and the reply as a message when it has ended."""
         super().__init__(model=model, form=form)
-        self._request, self._truncation = request, truncation
+        self._request, self._truncation, self._sampling, self._keep = request, truncation, sampling, keep
         self._sequence_number = 0
 
     def body(self) -> Response:
@@ -58,17 +74,17 @@ class ResponsesBuilder(BlockBuilder):
             model=self.model,
             output=[self._item(each) for each in self._blocks],
             parallel_tool_calls=request.parallel_tool_calls,
-            previous_response_id=None,
-            reasoning={"effort": None, "summary": None},
-            store=False,
-            temperature=request.temperature,
+            previous_response_id=request.previous_response_id,
+            reasoning={"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
+            store=request.store,
+            temperature=self._sampling.temperature if request.temperature is None else request.temperature,
             text=request.text.model_dump(by_alias=True, exclude_none=True),
             tool_choice=self._tool_choice(),
             tools=[
                 {"strict": True, "description": None, "parameters": {}, **each.model_dump(exclude_none=True)}
                 for each in request.tools
             ],
-            top_p=request.top_p,
+            top_p=self._sampling.top_p if request.top_p is None else request.top_p,
             truncation=self._truncation,
             usage=self._response_usage() if choice.finish else None,
         )
@@ -175,7 +191,25 @@ class ResponsesBuilder(BlockBuilder):
 
     def _ended(self) -> list[dict[str, Any]]:
         kind = "response.completed" if self._status() == "completed" else "response.incomplete"
-        return [self._event(kind, response=self.body())]
+        body = self.body()
+        if self._keep is not None:
+            self._keep(body, self._said())
+        return [self._event(kind, response=body)]
+
+    def _said(self) -> Message:
+        """The reply as a message of a later request. A call that was cut off is none."""
+        texts = {kind: "".join(each.text for each in self._blocks if each.kind == kind) for kind in _TEXTS}
+        calls = [
+            ToolCall(id=f"call_{each.id}", function=CalledFunction(name=each.name, arguments=each.text))
+            for each in self._blocks
+            if each.kind == "call" and _is_object(each.text)
+        ]
+        return Message(
+            role="assistant",
+            content=texts["content"],
+            reasoning_content=texts["reasoning"] or None,
+            tool_calls=calls or None,
+        )
 
     def error_chunk(self, error: Error) -> dict[str, Any]:
         """The last event of a stream that fails."""
@@ -190,6 +224,13 @@ class ResponsesBuilder(BlockBuilder):
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._sequence_number += 1
         return {"type": kind, "sequence_number": self._sequence_number - 1, **fields}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _output_text(text: str) -> OutputText:

@@ -6,13 +6,12 @@ Tested in tests/serve/test_server.py, tests/serve/test_deadlines.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator
 
 from slm.serve.api.access_log import Record
 from slm.serve.api.errors import request_failed
 from slm.serve.api.openai.response_builder import ResponseBuilder
-from slm.serve.api.server_sent_events import DONE, encode_event
+from slm.serve.api.server_sent_events import DONE
 from slm.serve.engine.messages import PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
 
@@ -48,16 +47,13 @@ async def stream(
     include_usage: bool,
     usage_in_chunks: bool = False,
 ) -> AsyncIterator[bytes]:
-    """The response as server-sent events, with the builder's ``ping`` in pauses.
+    """The response in chunks as the builder encodes them, with its ``ping`` in pauses.
 
     ``include_usage``: the last chunk has the usage. ``usage_in_chunks``: each one has the usage until then.
 
     What the engine reports at a time is one item, so that it is one write to the socket.
     """
-
-    def encode(chunk: Mapping[str, Any]) -> bytes:
-        return encode_event(chunk, chunk["type"] if builder.named_events else None)
-
+    encode = builder.encode
     while not request_stream.done:
         try:
             async with asyncio.timeout(PING_S):

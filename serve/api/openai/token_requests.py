@@ -5,7 +5,7 @@ Tested in tests/serve/api/openai/test_embeddings.py, tests/serve/api/openai/test
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,11 +19,14 @@ MAX_INPUTS = 2048
 class EmbeddingRequest(ModelRequest):
     """POST /v1/embeddings"""
 
+    route = "embeddings"
+
     input: (
         str
         | Annotated[Texts, Field(max_length=MAX_INPUTS)]
         | Tokens
         | Annotated[TokenLists, Field(max_length=MAX_INPUTS)]
+        | Annotated[list[str | Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     ) = Field(description="text, token ids, or a list of either")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, description="must be the model's own width")
@@ -33,7 +36,7 @@ class EmbeddingRequest(ModelRequest):
         if self.dimensions not in (None, info.n_embd):
             message = f"dimensions: this model's embeddings have {info.n_embd}; they cannot be shortened."
             raise ApiError(400, message, param="dimensions", code="invalid_value")
-        inputs = texts_or_tokens(self.input, info, "input")
+        inputs: list[Any] = texts_or_tokens(self.input, info, "input")
         if "" in inputs:
             raise ApiError(400, "input: an empty text has no embedding.", param="input", code="invalid_value")
         return tuple(inputs)

@@ -6,21 +6,29 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_deadlines.py.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import metadata
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 
 from slm.serve.api.access_log import Record, record_of
+from slm.serve.api.client_fields import header_value
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, no_such_model, out_of_time
 from slm.serve.api.openai.parsing import Body, parse
 from slm.serve.api.request_body import read_body
 from slm.serve.config import ServerOptions
-from slm.serve.engine.messages import Query
+from slm.serve.engine.messages import ModelInfo, Query
 from slm.serve.pool.model_pool import Lease, Pool
+
+_REPORTED = 100
+"""Most ignored fields that the log names."""
 
 
 @dataclass(kw_only=True)
@@ -36,13 +44,27 @@ class RequestContext:
     """Whether the response is a stream, which releases the lease at its end."""
 
     @property
+    def fingerprint(self) -> str:
+        """What ``system_fingerprint`` is."""
+        return _fingerprint(self.lease.name, self.lease.info)
+
+    @property
     def seconds_left(self) -> float | None:
         """At least 0; None: no limit."""
         return None if self.ends_at is None else max(self.ends_at - asyncio.get_running_loop().time(), 0.0)
 
 
+@lru_cache(maxsize=64)
+def _fingerprint(name: str, info: ModelInfo) -> str:
+    what = f"{metadata.version('slm')} {name} {replace(info, load_s=0)}"
+    return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+
+
 class ModelRoutes:
     """Base of the handlers, over a started pool of models."""
+
+    _reported: ClassVar[set[str]] = set()
+    """Ignored fields that the log has named."""
 
     def __init__(self, pool: Pool, options: ServerOptions) -> None:
         self._pool, self._options = pool, options
@@ -51,7 +73,14 @@ class ModelRoutes:
         """The validated body. Raises ``ApiError``."""
         options = self._options
         raw = await read_body(request, max_bytes=options.max_body_bytes, timeout_s=options.body_timeout_s)
-        return parse(cls, raw)
+        body = parse(cls, raw, strict=options.strict_fields)
+        record_of(request.scope).ignored = body.ignored  # the same list: handlers may find more
+        for name in body.ignored:
+            if name not in self._reported and len(self._reported) < _REPORTED:
+                self._reported.add(name)
+                shown = header_value([name])
+                print(f"note: clients send the field {shown}, which has no effect here", file=sys.stderr, flush=True)
+        return body
 
     def _model_name(self, given: str | None) -> str:
         """The name of a served model. Raises ``ApiError`` 404 when there is none of that name."""
@@ -60,9 +89,10 @@ class ModelRoutes:
         found = self._pool.find(given)
         if found is not None:
             return found.name
-        if self._options.any_model:
-            return self._pool.default.name
-        raise no_such_model(given, list(self._pool.models))
+        only_known = self._options.only_known_models
+        if self._pool.several if only_known is None else only_known:
+            raise no_such_model(given, list(self._pool.models))
+        return self._pool.default.name
 
     @asynccontextmanager
     async def _model(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,23 +15,30 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from slm.serve.api.access_log import record_of
 from slm.serve.api.anthropic.message_builder import MessageBuilder
 from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
 from slm.serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
 from slm.serve.api.openai.completions import CompletionBuilder
-from slm.serve.api.openai.messages import template_messages, template_tools
+from slm.serve.api.openai.fields import Prompt
+from slm.serve.api.openai.messages import Message, template_messages, template_tools
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
 from slm.serve.api.openai.response_builder import ResponseBuilder
+from slm.serve.api.openai.response_shapes import DeletedResponse
+from slm.serve.api.openai.response_store import ResponseStore, Stored
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.openai.streaming import collect, expire_later, stream
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.api.server_sent_events import EventStream
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
-from slm.serve.engine.messages import Generate, Tokenize
+from slm.serve.config import ServerOptions
+from slm.serve.engine.messages import Detokenize, Generate, Tokenize
 from slm.serve.history import HistoryWindow, prompt_limit
+from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
+from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK
 from slm.serve.tools.call_grammar import Reasoning
@@ -56,7 +63,7 @@ class _Chat:
     """How many of the oldest messages are not in the prompt."""
 
 
-class _Json(JSONResponse):
+class JsonBody(JSONResponse):
     """A body that may repeat text of its request, in which half of a surrogate pair may be."""
 
     def render(self, content: Any) -> bytes:
@@ -68,6 +75,10 @@ class _Json(JSONResponse):
 class GenerationRoutes(ModelRoutes):
     """Handlers that turn a body into sequences for the engine, and the engine's events into a response."""
 
+    def __init__(self, pool: Pool, options: ServerOptions, store: ResponseStore) -> None:
+        super().__init__(pool, options)
+        self._store = store
+
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body = await self._read(request, CompletionRequest)
@@ -75,19 +86,23 @@ class GenerationRoutes(ModelRoutes):
             info = context.lease.info
             prompts = body.prompts(info)
             self._check_choices(len(prompts) * body.n)
+            if body.suffix:
+                prompts = [await self._filled(context, each, body) for each in prompts]
             base = Generate(
                 id="",
                 prompt="",
+                add_special=body.add_special_tokens,
+                parse_special=body.parse_special,
                 max_tokens=body.max_tokens,
                 stop=body.stops(),
                 sampling=body.sampling(info, await self._grammar(body)),
-                use_prefix_cache=body.may_use_prefix_cache,
+                use_prefix_cache=body.cache_prompt,
                 return_progress=body.wants_progress,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
                 echo=body.echo,
             )
-            sequences = _choices(context, base, prompts, body)
+            sequences = choices(context, base, prompts, body)
             builder = CompletionBuilder(
                 model=context.lease.name,
                 n_choices=len(sequences),
@@ -103,13 +118,67 @@ class GenerationRoutes(ModelRoutes):
                 usage_in_chunks=body.usage_in_chunks,
             )
 
+    async def _filled(self, context: RequestContext, prompt: Prompt, body: CompletionRequest) -> tuple[int, ...]:
+        """A prompt with the request's ``suffix`` behind the gap. Raises ``ApiError``."""
+        if context.lease.info.fim is None:
+            raise ApiError(400, f"suffix: {NO_FIM}", param="suffix", code="unsupported")
+        if body.echo:
+            raise ApiError(400, "echo and suffix exclude each other.", param="echo")
+        made = await self._infill(context, prompt, body.suffix, body.max_tokens)
+        if made.n_dropped:
+            message = f"prompt and suffix have {made.n_dropped} tokens too many for the context. Shorten them."
+            raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+        return made.tokens
+
+    async def _infill(
+        self,
+        context: RequestContext,
+        before: Prompt,
+        behind: str,
+        max_tokens: int | None,
+        others: Sequence[tuple[str, str]] = (),
+    ) -> InfillPrompt:
+        """The prompt for filling in between two texts, for a model that can. ``others``: name and text of files."""
+        info = context.lease.info
+        assert info.fim is not None
+        files: list[int] = []
+        prefix: list[int] = []
+        for part in (before,) if isinstance(before, str) else before:
+            prefix += await self._ids(context, part) if isinstance(part, str) else [part]
+        for name, text in others:
+            files += other_file(info.fim, await self._ids(context, name + "\n"), await self._ids(context, text))
+        return infill_prompt(
+            info.fim,
+            before=prefix,
+            behind=await self._ids(context, behind),
+            others=files,
+            bos=info.bos_id if info.add_bos and info.bos_id >= 0 else None,
+            room=room_for_prompt(info.context, max_tokens),
+        )
+
+    async def _ids(
+        self, context: RequestContext, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text."""
+        if not text:
+            return []
+        key = context.lease.engine.next_id()
+        query = Tokenize(id=key, text=text, add_special=add_special, parse_special=parse_special)
+        ids: list[int] = await self._ask(context, query)
+        return ids
+
+    async def _text(self, context: RequestContext, ids: tuple[int, ...]) -> str:
+        """The text of token ids."""
+        text: str = await self._ask(context, Detokenize(id=context.lease.engine.next_id(), tokens=ids))
+        return text
+
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         body = await self._read(request, ChatRequest)
         self._check_choices(body.n)
         async with self._model(request, body.model, body.timeout_s) as context:
             truncates = (body.truncation or self._options.truncation) == "auto"
-            asked = await self._chat(context, body, truncates)
+            asked = await self._chat(context, body, body.ignored, truncates)
             builder = ChatCompletionBuilder(
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
@@ -130,40 +199,58 @@ class GenerationRoutes(ModelRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             truncation = body.truncation or self._options.truncation
             truncates = truncation == "auto"
-            asked = await self._chat(context, body.as_chat(), truncates)
-            builder = ResponsesBuilder(model=context.lease.name, request=body, form=asked.form, truncation=truncation)
+            before = self._before(request, body)
+            asked = await self._chat(context, body.as_chat(before), body.ignored, truncates)
+
+            def keep(response: Mapping[str, Any], said: Message) -> None:
+                messages = (*body.conversation(before), said)
+                self._store.put(Stored(owner=context.record.key, body=response, messages=messages))
+
+            builder = ResponsesBuilder(
+                model=context.lease.name,
+                request=body,
+                form=asked.form,
+                truncation=truncation,
+                sampling=context.lease.info.sampling,
+                keep=keep if body.store else None,
+            )
             builder.dropped_messages = asked.n_dropped
             return await self._generate(
                 context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
             )
 
+    def _before(self, request: Request, body: ResponsesRequest) -> tuple[Message, ...]:
+        """The messages of the response from which a request goes on. Raises ``ApiError``."""
+        key = body.previous_response_id
+        if key is None:
+            return ()
+        return self._store.get(key, record_of(request.scope).key, param="previous_response_id").messages
+
+    async def response(self, request: Request) -> Response:
+        """GET and DELETE /v1/responses/ID"""
+        key, owner = request.path_params["id"], record_of(request.scope).key
+        if request.method == "DELETE":
+            self._store.delete(key, owner)
+            return JsonBody(DeletedResponse(id=key, object="response", deleted=True))
+        return JsonBody(self._store.get(key, owner).body)
+
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages"""
         body = await self._read(request, MessagesRequest)
         async with self._model(request, body.model, body.timeout_s) as context:
-            asked = await self._chat(context, chat_request(body), self._options.truncation == "auto")
+            asked = await self._chat(context, chat_request(body), body.ignored, self._options.truncation == "auto")
             builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
             builder.dropped_messages = asked.n_dropped
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
-    async def _chat(self, context: RequestContext, body: ChatRequest, truncates: bool) -> _Chat:
-        """The sequences of a chat. ``truncates``: whether its oldest turns may be left out."""
-        chat, use, opens_turn = context.lease.chat, body.tool_use(), body.opens_turn()
+    async def _chat(self, context: RequestContext, body: ChatRequest, ignored: list[str], truncates: bool) -> _Chat:
+        """The sequences of a chat. ``ignored`` gets the names of what has no effect on this model. ``truncates``:
+        whether its oldest turns may be left out."""
+        chat, use = context.lease.chat, body.tool_use()
+        messages, prompt = template_messages(body.messages, ignored), self._prompt(context, body, ignored)
         grammar = await self._grammar(body)
         body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
-        messages, tools = template_messages(body.messages), template_tools(body.tools) if use is not None else []
-
-        def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
-            return chat.render(
-                kept,
-                tools,
-                parse_special_in_content=self._options.parse_special_in_content,
-                options=body.chat_template_kwargs,
-                opens_turn=opens_turn,
-                continues=body.continue_final_message,
-            )
-
         n_dropped = 0
         rendered = await self._render(prompt, messages)
         if truncates:
@@ -173,7 +260,7 @@ class GenerationRoutes(ModelRoutes):
             n_dropped = window.n_dropped
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
-        reasoning: Reasoning = rendered.reasoning if body.separate_reasoning else "none"
+        reasoning: Reasoning = rendered.reasoning if body.separates_reasoning else "none"
         if use is not None:
             grammar = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning)
         elif grammar is not None:
@@ -190,13 +277,42 @@ class GenerationRoutes(ModelRoutes):
             literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
+            stop_until="" if use is None else chat.call_form.mark,
             sampling=body.sampling(context.lease.info, grammar),
-            use_prefix_cache=body.may_use_prefix_cache,
+            use_prefix_cache=body.cache_prompt,
             return_progress=body.wants_progress,
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _Chat(_choices(context, base, [rendered.text], body), form, n_dropped)
+        return _Chat(choices(context, base, [rendered.text], body), form, n_dropped)
+
+    def _prompt(
+        self, context: RequestContext, body: ChatRequest, ignored: list[str]
+    ) -> Callable[[list[dict[str, Any]]], RenderedChat]:
+        """Makes a prompt of messages, with the tools and options of a request. ``ignored`` gets the names of options
+        that the template does not read. Raises ``ApiError``."""
+        chat, opens_turn = context.lease.chat, body.opens_turn()
+        tools = template_tools(body.tools) if body.tool_use() is not None else []
+        variables = body.template_options()
+        reads = {where for name, (where, _) in variables.items() if chat.reads(name)}
+        ignored.extend(where for where in dict.fromkeys(where for where, _ in variables.values()) if where not in reads)
+        options = {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
+
+        def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
+            return chat.render(
+                kept,
+                tools,
+                parse_special_in_content=self._options.parse_special_in_content,
+                options=options,
+                opens_turn=opens_turn,
+                continues=body.continues,
+            )
+
+        return prompt
+
+    async def _rendered(self, context: RequestContext, body: ChatRequest, ignored: list[str]) -> RenderedChat:
+        """The prompt of a chat, however long it is. ``ignored``: as in ``_prompt``. Raises ``ApiError``."""
+        return await self._render(self._prompt(context, body, ignored), template_messages(body.messages, ignored))
 
     async def _render(
         self, prompt: Callable[[list[dict[str, Any]]], RenderedChat], messages: list[dict[str, Any]]
@@ -207,8 +323,8 @@ class GenerationRoutes(ModelRoutes):
         except ChatTemplateError as error:
             raise ApiError(400, f"{error}.", param="messages") from None
 
-    async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int) -> int:
-        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more."""
+    async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int | None = None) -> int:
+        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more; None: no limit."""
         query = Tokenize(
             id=context.lease.engine.next_id(),
             text=rendered.text,
@@ -244,6 +360,7 @@ class GenerationRoutes(ModelRoutes):
     ) -> Response:
         """``if_too_long``: added to the error where the prompt does not fit the context."""
         record, receive = context.record, context.request.receive
+        builder.fingerprint = context.fingerprint
         record.stream = streams
         request_stream = context.lease.engine.submit(sequences)
         expiry = expire_later(request_stream, context.ends_at)
@@ -262,7 +379,7 @@ class GenerationRoutes(ModelRoutes):
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
-                return _Json(builder.body())
+                return JsonBody(builder.body())
             # So that a refused prompt is a 400 and not a stream; what is accepted gets its headers at once.
             await unless_disconnected(receive, request_stream.accepted(_ACCEPT_S))
             context.streams = True
@@ -271,6 +388,7 @@ class GenerationRoutes(ModelRoutes):
                 stream(request_stream, builder, record, include_usage, usage_in_chunks),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
+                media_type=builder.media_type,
             )
         except RequestFailedError as error:
             raise request_failed(error, if_too_long=if_too_long) from None
@@ -279,10 +397,10 @@ class GenerationRoutes(ModelRoutes):
                 end()
 
 
-def _choices(
+def choices(
     context: RequestContext,
     base: Generate,
-    prompts: Iterable[str | tuple[int, ...]],
+    prompts: Iterable[Prompt],
     body: CompletionRequest | ChatRequest,
 ) -> list[Generate]:
     """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the

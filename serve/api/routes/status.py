@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from slm.serve.api.access_log import record_of
+from slm.serve.api.errors import no_such_model
 from slm.serve.api.openai.models import model_card
 from slm.serve.api.openai.response_shapes import Health, Models
 from slm.serve.api.routes.base import ModelRoutes
@@ -68,5 +69,8 @@ class StatusRoutes(ModelRoutes):
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/MODEL"""
-        served = self._pool.models[self._model_name(request.path_params["model"])]
-        return JSONResponse(await run_in_threadpool(model_card, served))
+        name = request.path_params["model"]
+        found = self._pool.default if name == "default" else self._pool.find(name)
+        if found is None:
+            raise no_such_model(name, list(self._pool.models))
+        return JSONResponse(await run_in_threadpool(model_card, found))

@@ -45,15 +45,20 @@ async function failure(response) {
   return Object.assign(made, { status: response.status, field: error.param });
 }
 
+// A path of the server. Behind a proxy, the page may be in a folder: addresses are relative to that.
+export function at(path) {
+  return `.${path}`;
+}
+
 export async function models() {
-  const response = await fetch("/v1/models", { headers: headers() });
+  const response = await fetch("v1/models", { headers: headers() });
   if (!response.ok) throw await failure(response);
   return (await response.json()).data;
 }
 
 // A file of the server, for which a link is not enough where it asks for a key.
 export async function blob(path) {
-  const response = await fetch(path, { headers: headers() });
+  const response = await fetch(at(path), { headers: headers() });
   if (!response.ok) throw await failure(response);
   return response.blob();
 }
@@ -61,7 +66,7 @@ export async function blob(path) {
 // Sends a request and yields the objects of its stream of server-sent events. The end is "[DONE]"; an end without it is
 // a failure.
 export async function* stream(path, body, signal) {
-  const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+  const response = await fetch(at(path), { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
   if (!response.ok) throw await failure(response);
   const decoder = new TextDecoder();
   let rest = "";

@@ -98,7 +98,7 @@ function fields(schema, seen = []) {
 // -- operations -----------------------------------------------------------------------------------------------
 
 function curl(method, path, body) {
-  const parts = [`curl -s${body?.stream ? "N" : ""} ${location.origin}${path.replace("{model}", "NAME")}`];
+  const parts = [`curl -s${body?.stream ? "N" : ""} ${new URL(`.${path.replace("{model}", "NAME")}`, location).href}`];
   if (keyed) parts.push(`-H "Authorization: Bearer $SLM_API_KEY"`);
   if (body) {
     parts.push("-H 'Content-Type: application/json'");
@@ -203,7 +203,7 @@ function markPlace() {
 async function start() {
   let trouble = "";
   try {
-    const response = await fetch("/openapi.json", { headers: authorization() });
+    const response = await fetch("openapi.json", { headers: authorization() });
     $("key-form").hidden = response.status !== 401;
     if (response.ok) show(await response.json());
     else trouble = (await response.json()).error.message;
@@ -231,7 +231,7 @@ $("key-form").addEventListener("submit", (event) => {
 $("raw").addEventListener("click", async (event) => {
   if (!key()) return;
   event.preventDefault();
-  const response = await fetch("/openapi.json", { headers: authorization() });
+  const response = await fetch("openapi.json", { headers: authorization() });
   location.assign(URL.createObjectURL(await response.blob()));
 });
 addEventListener("scroll", markPlace, { passive: true });

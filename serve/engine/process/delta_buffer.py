@@ -34,7 +34,12 @@ class DeltaBuffer:
             index, delta = len(self._events), event
             if event.id in self._deltas:
                 index, held = self._deltas[event.id]
-                delta = replace(event, text=held.text + event.text, logprobs=held.logprobs + event.logprobs)
+                delta = replace(
+                    event,
+                    text=held.text + event.text,
+                    logprobs=held.logprobs + event.logprobs,
+                    tokens=held.tokens + event.tokens,
+                )
                 self._events[index] = delta
             else:
                 self._events.append(delta)

@@ -19,6 +19,7 @@ SAID = "once upon a secret"
 def logged(tmp_path_factory, tiny_path, start_server):
     folder = tmp_path_factory.mktemp("access")
     words = ["serve.access_log=json", f"serve.access_log_file={folder / 'access.jsonl'}", "serve.api_keys=[first]"]
+    words.append("serve.only_known_models=true")
     with start_server(folder / "server.log", tiny_path, *words, env={"SLM_API_KEY": "second"}) as server:
         server.access = folder / "access.jsonl"
         yield server

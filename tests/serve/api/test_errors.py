@@ -23,7 +23,7 @@ def test_an_unknown_model_names_the_nearest():
     assert (
         str(error)
         == "There is no model 'tiny-cat' here (did you mean 'tiny-chat'?). This server has 'tiny-chat', 'big'. "
-        "(serve.any_model=true lets the first of them answer to every name.)"
+        "(serve.only_known_models=false lets the first of them answer to every name.)"
     )
     assert len(str(no_such_model("x" * 10_000, ["tiny"]))) < 300
 

@@ -41,6 +41,21 @@ def test_the_earliest_of_several_stops_wins():
     assert out == ["one "]
 
 
+def test_from_a_mark_on_there_are_no_stop_strings():
+    for size in (1, 2, 3, 50):
+        for text, expected in (
+            ("a END b", "a "),
+            ("a <call> END", "a <call> END"),
+            ("<call>END", "<call>END"),
+            ("END<call>", ""),
+            ("a <cal END", "a <cal "),
+        ):
+            detokenizer = Detokenizer(("END",), "<call>")
+            raw = text.encode()
+            out = [detokenizer.push(raw[i : i + size]) for i in range(0, len(raw), size)] + [detokenizer.finish()]
+            assert "".join(out) == expected
+
+
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), max_size=3), st.data())
 def test_any_cut_gives_the_same_text(text, stops, data):
     raw = text.encode()

@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import pytest
 
@@ -44,16 +44,16 @@ def test_every_option_arrives(tiny_path, cache):
     found = {"model_path": tiny_path, "draft_model": tiny_path, "slot_bytes": slot_bytes}
     assert config == EngineConfig(**{**given, **found})
     assert engine_config(ServerOptions(exact=True), tiny_path).exact
-    assert {each.name for each in fields(EngineConfig)} == {*given, "exact", "model_path", "adapter", "slot_bytes"}, (
-        "all are tried here"
-    )
+    others = {"exact", "model_path", "adapter", "slot_bytes", "sampling", "chat_template"}
+    assert {each.name for each in fields(EngineConfig)} == {*given, *others}, "all are tried here"
 
 
 def test_the_engine_and_the_server_share_their_defaults(tiny_path, cache):
     config = engine_config(ServerOptions(), tiny_path)
     for each in fields(EngineOptions):
         if each.name != "threads":
-            assert getattr(config, each.name) == each.default == getattr(ServerOptions(), each.name)
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            assert getattr(config, each.name) == default == getattr(ServerOptions(), each.name)
 
 
 def test_a_draft_model_must_exist(tiny_path):

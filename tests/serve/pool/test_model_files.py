@@ -1,8 +1,12 @@
 import shutil
 
+import gguf
+import numpy as np
 import pytest
 
 from slm.data.errors import UserError
+from slm.llama.model import Model
+from slm.serve.pool.memory_plan import read_facts
 from slm.serve.pool.model_files import named_models, resolve_model
 
 
@@ -73,3 +77,55 @@ def test_names(tiny_path, chat_path, tmp_path):
         names(str(tiny_path), None, ["nowhere.gguf"])
     with pytest.raises(UserError, match=r"serve\.models=\[mine=PATH\]"):
         names(None, "mine", [str(tiny_path)])
+
+
+def split(path, source, n):
+    """A model's tensors in ``n`` files, as llama.cpp's tool and gguf's writer split them; the parts, in order."""
+    reader = gguf.GGUFReader(source)
+    most = -(-len(reader.tensors) // n)
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kind = field.types[0]
+            writer.add_key_value(
+                field.name, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            )
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.parent.glob(f"{path.stem}-0*"))
+
+
+def test_a_split_model_is_served_from_its_first_part(tmp_path, tiny_path):
+    folder = tmp_path / "run" / "gguf"
+    folder.mkdir(parents=True)
+    first, second, third = split(folder / "big-Q5_K.gguf", tiny_path, 3)
+    (folder / "mmproj-f16.gguf").write_bytes(b"x")
+    assert resolve_model(str(tmp_path / "run")) == (first, None)
+    assert list(named_models(str(tmp_path / "run"), None, [])[0]) == ["big-Q5_K"]
+    (folder / "small-Q2_K.gguf").write_bytes(b"x" * (first.stat().st_size + 1))
+    assert resolve_model(str(tmp_path / "run"))[0].name == "small-Q2_K.gguf"  # smaller than the three together
+    whole, facts = read_facts(tiny_path), read_facts(first)
+    assert (facts.n_params, facts.size_bytes, facts.kv_values) == (whole.n_params, whole.size_bytes, whole.kv_values)
+    with Model(first) as model:
+        assert model.n_params == whole.n_params
+    with pytest.raises(UserError, match="is part 2 of 3 of a model: name the first, big-Q5_K-00001-of-00003.gguf"):
+        read_facts(second)
+    third.unlink()
+    with pytest.raises(UserError, match="big-Q5_K-00003-of-00003.gguf is not next to it"):
+        Model(first)
+
+
+def test_a_projector_is_no_model(tmp_path):
+    path = tmp_path / "vision.gguf"
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="no model by itself: name the GGUF file of the language model"):
+        Model(path)

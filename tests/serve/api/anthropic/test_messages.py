@@ -97,7 +97,7 @@ def test_a_loop_of_tool_use(chat_server, choice):
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens is missing"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, 400, "invalid_request_error", "role"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, 400, "invalid_request_error", "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
@@ -109,7 +109,6 @@ def test_a_loop_of_tool_use(chat_server, choice):
         ),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, 400, "invalid_request_error", "name is missing"),
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, 400, "invalid_request_error", "tools"),
-        ({"model": "gpt-9"}, 404, "not_found_error", "gpt-9"),
         ({"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "invalid_request_error", "context length"),
     ],
 )
@@ -144,4 +143,4 @@ def test_blocks_become_chat_messages():
     assert said.tool_calls[0].function.arguments == '{"city": "Bonn"}'
     assert (result.role, result.tool_call_id, result.content) == ("tool", "1", "Error: no")
     assert (asked.role, asked.content) == ("user", "Again?")
-    assert chat.chat_template_kwargs == {"enable_thinking": False}
+    assert chat.template_options()["enable_thinking"] == ("thinking", False)

@@ -29,10 +29,11 @@ def test_whole_and_in_chunks():
     expected = [None, {"content": content, "refusal": None}, {"content": [], "refusal": None}, None]
     assert [choice["logprobs"] for choice in choices] == expected
     for chunk in chunks:
-        assert list(chunk) == ["id", "object", "created", "model", "choices"]
+        last = ["timings"] if chunk is chunks[-1] else []
+        assert list(chunk) == ["id", "object", "created", "model", "system_fingerprint", "choices", *last]
         assert chunk["object"] == "chat.completion.chunk"
     body = builder.body()
-    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
+    assert list(body) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "timings"]
     assert body["object"] == "chat.completion"
     (choice,) = body["choices"]
     assert list(choice) == ["index", "message", "logprobs", "finish_reason"]

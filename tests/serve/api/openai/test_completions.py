@@ -14,19 +14,22 @@ def entry(piece: bytes, logprob: float | None, *top: tuple[bytes, float], offset
 def test_whole_and_in_chunks():
     builder = CompletionBuilder(model="tiny", n_choices=2, n=2, with_logprobs=False)
     for index, finish in enumerate(("stop", "length")):
-        prompted = PrefillDone(id="a", prompt_tokens=3, cached_tokens=2)
+        prompted = PrefillDone(id="a", prompt_tokens=3, cached_tokens=2, prefill_s=0.01)
         builder.add(index, prompted)
         assert builder.chunks(index, prompted) == []
         assert builder.finish_reason == (None, "stop")[index]
-        delta = Delta(id="a", text="fox", completion_tokens=4, finish=finish, drafted_tokens=5, accepted_tokens=3)
+        counts = {"completion_tokens": 4, "drafted_tokens": 5, "accepted_tokens": 3}
+        delta = Delta(id="a", text="fox", finish=finish, decode_s=0.2 + 0.2 * index, **counts)
         builder.add(index, delta)
         (chunk,) = builder.chunks(index, delta)
-        assert list(chunk) == ["id", "object", "created", "model", "choices"]
+        # Only the very last one has the timings.
+        last = ["timings"] if index else []
+        assert list(chunk) == ["id", "object", "created", "model", "system_fingerprint", "choices", *last]
         choice = {"index": index, "text": "fox", "logprobs": None, "finish_reason": finish}
         assert chunk["choices"] == [choice]
         assert list(chunk["choices"][0]) == list(choice)
     body = builder.body()
-    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
+    assert list(body) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "timings"]
     assert body["object"] == "text_completion"
     assert body["id"].startswith("cmpl-")
     assert [each["finish_reason"] for each in body["choices"]] == ["stop", "length"]
@@ -38,6 +41,21 @@ def test_whole_and_in_chunks():
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 2},
         "completion_tokens_details": {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 4},
+    }
+    timings = body.pop("timings")
+    assert timings == chunk["timings"]
+    assert {name: round(value, 6) for name, value in timings.items()} == {
+        "cache_n": 2,
+        "prompt_n": 1,
+        "prompt_ms": 10.0,
+        "prompt_per_token_ms": 10.0,
+        "prompt_per_second": 100.0,
+        "predicted_n": 8,
+        "predicted_ms": 400.0,
+        "predicted_per_token_ms": 50.0,
+        "predicted_per_second": 20.0,
+        "draft_n": 10,
+        "draft_n_accepted": 6,
     }
     assert builder.usage_chunk() == {**body, "choices": []}
 

@@ -35,6 +35,7 @@ def test_malformed_bodies(raw):
     assert error(CompletionRequest, raw)["code"] == "invalid_json"
 
 
+TEXT = {"type": "text", "text": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
@@ -70,8 +71,11 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         ),
         (
             MessagesRequest,
-            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]},
-            "messages.0.content.0.foo",
+            {
+                "max_tokens": 5,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "citation": 1}]}],
+            },
+            "messages.0.content.0.citation",
             "Unknown parameter",
         ),
         (ChatRequest, {**CHAT, "stop": 5}, "stop", "should be"),

@@ -92,8 +92,8 @@ def test_an_engine_that_hangs_is_not_ready(server):
         refused = httpx.post(server.url + "/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503
         assert "does not answer" in refused.json()["error"]["message"]
+        server.wait(lambda: "the engine does not answer" in server.log.read_text())
     finally:
         os.kill(pid, signal.SIGCONT)
     server.wait(lambda: httpx.get(server.url + "/health").status_code == 200)
     assert httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
-    assert "the engine does not answer" in server.log.read_text()

@@ -1,0 +1,138 @@
+"""What the OpenAPI document says of llama-server's own routes.
+
+Tested in tests/serve/api/openai/test_openapi.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slm.serve.api.anthropic.requests import CountTokensRequest
+from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicTokens
+from slm.serve.api.described import TOKENS, Get, Post
+from slm.serve.api.native import shapes
+from slm.serve.api.native.requests import (
+    InfillRequest,
+    ModelChange,
+    NativeCompletionRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from slm.serve.api.openai.requests import ChatRequest
+from slm.serve.api.openai.responses import ResponsesRequest
+
+_TAG = "llama-server's own"
+_STREAM = "With `stream` the response is `text/event-stream`; the last event has `stop`: true and all figures."
+_HELLO = [{"role": "user", "content": "Tell me of a fox."}]
+_LIST: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
+_PARTS: dict[str, Any] = {"type": "object", "description": "with response_fields: only these"}
+
+SHAPES = [
+    shapes.NativeCompletion,
+    shapes.NativeChunk,
+    shapes.InputTokens,
+    shapes.RenderedPrompt,
+    shapes.Slot,
+    shapes.Props,
+    shapes.Rank,
+    shapes.Scores,
+    shapes.Success,
+    AnthropicTokens,
+]
+POSTS: dict[str, Post] = {
+    "/completion": Post(
+        tag=_TAG,
+        streams=True,
+        summary="The continuation of a text, in llama-server's form",
+        about="Names of special tokens in a text stand for these tokens. Also at /completions. " + _STREAM,
+        body=NativeCompletionRequest,
+        response=shapes.NativeCompletion,
+        others=(_PARTS, _LIST),
+        event=shapes.NativeChunk,
+        examples={"A text": {"prompt": "Once upon a time", "n_predict": 60}},
+    ),
+    "/infill": Post(
+        tag=_TAG,
+        streams=True,
+        summary="The text in a gap",
+        about="For models with tokens for filling in the middle; 501 for others. " + _STREAM,
+        body=InfillRequest,
+        more_errors=("501",),
+        response=shapes.NativeCompletion,
+        others=(_PARTS, _LIST),
+        event=shapes.NativeChunk,
+        examples={"A function": {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n\nadd(1, 2)\n"}},
+    ),
+    "/apply-template": Post(
+        tag=_TAG,
+        summary="The prompt of a chat, as text",
+        about="Takes what /v1/chat/completions takes, and generates nothing.",
+        body=ChatRequest,
+        response=shapes.RenderedPrompt,
+        examples={"A message": {"messages": _HELLO}},
+    ),
+    "/v1/chat/completions/input_tokens": Post(
+        tag=TOKENS,
+        summary="How many tokens the prompt of a chat has",
+        about="Takes what /v1/chat/completions takes, and generates nothing.",
+        body=ChatRequest,
+        response=shapes.InputTokens,
+        examples={"A message": {"messages": _HELLO}},
+    ),
+    "/v1/responses/input_tokens": Post(
+        tag=TOKENS,
+        summary="How many tokens the prompt of a response has",
+        about="Takes what /v1/responses takes, and generates nothing.",
+        body=ResponsesRequest,
+        response=shapes.InputTokens,
+        examples={"A question": {"input": "Tell me of a fox."}},
+    ),
+    "/v1/messages/count_tokens": Post(
+        tag=TOKENS,
+        summary="How many tokens the prompt of Anthropic's form has",
+        about="Takes what /v1/messages takes, and generates nothing.",
+        body=CountTokensRequest,
+        response=AnthropicTokens,
+        error=AnthropicError,
+        examples={"A question": {"messages": _HELLO}},
+    ),
+    "/v1/rerank": Post(
+        tag=TOKENS,
+        summary="Texts in the order in which they fit a query",
+        about="A score is a reranking model's own, or the cosine of two embeddings. Also at /rerank, /reranking and "
+        "/v1/reranking. With `texts` "
+        "the response is the bare list that TEI gives.",
+        body=RerankRequest,
+        response=shapes.Rank,
+        others=(_LIST,),
+        examples={"Two texts": {"query": "a fox", "documents": ["the red fox", "a blue boat"]}},
+    ),
+    "/v1/score": Post(
+        tag=TOKENS,
+        summary="How alike two texts are",
+        about="vLLM's form: a reranking model's score of each pair, or the cosine of two embeddings.",
+        body=ScoreRequest,
+        response=shapes.Scores,
+        examples={"Two pairs": {"text_1": "a fox", "text_2": ["the red fox", "a blue boat"]}},
+    ),
+    "/models/load": Post(
+        tag=_TAG,
+        summary="Load a model",
+        about="Answers when it is loaded. Requests load their model themselves; this saves the first one the time.",
+        body=ModelChange,
+        response=shapes.Success,
+        examples={"A model": {"model": "default"}},
+    ),
+    "/models/unload": Post(
+        tag=_TAG,
+        summary="Unload a model",
+        about="Answers when its requests are finished and its memory is free. The next request loads it again.",
+        body=ModelChange,
+        response=shapes.Success,
+        examples={"A model": {"model": "default"}},
+    ),
+}
+GETS: dict[str, Get] = {
+    "/props": Get(tag=_TAG, summary="The model, its template and the defaults", response=shapes.Props, of_model=True),
+    "/slots": Get(tag=_TAG, summary="What each slot does", response=list[shapes.Slot], of_model=True),
+}

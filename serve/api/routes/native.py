@@ -1,0 +1,206 @@
+"""llama-server's own routes: completions, filling in, templates, token counts, slots and properties.
+
+Tested in tests/serve/api/native/test_completion.py, tests/serve/api/native/test_native_routes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
+from slm.serve.api.anthropic.response_shapes import AnthropicTokens
+from slm.serve.api.errors import ApiError, no_such_model
+from slm.serve.api.native.completion import NativeBuilder, generation_settings
+from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts
+from slm.serve.api.native.shapes import InputTokens, Props, RenderedPrompt, Slot, Success
+from slm.serve.api.openai.fields import Prompt
+from slm.serve.api.openai.requests import ChatRequest
+from slm.serve.api.openai.responses import ResponsesRequest
+from slm.serve.api.routes.base import RequestContext
+from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices
+from slm.serve.engine.messages import Generate, ListSlots
+from slm.serve.infill import NO_FIM
+
+
+class NativeRoutes(GenerationRoutes):
+    """Handlers of what llama-server offers beside OpenAI's routes."""
+
+    async def completion(self, request: Request) -> Response:
+        """POST /completion"""
+        body = await self._read(request, NativeCompletionRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            parts = body.parts(context.lease.info)
+            self._check_choices(len(parts) * body.n)
+            prompts = [each[0] if len(each) == 1 and isinstance(each[0], str) else each for each in parts]
+            texts = [await self._shown(context, each) for each in parts]
+            return await self._complete(context, body, prompts, texts)
+
+    async def infill(self, request: Request) -> Response:
+        """POST /infill"""
+        body = await self._read(request, InfillRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            self._check_choices(body.n)
+            if context.lease.info.fim is None:
+                raise ApiError(501, NO_FIM, code="unsupported")
+            others = [(each.filename, each.text) for each in body.input_extra]
+            prompt = await self._infill(
+                context, body.input_prefix + body.prompt, body.input_suffix, body.limit(), others
+            )
+            text = await self._shown(context, prompt.tokens)
+            return await self._complete(context, body, [prompt.tokens], [text], n_dropped=prompt.n_dropped)
+
+    async def _complete(
+        self,
+        context: RequestContext,
+        body: NativeCompletionRequest,
+        prompts: Sequence[Prompt],
+        texts: list[str],
+        n_dropped: int = 0,
+    ) -> Response:
+        sampling = body.sampling(context.lease.info, await self._grammar(body))
+        base = Generate(
+            id="",
+            prompt="",
+            parse_special=True,
+            max_tokens=body.limit(),
+            stop=body.stops(),
+            sampling=sampling,
+            use_prefix_cache=body.cache_prompt,
+            speculate=body.may_speculate,
+            top_logprobs=body.n_probs or None,
+            return_tokens=body.return_tokens or body.stream,
+            return_progress=body.wants_progress,
+        )
+        builder = NativeBuilder(
+            model=context.lease.name,
+            prompts=texts,
+            n=body.n,
+            with_logprobs=body.n_probs > 0,
+            settings=generation_settings(
+                sampling, max_tokens=body.limit(), stop=list(body.stops()), stream=body.stream, n_probs=body.n_probs
+            ),
+            return_tokens=body.return_tokens,
+            fields=body.response_fields,
+            timings_per_token=body.timings_per_token,
+            n_dropped=n_dropped,
+        )
+        return await self._generate(context, choices(context, base, prompts, body), builder, streams=body.stream)
+
+    async def _shown(self, context: RequestContext, parts: Parts) -> str:
+        """A prompt as ``prompt`` of a response shows it."""
+        if len(parts) == 1 and isinstance(parts[0], str):
+            info = context.lease.info
+            return info.bos + parts[0] if info.add_bos and not parts[0].startswith(info.bos) else parts[0]
+        shown = ""
+        ids: list[int] = []
+        for part in (*parts, ""):
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            if ids:
+                shown += await self._text(context, tuple(ids))
+                ids = []
+            shown += part
+        return shown
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template"""
+        body = await self._read(request, ChatRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            return JsonBody(RenderedPrompt(prompt=(await self._rendered(context, body, body.ignored)).text))
+
+    async def count_chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions/input_tokens"""
+        body = await self._read(request, ChatRequest)
+        return await self._counted(request, body, body)
+
+    async def count_response(self, request: Request) -> Response:
+        """POST /v1/responses/input_tokens"""
+        body = await self._read(request, ResponsesRequest)
+        return await self._counted(request, body, body.as_chat(self._before(request, body)))
+
+    async def _counted(self, request: Request, body: Any, chat: ChatRequest) -> Response:
+        async with self._model(request, body.model, body.timeout_s) as context:
+            n = await self._count(context, await self._rendered(context, chat, body.ignored))
+            return JSONResponse(InputTokens(object="response.input_tokens", input_tokens=n))
+
+    async def count_message(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens"""
+        body = await self._read(request, CountTokensRequest)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            n = await self._count(context, await self._rendered(context, chat_request(body), body.ignored))
+            return JSONResponse(AnthropicTokens(input_tokens=n))
+
+    async def props(self, request: Request) -> Response:
+        """GET /props[?model=MODEL]: of a model that is not loaded, what its file says."""
+        served = self._pool.models[self._model_name(request.query_params.get("model") or None)]
+        info = served.loaded.info if served.loaded is not None else None
+        body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]})
+        params = {} if info is None else generation_settings(body.sampling(info), max_tokens=None)
+        params["seed"] = -1
+        return JSONResponse(
+            Props(
+                default_generation_settings={
+                    "n_ctx": info.context if info is not None else served.facts().context(served.config.context),
+                    "params": params,
+                },
+                total_slots=served.config.slots,
+                model_alias=served.name,
+                model_path=str(served.path),
+                chat_template=(info.chat_template or "") if info is not None else "",
+                modalities={"vision": False, "audio": False},
+                bos_token=info.bos if info is not None else "",
+                eos_token=info.eos if info is not None else "",
+                build_info=f"slm-{metadata.version('slm')}",
+                is_sleeping=info is None,
+            )
+        )
+
+    async def slots(self, request: Request) -> Response:
+        """GET /slots[?model=MODEL][&fail_on_no_slot=1]"""
+        name = self._model_name(request.query_params.get("model") or None)
+        if self._pool.models[name].loaded is None:
+            return JSONResponse([])
+        async with self._model(request, name, None) as context:
+            engine = context.lease.engine
+            states = await self._ask(context, ListSlots(id=engine.next_id()))
+            if request.query_params.get("fail_on_no_slot") and all(each.processing for each in states):
+                raise ApiError(503, "Every slot is in use.", type="server_error", code="no_slot")
+            return JSONResponse(
+                [
+                    Slot(
+                        id=i,
+                        n_ctx=context.lease.info.context,
+                        is_processing=each.processing,
+                        n_prompt_tokens=each.n_prompt,
+                        n_decoded=each.n_generated,
+                        n_cached=each.n_held,
+                    )
+                    for i, each in enumerate(states)
+                ]
+            )
+
+    async def load(self, request: Request) -> Response:
+        """POST /models/load"""
+        body = await self._read(request, ModelChange)
+        async with self._model(request, self._named(body), None):
+            return JSONResponse(Success(success=True))
+
+    async def unload(self, request: Request) -> Response:
+        """POST /models/unload"""
+        name = self._named(await self._read(request, ModelChange))
+        if not await self._pool.unload(name):
+            raise ApiError(400, f"{name} is not loaded.", param="model", code="model_not_loaded")
+        return JSONResponse(Success(success=True))
+
+    def _named(self, body: ModelChange) -> str:
+        """The model's name. Unlike in a request for text, no other model stands in for an unknown one."""
+        found = self._pool.default if body.model == "default" else self._pool.find(body.model)
+        if found is None:
+            raise no_such_model(body.model, list(self._pool.models))
+        return found.name
