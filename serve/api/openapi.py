@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from slm.serve.api.anthropic.requests import MessagesRequest
@@ -20,6 +20,7 @@ from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMes
 from slm.serve.api.client_fields import HEADER, RULES
 from slm.serve.api.errors import Error
 from slm.serve.api.openai import response_shapes
+from slm.serve.api.openai.fields import ModelRequest
 from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -35,7 +36,7 @@ class _Post:
     tag: str
     summary: str
     about: str
-    body: type[BaseModel]
+    body: type[ModelRequest]
     response: type
     event: type | None = None
     """The type of a stream's events."""
