@@ -266,9 +266,12 @@ def test_usage_and_metrics_report_cached_tokens(server):
     assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": n - 1}
     assert first["choices"] == again["choices"]
     assert server.metrics()["slm_prompt_tokens_cached_total"] == n - 1
-    # Who names a seed wants the same text again: nothing that depends on what came before.
-    body = {"prompt": SYSTEM, "max_tokens": 4, "seed": 1}
-    for path, more in (("/v1/completions", body), ("/v1/chat/completions", {"messages": MESSAGES, "seed": 1})):
+    # A seed changes nothing of that; who wants the same bits again leaves the cache out.
+    seeded = {"max_tokens": 4, "seed": 1}
+    for path, more in (("/v1/completions", {"prompt": SYSTEM}), ("/v1/chat/completions", {"messages": MESSAGES})):
         for _ in range(2):
-            usage = httpx.post(server.url + path, json={**more, "max_tokens": 4}).json()["usage"]
+            body = {**more, **seeded, "cache_prompt": False}
+            usage = httpx.post(server.url + path, json=body).json()["usage"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+        usage = httpx.post(server.url + path, json={**more, **seeded}).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 0
