@@ -76,14 +76,7 @@ def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) ->
         metadata.basename = metadata.basename or metadata.name
     else:
         metadata = gguf.Metadata(name=run.name, basename=run.name)
-        sampling = (
-            json.loads((checkpoint / "generation_config.json").read_text())
-            if (checkpoint / "generation_config.json").is_file()
-            else {}
-        )
-        metadata.sampling_temp = sampling.get("temperature")
-        metadata.sampling_top_k = sampling.get("top_k")
-        metadata.sampling_top_p = sampling.get("top_p")
+    _set_sampling(metadata, checkpoint / "generation_config.json")
     if naming.name:
         metadata.name = metadata.basename = naming.name
         metadata.finetune = None
@@ -91,6 +84,35 @@ def identify_model(naming: Naming, run: Run, checkpoint: Path, n_params: int) ->
     metadata.size_label = metadata.size_label or gguf.size_label(n_params, n_params, 0, 0)
     metadata.license = naming.license or metadata.license
     return Identity(metadata=metadata)
+
+
+_SAMPLING: dict[str, tuple[str, type]] = {
+    "temperature": ("temp", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "repetition_penalty": ("penalty_repeat", float),
+}
+"""What ``generation_config.json`` calls a value, and how ``general.sampling.*`` of a GGUF file has it."""
+
+
+def _set_sampling(metadata: Any, file: Path) -> None:
+    """The model's own way of sampling, as llama.cpp's converter writes it; that leaves out the repetition penalty.
+
+    A model that is to be decoded greedily (``do_sample`` false) gets a temperature of 0.
+    """
+    try:
+        given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON ({error}); correct it or move it away") from error
+    if not isinstance(given, dict):
+        raise UserError(f"{file} holds no JSON object; correct it or move it away")
+    for name, (key, kind) in _SAMPLING.items():
+        value = given.get(name)
+        usable = isinstance(value, int | float) and not isinstance(value, bool)
+        setattr(metadata, f"sampling_{key}", kind(value) if usable else None)
+    if given.get("do_sample") is False:
+        metadata.sampling_temp = 0.0
 
 
 def _as_text(metadata: Any) -> None:

@@ -275,7 +275,7 @@ def parts(path: Path, header: GgufHeader) -> list[Path]:
     missing = [each for each in files if not each.is_file()]
     if missing:
         raise UserError(
-            f"{path} is part 1 of {header.n_parts} of a model, and {missing[0].name} is not next to it: download it, too"
+            f"{path} is part 1 of {header.n_parts} of a model, and {missing[0].name} is not next to it; download it"
         )
     return files
 
@@ -372,7 +372,7 @@ def _tensor(reader: _Reader) -> GgufTensor:
     kind = reader.scalar("i", f"the type of {name!r}")
     if kind in _WITHDRAWN:
         raise _OtherFileError(
-            f"holds tensors of the type {_WITHDRAWN[kind]}, which llama.cpp has withdrawn: download the file of another "
+            f"holds tensors of the type {_WITHDRAWN[kind]}, which llama.cpp has withdrawn: take the file of another "
             "type (q4_0 is rearranged for the processor while it is loaded)"
         )
     if kind not in _TYPE_BY_ID:

@@ -5,11 +5,9 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_server.py.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import cast
-
 from slm.data.errors import UserError
 from slm.serve.api.openai.response_shapes import Model, ModelMeta, Sampling
+from slm.serve.engine.messages import SamplingDefaults
 from slm.serve.pool.model_pool import Served
 
 
@@ -29,7 +27,7 @@ def model_card(served: Served) -> Model:
             n_embd=facts.n_embd,
             n_ctx_train=facts.n_ctx_train,
             context=facts.context(served.config.context),
-            sampling=cast(Sampling, asdict(served.config.sampling.over(facts.sampling))),
+            sampling=_sampling(served.config.sampling.over(facts.sampling)),
             chat_template=served.loaded.chat.own if served.loaded is not None else facts.has_template,
         )
     return Model(
@@ -40,4 +38,15 @@ def model_card(served: Served) -> Model:
         status=served.state,
         parent=served.parent,
         meta=meta,
+    )
+
+
+def _sampling(defaults: SamplingDefaults) -> Sampling:
+    return Sampling(
+        temperature=defaults.temperature,
+        top_k=defaults.top_k,
+        top_p=defaults.top_p,
+        min_p=defaults.min_p,
+        repeat_penalty=defaults.repeat_penalty,
+        repeat_last_n=defaults.repeat_last_n,
     )

@@ -28,5 +28,10 @@ export function pick(id) {
   $("model").textContent = id;
   document.title = `${id} · slm`;
   $("facts").textContent = modelFacts(current);
-  if (current.meta) $("max_tokens").max = current.meta.context;
+  if (!current.meta) return;
+  $("max_tokens").max = current.meta.context;
+  // What a person has typed stays; "Default settings" brings these back.
+  for (const name of ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"]) {
+    $(name).defaultValue = current.meta.sampling[name];
+  }
 }

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from slm.export.config import ExportConfig
+from slm.export.config import ExportConfig, Naming
+from slm.export.gguf.writer import identify_model
 from slm.export.pipeline import export
 from slm.llama.gguf_check import read_header
+from slm.runs import Run
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.tokenizers import save_gemma_like
 
@@ -31,6 +33,7 @@ def test_standard_metadata(exported):
     assert metadata["general.license"] == "apache-2.0"
     assert metadata["general.quantization_version"] == 2
     assert metadata["general.file_type"] == 15
+    assert round(metadata["general.sampling.temp"], 6) == 0.8  # of generation_config.json
     assert metadata["llama.context_length"] == 128
     assert metadata["llama.attention.head_count_kv"] == 2
     assert metadata["tokenizer.ggml.add_bos_token"] is False
@@ -38,6 +41,21 @@ def test_standard_metadata(exported):
     assert record["checkpoint"] == "step-00000010"
     assert record["config"]["preset"] == "test"
     assert record["model"]["hidden_size"] == 256
+
+
+@pytest.mark.parametrize("is_hf", [False, True])
+def test_a_models_own_sampling(tmp_path, is_hf):
+    def kept(text):
+        (tmp_path / "generation_config.json").write_text(text)
+        metadata = identify_model(Naming(), Run(tmp_path, is_hf=is_hf), tmp_path, 1000).metadata
+        names = ("temp", "top_k", "top_p", "min_p", "penalty_repeat")
+        return {name: getattr(metadata, f"sampling_{name}") for name in names}
+
+    given = {"temperature": 1, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "do_sample": True}
+    assert kept(json.dumps(given)) == {"temp": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1}
+    none = dict.fromkeys(("temp", "top_k", "top_p", "min_p", "penalty_repeat"))
+    assert kept('{"top_k": null, "top_p": "x"}') == none
+    assert kept('{"do_sample": false, "temperature": 0.7}') == {**none, "temp": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -266,13 +266,19 @@ def test_usage_and_metrics_report_cached_tokens(server):
     assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": n - 1}
     assert first["choices"] == again["choices"]
     assert server.metrics()["slm_prompt_tokens_cached_total"] == n - 1
+    # A seed changes nothing of that; who wants the same bits again leaves the cache out.
+    seeded = {"max_tokens": 4, "seed": 1}
+    for path, more in (("/v1/completions", {"prompt": SYSTEM}), ("/v1/chat/completions", {"messages": MESSAGES})):
     # Who wants nothing that depends on what came before says so.
     body = {"prompt": SYSTEM, "cache_prompt": False}
     chat = {"messages": MESSAGES, "cache_prompt": False}
     for path, more in (("/v1/completions", body), ("/v1/chat/completions", chat)):
         for _ in range(2):
-            usage = httpx.post(server.url + path, json={**more, "max_tokens": 4}).json()["usage"]
+            body = {**more, **seeded, "cache_prompt": False}
+            usage = httpx.post(server.url + path, json=body).json()["usage"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+        usage = httpx.post(server.url + path, json={**more, **seeded}).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 CONVERSATIONS = [SYSTEM * 6 + "one", SYSTEM * 6 + "two", SYSTEM * 6 + "three"]

@@ -112,10 +112,10 @@ def test_a_split_model_is_served_from_its_first_part(tmp_path, tiny_path):
     assert (facts.n_params, facts.size_bytes, facts.kv_values) == (whole.n_params, whole.size_bytes, whole.kv_values)
     with Model(first) as model:
         assert model.n_params == whole.n_params
-    with pytest.raises(UserError, match="is part 2 of 3 of a model: name the first, big-Q5_K-00001-of-00003.gguf"):
+    with pytest.raises(UserError, match=r"is part 2 of 3 of a model: name the first, big-Q5_K-00001-of-00003\.gguf"):
         read_facts(second)
     third.unlink()
-    with pytest.raises(UserError, match="big-Q5_K-00003-of-00003.gguf is not next to it"):
+    with pytest.raises(UserError, match=r"big-Q5_K-00003-of-00003\.gguf is not next to it"):
         Model(first)
 
 

@@ -47,5 +47,5 @@ def test_a_withdrawn_type_is_named(tmp_path, tiny_path):
     raw[at : at + 4] = (31).to_bytes(4, "little")
     path = tmp_path / "old.gguf"
     path.write_bytes(raw)
-    with pytest.raises(UserError, match="of the type q4_0_4_4, which llama.cpp has withdrawn"):
+    with pytest.raises(UserError, match=r"of the type q4_0_4_4, which llama\.cpp has withdrawn"):
         read_header(path)
