@@ -96,7 +96,7 @@ def make_plan(
     that free slots still hold. ``drafts``: draft tokens to verify, by generating sequence. ``n_prefilled``: prompt
     tokens computed since the last decode step, while sequences generate.
 
-    Every generating sequence gets its newest token and its draft tokens. The rest of the batch goes to prompts in
+    Every generating sequence gets its newest token, those that a grammar forced behind it, and its draft tokens. The rest of the batch goes to prompts in
     order of arrival, those that run first. A waiting sequence is admitted when a slot is free and its tokens fit into
     the cache next to what the others hold. Nobody overtakes the head of the queue, with one exception: a sequence with
     a pending prefix-cache hit (its prefix is being computed for another) waits until that can be copied. A slot and
@@ -107,7 +107,8 @@ def make_plan(
     """
     generating = [sequence for sequence in running if sequence.generating]
     decode = tuple(
-        _with_drafts(_chunk(sequence, sequence.slot, 1), (drafts or {}).get(sequence.id, ())) for sequence in generating
+        _with_drafts(_chunk(sequence, sequence.slot, sequence.n_to_compute), (drafts or {}).get(sequence.id, ()))
+        for sequence in generating
     )
     if limits.mixed:
         room = limits.batch - sum(len(chunk.tokens) for chunk in decode)
@@ -141,7 +142,7 @@ def _plan_prefill(
     for sequence in running:
         if room < least_room:
             break
-        if not sequence.generating:
+        if sequence.n_to_compute > 0 and not sequence.generating:
             chunks.append(_chunk(sequence, sequence.slot, limits.fixed_chunk or room))
             room -= len(chunks[-1].tokens)
     # Each running sequence may need one more cell per step: leave one for everybody.

@@ -15,6 +15,7 @@ import numpy as np
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.serve.engine.batch_plan import Chunk
+from slm.serve.engine.constraints import Constraint
 from slm.serve.engine.messages import (
     Delta,
     Failure,
@@ -37,6 +38,10 @@ class Generation:
     request: Generate
     sequence: Sequence
     sampler: Sampler
+    constraint: Constraint | None = None
+    """What its grammar allows next."""
+    late_row: np.ndarray | None = None
+    """float32 [n_vocab]: logits from which the next token is sampled when its mask is there."""
     detokenizer: Detokenizer
     max_generated: int
     """Most tokens to generate."""
@@ -190,7 +195,7 @@ def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[
 
 
 def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
-    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, top-k, typical, top-p,
+    """One sequence's sampler chain, in llama.cpp's order: logit bias, penalties, top-k, typical, top-p,
     min-p, temperature, draw.
 
     The frequency and presence penalties count the reply's tokens. The repeat penalty also counts the prompt's, within
@@ -199,8 +204,6 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     """
     chain = Sampler(model)
     try:
-        if params.grammar is not None:
-            chain.grammar(params.grammar)
         bias = dict(params.logit_bias)
         if params.ignore_eos and model.eos >= 0:
             bias[model.eos] = -math.inf

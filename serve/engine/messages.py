@@ -37,7 +37,7 @@ class SamplingParams:
     seed: int = 0
     ignore_eos: bool = False
     grammar: str | None = None
-    """A GBNF grammar that serve/grammar/gbnf.py has checked."""
+    """A grammar in llguidance's form that serve/grammar has checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -125,9 +125,13 @@ class ModelRunner:
         """float32 [n_vocab] of a batch entry that asked for logits."""
         return self.context.logits(index)
 
-    def sample(self, sampler: Sampler, index: int) -> int:
-        """The token that a sampler picks from the logits of a batch entry."""
-        return sampler.sample(self.context, index)
+    def sample(self, sampler: Sampler, row: int | np.ndarray, mask: np.ndarray | None = None) -> int:
+        """The token that a sampler picks from the logits of a batch entry, or from a copy of some (then with a mask).
+        See ``Sampler.sample``."""
+        if isinstance(row, int):
+            return sampler.sample(self.context, row, mask)
+        assert mask is not None
+        return sampler.sample_row(row, mask)
 
     def truncate(self, slot: int, n: int) -> bool:
         """Cuts a slot back to its first ``n`` positions; returns whether it then holds exactly those. It does not where

@@ -34,7 +34,6 @@ _UNSUPPORTED = {
     "tool_choice",
     "functions",
     "function_call",
-    "json_schema",
     "suffix",
     "best_of",
     "audio",

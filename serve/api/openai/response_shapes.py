@@ -62,6 +62,14 @@ _StoppedBy = Annotated[
 ]
 
 
+Warnings = Annotated[
+    list[str] | None,
+    Field(
+        default=None,
+        description="what a schema asks for and the server does not enforce, in a stream with its first event; absent if "
+        "everything is. Also in the header `X-Slm-Warnings`. Not a field of OpenAI's",
+    ),
+]
 _DroppedMessages = Annotated[
     int | None,
     Field(
@@ -106,6 +114,7 @@ class Completion(TypedDict):
             Field(default=None, description="in a stream: only if `stream_options.include_usage` asks"),
         ]
     ]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -172,6 +181,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     dropped_messages: NotRequired[_DroppedMessages]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -216,6 +226,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChatChunkChoice]
     usage: NotRequired[Annotated[Usage | None, Field(default=None)]]
     dropped_messages: NotRequired[_DroppedMessages]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -314,6 +325,7 @@ class Response(TypedDict):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     dropped_messages: NotRequired[_DroppedMessages]
+    warnings: NotRequired[Warnings]
 
 
 @_closed

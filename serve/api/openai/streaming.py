@@ -56,12 +56,16 @@ async def stream(
     def encode(chunk: Mapping[str, Any]) -> bytes:
         return encode_event(chunk, chunk["type"] if builder.named_events else None)
 
+    warned = False
     while True:
         encoded: list[bytes] = []
         for index, event in events:
             record.add(event)
             builder.add(index, event)
             chunks = builder.chunks(index, event)
+            if builder.warnings and not warned and chunks:
+                warned = True
+                chunks = [{**chunks[0], "warnings": list(builder.warnings)}, *chunks[1:]]
             if usage_in_chunks:
                 chunks = [{**chunk, "usage": builder.usage()} for chunk in chunks]
             encoded.extend(map(encode, chunks))

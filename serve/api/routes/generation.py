@@ -31,6 +31,7 @@ from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.api.server_sent_events import EventStream
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
 from slm.serve.engine.messages import Generate, Tokenize
+from slm.serve.grammar.forms import Grammar
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK
@@ -51,6 +52,8 @@ class _Chat:
     form: ReplyForm
     n_dropped: int
     """How many of the oldest messages are not in the prompt."""
+    warnings: tuple[str, ...]
+    """What of the request is not enforced."""
 
 
 class _Json(JSONResponse):
@@ -72,12 +75,13 @@ class GenerationRoutes(ModelRoutes):
             info = context.lease.info
             prompts = body.prompts(info)
             self._check_choices(len(prompts) * body.n)
+            grammar = await self._grammar(body)
             base = Generate(
                 id="",
                 prompt="",
                 max_tokens=body.max_tokens,
                 stop=body.stops(),
-                sampling=body.sampling(info, await self._grammar(body)),
+                sampling=body.sampling(info, None if grammar is None else grammar.text),
                 use_prefix_cache=body.may_use_prefix_cache,
                 speculate=body.may_speculate,
                 top_logprobs=body.logprobs,
@@ -90,6 +94,7 @@ class GenerationRoutes(ModelRoutes):
                 n=body.n,
                 with_logprobs=body.logprobs is not None,
             )
+            builder.warnings = () if grammar is None else grammar.warnings
             return await self._generate(
                 context,
                 sequences,
@@ -109,7 +114,7 @@ class GenerationRoutes(ModelRoutes):
             builder = ChatCompletionBuilder(
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
-            builder.dropped_messages = asked.n_dropped
+            builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
             return await self._generate(
                 context,
                 asked.sequences,
@@ -128,7 +133,7 @@ class GenerationRoutes(ModelRoutes):
             truncates = truncation == "auto"
             asked = await self._chat(context, body.as_chat(), truncates)
             builder = ResponsesBuilder(model=context.lease.name, request=body, form=asked.form, truncation=truncation)
-            builder.dropped_messages = asked.n_dropped
+            builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
             return await self._generate(
                 context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
             )
@@ -139,13 +144,13 @@ class GenerationRoutes(ModelRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             asked = await self._chat(context, chat_request(body), self._options.truncation == "auto")
             builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
-            builder.dropped_messages = asked.n_dropped
+            builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
     async def _chat(self, context: RequestContext, body: ChatRequest, truncates: bool) -> _Chat:
         """The sequences of a chat. ``truncates``: whether its oldest turns may be left out."""
         chat, use, opens_turn = context.lease.chat, body.tool_use(), body.opens_turn()
-        grammar = await self._grammar(body)
+        asked = await self._grammar(body)
         body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
         messages, tools = template_messages(body.messages), template_tools(body.tools) if use is not None else []
@@ -170,13 +175,16 @@ class GenerationRoutes(ModelRoutes):
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
         reasoning: Reasoning = rendered.reasoning if body.separate_reasoning else "none"
+        grammar, warnings = None, () if asked is None else asked.warnings
         if use is not None:
-            grammar = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning)
-        elif grammar is not None:
-            if reasoning == "open" and body.grammar is None:
-                grammar = await run_in_threadpool(thoughtful_grammar, grammar)
-            elif reasoning == "open" and END_OF_THINK not in grammar:
-                reasoning = "none"  # the caller's own grammar holds from the first character on
+            grammar, warnings = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning, asked)
+        elif asked is not None:
+            if reasoning == "open" and not body.own_grammar:
+                grammar = await run_in_threadpool(thoughtful_grammar, asked)
+            else:
+                grammar = asked.text
+                if reasoning == "open" and END_OF_THINK not in asked.rules:
+                    reasoning = "none"  # the caller's own grammar holds from the first character on
         form = ReplyForm(calls=None if use is None else chat.call_form, reasoning=reasoning)
         base = Generate(
             id="",
@@ -191,7 +199,7 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _Chat(_choices(context, base, [rendered.text], body), form, n_dropped)
+        return _Chat(_choices(context, base, [rendered.text], body), form, n_dropped, warnings)
 
     async def _render(
         self, prompt: Callable[[list[dict[str, Any]]], RenderedChat], messages: list[dict[str, Any]]
@@ -214,10 +222,8 @@ class GenerationRoutes(ModelRoutes):
         )
         return len(await self._ask(context, query))
 
-    async def _grammar(self, body: CompletionRequest | ChatRequest) -> str | None:
-        if body.grammar is None and body.response_format is None:
-            return None
-        if body.grammar is not None and not self._options.grammar:
+    async def _grammar(self, body: CompletionRequest | ChatRequest) -> Grammar | None:
+        if body.own_grammar and not self._options.grammar:
             raise ApiError(400, "grammar is turned off on this server (serve.grammar).", param="grammar")
         return await run_in_threadpool(body.constraint)
 
@@ -257,7 +263,9 @@ class GenerationRoutes(ModelRoutes):
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
-                return _Json(builder.body())
+                if not builder.warnings:
+                    return _Json(builder.body())
+                return _Json({**builder.body(), "warnings": list(builder.warnings)}, headers=_warned(builder))
             # The status line waits for the first event, so that a refused prompt is a 400 and not a stream.
             first = await unless_disconnected(receive, request_stream.next_events())
             context.streams = True
@@ -266,12 +274,21 @@ class GenerationRoutes(ModelRoutes):
                 stream(request_stream, builder, first, record, include_usage, usage_in_chunks),
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
+                headers=_warned(builder),
             )
         except RequestFailedError as error:
             raise request_failed(error, if_too_long=if_too_long) from None
         finally:
             if not context.streams:
                 end()
+
+
+def _warned(builder: ResponseBuilder) -> dict[str, str]:
+    """The header that names what of a request is not enforced."""
+    if not builder.warnings:
+        return {}
+    said = "; ".join(builder.warnings).encode("ascii", "backslashreplace").decode()
+    return {"X-Slm-Warnings": "".join(char if char.isprintable() else " " for char in said)[:1000]}
 
 
 def _choices(

@@ -1,0 +1,5 @@
+"""What makes a grammar unusable."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be used; the message says why and where."""
