@@ -62,7 +62,9 @@ def enforceable(schema: Any, *, strict: bool, of_object: bool = False) -> tuple[
     _check_size(schema)
     made = _Converter(schema, strict=strict)
     out = made.convert()
-    if of_object and out.get("type") != "object":
+    if of_object:
+        if "type" in out and out["type"] != "object" and "object" not in out["type"]:
+            raise GrammarError("it must be a schema of type 'object'")
         out = {**out, "type": "object"}
     check_ends(out)
     said = problem(json.dumps({"grammars": [{"json_schema": out}]}))

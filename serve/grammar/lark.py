@@ -12,6 +12,7 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 
 from slm.serve.grammar.errors import GrammarError
+from slm.serve.grammar.finite import closure
 from slm.serve.grammar.tree import Chars, Choice, Item, Literal, Ref, Repeat, references
 
 
@@ -24,7 +25,10 @@ def lark_of(rules: dict[str, Choice]) -> str:
     for name, used in uses.items():
         for ref in sorted(used - rules.keys()):
             raise GrammarError(f"the rule {ref!r}, used in {name!r}, is not defined")
-    _check_ends(rules)
+    finite = closure(uses, lambda name, found: _ends(rules[name], found))
+    for name in rules:
+        if name not in finite:
+            raise GrammarError(f"the rule {name!r} can never come to an end")
     used, todo = {"root"}, ["root"]
     while todo:
         new = uses[todo.pop()] - used
@@ -41,24 +45,16 @@ def lark_of(rules: dict[str, Choice]) -> str:
     return "\n".join([f"reply: {names['root']}", *lines])
 
 
-def _check_ends(rules: dict[str, Choice]) -> None:
-    finite: set[str] = set()
-
-    def ends(item: Item) -> bool:
-        match item:
-            case Ref(name):
-                return name in finite
-            case Repeat(inner, low, _):
-                return low == 0 or ends(inner)
-            case Choice(alternatives):
-                return any(all(map(ends, each)) for each in alternatives)
-        return True
-
-    while found := {name for name, body in rules.items() if name not in finite and ends(body)}:
-        finite |= found
-    for name in rules:
-        if name not in finite:
-            raise GrammarError(f"the rule {name!r} can never come to an end")
+def _ends(item: Item, finite: set[str]) -> bool:
+    """Whether some text of an item ends, when those of the rules ``finite`` do."""
+    match item:
+        case Ref(name):
+            return name in finite
+        case Repeat(inner, low, _):
+            return low == 0 or _ends(inner, finite)
+        case Choice(alternatives):
+            return any(all(_ends(inner, finite) for inner in each) for each in alternatives)
+    return True
 
 
 def _choice(choice: Choice, names: dict[str, str], *, whole: bool) -> str:

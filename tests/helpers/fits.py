@@ -4,7 +4,7 @@ from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from slm.serve.grammar.work import LIMITS
+from slm.serve.grammar.work import LIMITS, deep_thread
 
 
 class _Bytes:
@@ -23,9 +23,15 @@ def tokenizer():
     return LLTokenizer(TokenizerWrapper(_Bytes()))
 
 
+@cache
+def thread():
+    """Where the engine compiles, too."""
+    return deep_thread("fits")
+
+
 def matcher(grammar):
     """A matcher of ``grammar``, as the engine gets it."""
-    made = LLMatcher(tokenizer(), grammar, log_level=0, limits=LIMITS)
+    made = thread().submit(LLMatcher, tokenizer(), grammar, log_level=0, limits=LIMITS).result()
     assert not made.is_error(), made.get_error()
     return made
 
