@@ -88,9 +88,10 @@ class Constraint:
 
 
 def _failure(matcher: LLMatcher) -> str:
-    if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
-        return f"the grammar takes too much work; make it less ambiguous ({first_line(matcher.get_error())})"
-    return f"the grammar cannot go on: {first_line(matcher.get_error())}"
+    said = first_line(matcher.get_error())
+    if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex") or "max is" in said:
+        return f"the grammar takes too much work; make it less ambiguous ({said})"
+    return f"the grammar cannot go on: {said}"
 
 
 class Constraints:

@@ -222,7 +222,6 @@ def test_marks_in_messages_are_text(client):
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"grammar": 'root ::= "a"'}, "grammar"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"separate_reasoning": False}, "separate_reasoning"),
