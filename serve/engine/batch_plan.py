@@ -96,7 +96,8 @@ def make_plan(
     that free slots still hold. ``drafts``: draft tokens to verify, by generating sequence. ``n_prefilled``: prompt
     tokens computed since the last decode step, while sequences generate.
 
-    Every generating sequence gets its newest token, those that a grammar forced behind it, and its draft tokens. The rest of the batch goes to prompts in
+    Every generating sequence gets its newest token, those that a grammar forced behind it, and its draft tokens.
+    The rest of the batch goes to prompts in
     order of arrival, those that run first. A waiting sequence is admitted when a slot is free and its tokens fit into
     the cache next to what the others hold. Nobody overtakes the head of the queue, with one exception: a sequence with
     a pending prefix-cache hit (its prefix is being computed for another) waits until that can be copied. A slot and

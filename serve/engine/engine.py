@@ -38,7 +38,6 @@ from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.tokenize import BackgroundTokenizer
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 
-
 MOST_FORCED = 32
 """Most tokens that a grammar forces and that are computed together."""
 LEAST_FORCED = 4

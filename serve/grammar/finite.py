@@ -1,4 +1,4 @@
-"""Whether rules or schemas that refer to each other have a text that comes to an end: one that must hold itself has none.
+"""Whether rules or schemas that refer to each other have a text that comes to an end.
 
 Tested in tests/serve/grammar/test_json_schema.py, tests/serve/grammar/test_gbnf.py.
 """

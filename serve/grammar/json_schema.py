@@ -48,8 +48,8 @@ _NOT_ENFORCED = {
 _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator"),
     *("$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions"),
-    *("contentMediaType", "contentEncoding", "contentSchema", "then", "else", "xml", "externalDocs", "markdownDescription"),
-    *("enumNames", "enumDescriptions", "errorMessage", "strict", "name", "optional", "propertyOrdering", "order"),
+    *("contentMediaType", "contentEncoding", "contentSchema", "then", "else", "xml", "externalDocs"),
+    *("markdownDescription", "enumNames", "enumDescriptions", "errorMessage", "strict", "name", "optional", "propertyOrdering", "order"),
 }  # fmt: skip
 
 
@@ -178,6 +178,8 @@ class _Converter:
         """The keywords that hold; the others are named, unless they are notes."""
         own = {}
         for keyword, value in schema.items():
+            if value is None and keyword in _SUPPORTED - {"const"}:
+                raise GrammarError(f"{_at(where)}: {keyword} must not be null")
             if keyword in _SUPPORTED:
                 own[keyword] = value
             elif keyword in _NOT_ENFORCED:
@@ -368,7 +370,7 @@ class _Converter:
                 raise GrammarError(f"{_at(where)}: multipleOf must be above 0")
             out[keyword] = value
         kinds = out.get("type", [])
-        if "number" in kinds or "integer" in kinds or "number" == kinds or "integer" == kinds:
+        if "number" in kinds or "integer" in kinds or kinds == "number" or kinds == "integer":
             low, high = (
                 [own[key] for key in keys if isinstance(own.get(key), int | float) and own.get(key) is not True]
                 for keys in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
@@ -419,7 +421,9 @@ class _Converter:
         if more is None:
             more = not (closed and (properties or by_pattern or "properties" in own))
         if more is False and not by_pattern:
-            properties |= {name: {} for name in required if name not in properties and "additionalProperties" not in own}
+            properties |= {
+                name: {} for name in required if name not in properties and "additionalProperties" not in own
+            }
         more = self._visit(more, f"{where}/additionalProperties", depth + 1, closed=closed)
         by_pattern, more = self._patterns_of_names(by_pattern, more, where)
         if "propertyNames" in own:
@@ -444,7 +448,7 @@ class _Converter:
             else:
                 made[found[0]] = schema
         if len(made) > 1:
-            test = {"type": "object", "patternProperties": dict.fromkeys(made, {})}
+            test = {"type": "object", "patternProperties": {each: {} for each in made}}
             if problem(json.dumps({"grammars": [{"json_schema": test}]})):
                 self._relax(where, "'patternProperties' is enforced where no name fits two patterns; any are allowed")
                 return {}, {}
@@ -492,7 +496,8 @@ class _Converter:
         free: bool,
         where: str,
     ) -> None:
-        """``minProperties`` and ``maxProperties``. ``free``: whether names may come that ``properties`` does not have."""
+        """``minProperties`` and ``maxProperties``. ``free``: whether other names than those of ``properties`` may
+        come."""
         low, high = self._bounds(own, out, "minProperties", "maxProperties", where)
         if low <= len(set(required)):
             out.pop("minProperties", None)

@@ -51,9 +51,7 @@ class Overlap:
         if kinds_a != {"object"} or kinds_b != {"object"}:
             return False
         in_both = _names(a) & _names(b)
-        return any(
-            self._disjoint(a["properties"][name], b["properties"][name], depth + 1) for name in sorted(in_both)
-        )
+        return any(self._disjoint(a["properties"][name], b["properties"][name], depth + 1) for name in sorted(in_both))
 
     def _resolved(self, schema: Any) -> dict[str, Any] | None:
         for _ in range(_MAX_DEPTH):

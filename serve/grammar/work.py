@@ -65,4 +65,7 @@ def check(grammar: str) -> str:
 
 def first_line(message: str) -> str:
     """What a message of llguidance says, without the state that it appends."""
-    return message.strip().partition("\n")[0].removesuffix(".")[:300]
+    first, _, rest = message.strip().partition("\n")
+    _, found, reason = rest.rpartition("error: ")
+    said = f"{first} {reason.strip()}" if first.endswith(":") and found else first
+    return said.partition("\n")[0].removesuffix(".")[:300]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import llama_cpp.llama_cpp as C
-import numpy as np
 
 from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError

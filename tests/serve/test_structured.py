@@ -76,7 +76,12 @@ def test_json_object_and_n(client):
         ({"response_format": {"type": "json_schema"}}, "response_format", ""),
         ({"response_format": "json_object"}, "response_format", ""),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "(?=x)"}, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"pattern": "(?=x)"}, "strict": True},
+                }
+            },
             "response_format",
             "'pattern'",
         ),
@@ -130,7 +135,9 @@ def test_what_is_relaxed_is_named_in_every_response(server):
     assert [each["warnings"] for each in events if "warnings" in each] == [[word]]
     assert streamed.headers["x-slm-warnings"] == word
     form = {"type": "json_schema", "schema": schema}
-    other = httpx.post(server.url + "/v1/responses", json={"input": "x", "max_output_tokens": 40, "text": {"format": form}})
+    other = httpx.post(
+        server.url + "/v1/responses", json={"input": "x", "max_output_tokens": 40, "text": {"format": form}}
+    )
     assert other.json()["warnings"] == [word]
     tool = {"name": "f", "input_schema": {"type": "object", "properties": {"a": schema}}}
     body = {"max_tokens": 5, "messages": MESSAGES, "tools": [tool]}

@@ -371,7 +371,7 @@ class ChatRequest(_GenerationRequest):
 def call_grammar(
     form: CallForm, use: ToolUse, reasoning: Reasoning, content: forms.Grammar | None
 ) -> tuple[str, tuple[str, ...]]:
-    """The grammar of a reply with calls; see ``reply_grammar``. Takes a while for large schemas. Raises ``ApiError``."""
+    """The grammar of a reply with calls; see ``reply_grammar``. Large schemas take a while. Raises ``ApiError``."""
     try:
         return reply_grammar(form, use, reasoning, content)
     except GrammarError as error:

@@ -66,8 +66,8 @@ Warnings = Annotated[
     list[str] | None,
     Field(
         default=None,
-        description="what a schema asks for and the server does not enforce, in a stream with its first event; absent if "
-        "everything is. Also in the header `X-Slm-Warnings`. Not a field of OpenAI's",
+        description="what a schema asks for and the server does not enforce, in a stream with its first event; absent "
+        "if everything is. Also in the header `X-Slm-Warnings`. Not a field of OpenAI's",
     ),
 ]
 _DroppedMessages = Annotated[

@@ -136,7 +136,7 @@ def test_a_late_sequence_can_be_cancelled(engine, monkeypatch):
 
 def test_work_is_limited_not_time(engine, monkeypatch):
     """An ambiguous grammar fails at the same token whatever the machine does meanwhile."""
-    grammar = as_text('start: e\ne: e e e | /[a-z ]/')
+    grammar = as_text("start: e\ne: e e e | /[a-z ]/")
     monkeypatch.setattr(constraints, "LIMITS", LLParserLimits(max_items_in_row=60))
     ends = [run(engine, [ask("a", grammar)])[0]["a"] for _ in range(2)]
     assert ends[0][1].code == "invalid_request"

@@ -28,7 +28,23 @@ def test_patterns_mean_what_they_mean_elsewhere(pattern):
         text = written(grammar, chance)
         assert text is not None
         assert theirs.search(json.loads(text)), text
-    for text in ("", "abc", "ab", "xb", "123-45", "a@b", "[]", "&&", "/x-y.", "xxy", "abcd", "2024", "éA", "{a}", "ééA"):
+    for text in (
+        "",
+        "abc",
+        "ab",
+        "xb",
+        "123-45",
+        "a@b",
+        "[]",
+        "&&",
+        "/x-y.",
+        "xxy",
+        "abcd",
+        "2024",
+        "éA",
+        "{a}",
+        "ééA",
+    ):
         assert fits(grammar, json.dumps(text, ensure_ascii=False)) == bool(theirs.search(text)), text
 
 

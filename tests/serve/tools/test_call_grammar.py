@@ -114,12 +114,14 @@ def test_a_form_without_a_mark_counts_at_the_beginning_only(text, good):
 
 
 def test_schemas_that_cannot_be_used_are_named():
-    with pytest.raises(GrammarError, match="the parameters of f: .*type 'object'"):
+    with pytest.raises(GrammarError, match=r"the parameters of f: .*type 'object'"):
         reply_grammar(OWN_FORM, use(tools=(tool("f", {"type": "string"}),)), "none")
     loose = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     _, warnings = reply_grammar(OWN_FORM, use(tools=(tool("f", loose),)), "none")
-    assert warnings == ("the parameters of f: schema at /properties/a: 'uniqueItems' is not enforced: items may repeat",)
-    with pytest.raises(GrammarError, match="the parameters of f: .*'uniqueItems'"):
+    assert warnings == (
+        "the parameters of f: schema at /properties/a: 'uniqueItems' is not enforced: items may repeat",
+    )
+    with pytest.raises(GrammarError, match=r"the parameters of f: .*'uniqueItems'"):
         reply_grammar(OWN_FORM, use(tools=(tool("f", loose, strict=True),)), "none")
     large = {"type": "object", "properties": {f"property_{i}" * 4: {} for i in range(100)}}
     with pytest.raises(GrammarError, match="send fewer"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from slm.llama import pick
-from slm.llama.model import Model
 from slm.llama.errors import GrammarDeadEndError, LlamaError
+from slm.llama.model import Model
 from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, NOTHING_FITS
 from tests.helpers.sampler_chains import label, make_chain
 
