@@ -1,4 +1,7 @@
-"""What makes a grammar unusable."""
+"""What makes a grammar unusable.
+
+Tested in tests/serve/grammar/test_json_schema.py.
+"""
 
 
 class GrammarError(ValueError):

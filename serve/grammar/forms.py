@@ -1,6 +1,6 @@
 """The forms in which a reply can be constrained, each as a grammar that llguidance has checked.
 
-Tested in tests/serve/grammar/test_forms.py, tests/serve/grammar/test_json_schema.py.
+Tested in tests/serve/test_structured.py, tests/serve/grammar/test_json_schema.py.
 """
 
 from __future__ import annotations

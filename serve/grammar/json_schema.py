@@ -49,7 +49,8 @@ _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator"),
     *("$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions"),
     *("contentMediaType", "contentEncoding", "contentSchema", "then", "else", "xml", "externalDocs"),
-    *("markdownDescription", "enumNames", "enumDescriptions", "errorMessage", "strict", "name", "optional", "propertyOrdering", "order"),
+    "markdownDescription",
+    *("enumNames", "enumDescriptions", "errorMessage", "strict", "name", "optional", "propertyOrdering", "order"),
 }  # fmt: skip
 
 

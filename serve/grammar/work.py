@@ -1,6 +1,8 @@
 """How much work a grammar may be, and the thread that does it.
 
 The limits count steps of llguidance, not seconds: a grammar that passes on one machine passes on every other.
+
+Tested in tests/serve/grammar/test_gbnf.py, tests/serve/engine/test_constraints.py.
 """
 
 from __future__ import annotations

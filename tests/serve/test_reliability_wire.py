@@ -161,9 +161,9 @@ BAD_VALUES = [
     ("grammar", '"root ::= [\\\\uD800-\\\\uDFFF]"'), ("grammar", '"root ::= \\"a\\"{1,100000}"'),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"pattern":"(?=x)"}}}'),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"const":1e400}}}'),
-    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":' + '{"not":' * 60 + "1" + "}" * 62),
+    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":' + '{"not":' * 9 + "1" + "}" * 11),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"oneOf":[{"type":[{}]},{}]}}}'),
-    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"$ref":"#/x/' + "9" * 500 + '"}}}'),
+    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"$ref":"#/' + "9" * 500 + '"}}}'),
 ]  # fmt: skip
 
 
