@@ -209,11 +209,13 @@ class Engine:
     def _resume_late(self) -> list[Event]:
         """Samples for the sequences whose masks were late and are there now."""
         events: list[Event] = []
-        late = [each for each in self._generations.values() if each.late_row is not None]
-        for each in late:
+        for each in list(self._generations.values()):
+            row = each.late_row
+            if row is None:
+                continue
             assert each.constraint is not None
             if each.constraint.wait(_PATIENCE_S if self._only_waits() else 0):
-                row, each.late_row = each.late_row, None
+                each.late_row = None
                 try:
                     delta = self._sample_one(each, row)
                 except LlamaError as error:
