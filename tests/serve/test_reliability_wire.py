@@ -161,7 +161,8 @@ BAD_VALUES = [
     ("grammar", '"root ::= [\\\\uD800-\\\\uDFFF]"'), ("grammar", '"root ::= \\"a\\"{1,100000}"'),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"pattern":"(?=x)"}}}'),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"const":1e400}}}'),
-    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":' + '{"not":' * 9 + "1}" + "}" * 10),
+    ("response_format",
+     '{"type":"json_schema","json_schema":{"strict":true,"schema":' + '{"not":' * 9 + "1" + 11 * "}"),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"oneOf":[{"type":[{}]},{}]}}}'),
     ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"$ref":"#/' + "9" * 500 + '"}}}'),
 ]  # fmt: skip
