@@ -54,7 +54,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
+.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat studio data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -122,6 +122,9 @@ serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 chat: setup ## chat with a model in the terminal: MODEL=runs/latest
 	@$(SLM) chat $(call quote,model=$(MODEL)) $(ARGS)
 
+studio: setup ## open the whole way as one page in the browser: http://127.0.0.1:8765
+	@$(SLM) studio $(ARGS)
+
 plan: setup ## show what a preset costs (CONFIG=125m), or what a time gives (BUDGET=8h): sizes, loss, memory, price
 	@$(SLM) plan $(SIZE) $(ARGS)
 
@@ -154,7 +157,7 @@ lint: setup ## check style and types
 # mypy looks for slm.data in slm/data. It gets a folder of links in which the stages are there.
 TYPES := .mypy_cache/tree
 types: setup
-	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve) $(TYPES)/slm
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve studio) $(TYPES)/slm
 	@cd $(TYPES) && $(abspath $(PY)) -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
 
 format: setup ## format the code
