@@ -46,7 +46,7 @@ class Access:
     """Lets a request through to ``app``, or answers it."""
 
     def __init__(self, app: ASGIApp, *, config: StudioConfig, token: str, port: int) -> None:
-        self._app, self._config, self._token = app, config, token
+        self.app, self._config, self._token = app, config, token
         self._cookie = f"slm_studio_{port}"
         """Cookies of all ports of a host are sent to each of them."""
         self._hosts = {f"{name}:{port}" for name in LOCAL_NAMES} if config.is_local else None
@@ -56,7 +56,7 @@ class Access:
         if scope["type"] != "http":
             return
         answer = await self._answer(Request(scope, receive))
-        await (answer or self._app)(scope, receive, send)
+        await (answer or self.app)(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:
         """The answer to a request that goes no further; None for one that may."""

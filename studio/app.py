@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from slm.data.errors import UserError, one_line
+from slm.studio import uploads
 from slm.studio.access import Access, token_of
 from slm.studio.config import StudioConfig
 from slm.studio.jobs.queue import Queue
@@ -33,6 +34,7 @@ def make_app(config: StudioConfig, root: Path, port: int) -> tuple[ASGIApp, str]
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
         studio.servers.end_leftovers()
+        uploads.remove_unused(places, _options(places))
         keeping = asyncio.create_task(_keep(studio))
         try:
             yield
@@ -53,6 +55,16 @@ def make_app(config: StudioConfig, root: Path, port: int) -> tuple[ASGIApp, str]
     app.state.studio = studio
     token = token_of(places.state)
     return Access(app, config=config, token=token, port=port), token
+
+
+def _options(places: Places) -> str:
+    """The options of all runs and jobs, those in the trash too: what was uploaded for them is in one of these."""
+    files = [
+        *places.runs.glob("*/config.yaml"),
+        *places.trash.glob("*/it/config.yaml"),
+        *places.jobs.glob("*/job.json"),
+    ]
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
 async def _keep(studio: Studio) -> None:

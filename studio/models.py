@@ -25,6 +25,7 @@ def models(places: Places) -> list[dict[str, Any]]:
     found = own + [_directory(places, path) for path in _model_directories(places.models)]
     for folder in (places.models, *places.folders):
         found += [_gguf(places, path) for path in _ggufs(folder)]
+        found += [_gguf(places, path, name) for name, path in _of_ollama(folder)]
     return sorted(found, key=lambda card: card["date"], reverse=True)
 
 
@@ -42,6 +43,7 @@ def _run(places: Places, root: Path) -> dict[str, Any]:
     checkpoints = run.checkpoints()
     return {
         **found,
+        "files": [name for each in found["files"] if each for name in _file_names(places, str(each))],
         "path": places.shown(root),
         "name": root.name,
         "checkpoints": len(checkpoints),
@@ -53,6 +55,14 @@ def _run(places: Places, root: Path) -> dict[str, Any]:
         "date": _changed(root / "metrics.jsonl", root),
         "own": True,
     }
+
+
+def _file_names(places: Places, given: str) -> list[str]:
+    """What a run's option ``data.files`` names; of an upload the files' own names."""
+    path = places.root / given
+    if not path.is_relative_to(places.uploads):
+        return [given]
+    return sorted(each.name for each in path.iterdir()) if path.is_dir() else ["files that are gone"]
 
 
 def exported(places: Places, folder: Path) -> list[dict[str, Any]]:
@@ -91,13 +101,13 @@ def _directory(places: Places, path: Path) -> dict[str, Any]:
     }
 
 
-def _gguf(places: Places, path: Path) -> dict[str, Any]:
+def _gguf(places: Places, path: Path, name: str | None = None) -> dict[str, Any]:
     shown, n_bytes = places.shown(path), path.stat().st_size
     about = _header(path, n_bytes, path.stat().st_mtime_ns)
     return {
-        **_card("gguf", path.name, shown, n_bytes, path.stat().st_mtime),
+        **_card("gguf", name or path.name, shown, n_bytes, path.stat().st_mtime),
         **about,
-        "ggufs": [{"path": shown, "name": path.name, "bytes": n_bytes}],
+        "ggufs": [{"path": shown, "name": name or path.name, "bytes": n_bytes}],
         "own": path.is_relative_to(places.models),
     }
 
@@ -138,6 +148,20 @@ def _ggufs(folder: Path) -> Iterator[Path]:
             is_model = name.endswith(".gguf") and not name.startswith(("imatrix", "mmproj"))
             if is_model and not runs.is_adapter(path) and path.is_file():
                 yield path
+
+
+def _of_ollama(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The models of Ollama's folder by name: its manifests say which of its nameless files is the model."""
+    for manifest in sorted((folder / "manifests").glob("*/*/*/*")):
+        try:
+            layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
+            digests = [each["digest"] for each in layers if each["mediaType"] == "application/vnd.ollama.image.model"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for digest in digests:
+            path = folder / "blobs" / str(digest).replace(":", "-")
+            if path.is_file():
+                yield f"{manifest.parent.name}:{manifest.name}", path
 
 
 def _model_directories(folder: Path) -> Iterator[Path]:

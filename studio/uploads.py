@@ -15,6 +15,8 @@ RESERVE = 1 << 30
 """Bytes that stay free on the disk: checkpoints need them."""
 CHECKED = 64 << 20
 """Bytes after which the free space is looked at again."""
+KEPT_S = 86400.0
+"""How long an upload stays that nothing was made of."""
 LONGEST = 120
 """Characters of a file's or folder's name."""
 _OTHER = re.compile(r"[^\w .()+-]")
@@ -96,3 +98,10 @@ def _check(places: Places, name: str, so_far: int, more: int, limit: int) -> Non
             f"{name}: {size_text(more)} do not fit, the disk has {size_text(free)} free and {size_text(RESERVE)} stay "
             "for checkpoints: make room, or give the path of files that are on another disk"
         )
+
+
+def remove_unused(places: Places, used: str) -> None:
+    """Remove the uploads of before yesterday that no run and no job names; ``used``: their options, as one text."""
+    for path in places.uploads.glob("*"):
+        if time.time() - path.stat().st_mtime > KEPT_S and path.name not in used:
+            shutil.rmtree(path, ignore_errors=True)

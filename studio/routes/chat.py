@@ -1,4 +1,7 @@
-"""Chat and compare: models that are loaded, and their replies as they come."""
+"""Chat and compare: models that are loaded, and their replies as they come.
+
+Tested in tests/studio/test_app.py, tests/studio/test_serving.py.
+"""
 
 import asyncio
 import time
@@ -32,7 +35,7 @@ async def load(request: Request) -> Response:
     """Load a GGUF file; what its server says of it."""
     found = studio(request)
     path = found.places.path(text(await body(request), "path"))
-    if path.suffix != ".gguf":
+    if path.is_dir():
         raise UserError(f"{path.name} is no GGUF file: export the run first")
     idle = not await asyncio.to_thread(found.queue.running)
     server = await unless_gone(request, found.servers.load(path, measure=idle))

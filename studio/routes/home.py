@@ -1,4 +1,7 @@
-"""The first page: models, folders, the trash, the disk."""
+"""The first page: models, folders, the trash, the disk.
+
+Tested in tests/studio/test_app.py.
+"""
 
 import asyncio
 import shutil

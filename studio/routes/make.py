@@ -1,4 +1,7 @@
-"""New models: uploads, a look at the text, the plan, and the commands that train, tune and export."""
+"""New models: uploads, a look at the text, the plan, and the commands that train, tune and export.
+
+Tested in tests/studio/test_app.py.
+"""
 
 import asyncio
 from pathlib import Path
@@ -32,6 +35,8 @@ TIMES = ("2m", "5m", "10m", "20m", "1h", "2h", "4h", "8h", "1d", "3d")
 GOALS = {"smallest": "auto:4%", "balanced": "q4_k_m", "best": "q8_0"}
 """What export makes for a goal without a number."""
 LORA_RANK = 16
+ASIDE = 0.1
+"""The share of conversations that is held out where a person asks for it."""
 
 
 async def new_upload(request: Request) -> Response:
@@ -114,6 +119,8 @@ async def tune(request: Request) -> Response:
     words.append(files_word(found.places, sources(found.places, values)))
     if values.get("lora"):
         words.append(f"tune.lora={LORA_RANK}")
+    if values.get("aside"):
+        words.append(f"data.val_fraction={ASIDE}")
     if time is not None:
         words.append(f"train.max_minutes={time / 60:.4g}")
     return await _queued(found, "tune", name, words, f"runs/{name}")

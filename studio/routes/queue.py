@@ -1,4 +1,7 @@
-"""The queue: its jobs as they change, and what can be done with each."""
+"""The queue: its jobs as they change, and what can be done with each.
+
+Tested in tests/studio/test_app.py.
+"""
 
 import asyncio
 import shlex

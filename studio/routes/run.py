@@ -20,9 +20,10 @@ EVERY_S = 2.0
 async def follow(request: Request) -> Response:
     """The run's state, whenever there is more of it; the end of the stream is the end of the run."""
     places = studio(request).places
-    run = places.shown(places.path(request.query_params.get("run", "")))
+    named = request.query_params.get("run", "")
 
     async def states() -> AsyncIterator[Any]:
+        run = places.shown(places.path(named))  # a browser reads no answer of a stream that is refused
         async for line in lines(["watch", f"run={run}", "watch.json=true", f"watch.every_s={EVERY_S}"], places.root):
             yield json.loads(line)
 

@@ -66,6 +66,7 @@ export function Answers({ query, jobs }) {
   const [models, setModels] = useState([]);
   const [base, setBase] = useState(query.base ?? "");
   const [other, setOther] = useState("");
+  const [aside, setAside] = useState(false);
   const [lora, setLora] = useState(false);
   const [time, setTime] = useState("");
   const [name, setName] = useState("");
@@ -85,7 +86,7 @@ export function Answers({ query, jobs }) {
     event.preventDefault();
     setState({ busy: true });
     try {
-      await api("/api/tune", { sources, base: base === "other" ? other : base, name: shown, lora, time });
+      await api("/api/tune", { sources, base: base === "other" ? other : base, name: shown, lora, aside, time });
       location.hash = `#/run?${new URLSearchParams({ run: `runs/${shown}` })}`;
     } catch (error) {
       setState({ error: error.message });
@@ -110,12 +111,13 @@ export function Answers({ query, jobs }) {
         <label class="check"><input type="radio" name="lora" checked=${!lora} onChange=${() => setLora(false)} />all weights</label>
         <label class="check"><input type="radio" name="lora" checked=${lora} onChange=${() => setLora(true)} />a LoRA adapter: less memory, and the model's own weights stay</label>
       </fieldset>
-      <div class="row">
+      <div class="row low">
         <label class="field grow"><span>Name</span><input id="name" value=${shown} onInput=${(event) => setName(event.target.value)} /></label>
         <label class="field"><span>Time (empty: as long as it needs)</span><input id="time" value=${time} placeholder="10m" onInput=${(event) => setTime(event.target.value)} /></label>
         <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
       </div>
-      <p class="quiet">Some questions are put aside by themselves. The model is asked them before and after.</p>
+      <label class="check"><input type="checkbox" checked=${aside} onChange=${(event) => setAside(event.target.checked)} />put a tenth of the conversations aside, and score the model on those</label>
+      <p class="quiet">The model is asked some of the questions before and after. Of few conversations none is put aside unless you say so: facts that are not learned cannot be known.</p>
     </form>`}
     <${Problem} text=${state.error} />`;
 }

@@ -2,20 +2,10 @@
 
 import { html, useState } from "./lib.js";
 
-const WIDTH = 640, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 26;
+const WIDTH = 640, LEFT = 46, RIGHT = 16, TOP = 8, BOTTOM = 26;
 
 // Round numbers from low to high, about n of them.
-function ticks(low, high, n, log) {
-  if (log) {
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
-      for (const part of [1, 2, 5]) {
-        const value = part * 10 ** power;
-        if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
-      }
-    }
-    return found.length > n + 1 ? found.filter((_, at) => at % Math.ceil(found.length / n) === 0) : found;
-  }
+function ticks(low, high, n) {
   const raw = (high - low) / n || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((part) => part * power).find((value) => value >= raw);
@@ -26,18 +16,21 @@ function ticks(low, high, n, log) {
 
 const plain = (value) => (Math.abs(value) >= 1000 ? `${+(value / 1000).toPrecision(3)}k` : `${+value.toPrecision(3)}`);
 
-// lines: [{name, x, y, kind}], kind one of "first", "second", "thin"; band: {x, low, high}; mark: an x that is marked.
-export function Chart({ title, lines, band, mark, points = [], logX = false, height = 210, xName = "", xText = plain, yText = plain }) {
+// lines: [{name, x, y, kind}], kind one of "first", "second", "thin"; band: {x, low, high}; mark: an x that is marked;
+// at: where the x axis is labelled, for a logarithmic one.
+export function Chart({ title, lines, band, mark, points = [], logX = false, at: xTicks = null, height = 210, xName = "", xText = plain, yText = plain }) {
   const [at, setAt] = useState(null);
+  const distinct = (values) => values.filter((value, n) => n === 0 || xText(value) !== xText(values[n - 1]));
   const shown = lines.filter((line) => line.x.length);
   const xs = [...shown.flatMap((line) => line.x), ...points.map((each) => each.x)].filter(Number.isFinite);
   const ys = [...shown.flatMap((line) => line.y), ...points.map((each) => each.y), ...(band ? [...band.low, ...band.high] : [])]
     .filter(Number.isFinite);
   if (!xs.length) return html`<figure class="chart"><figcaption>${title}</figcaption><p class="quiet">Nothing yet.</p></figure>`;
   const scale = logX ? Math.log : (value) => value;
-  const [left, right] = [scale(Math.min(...xs)), scale(Math.max(...xs))];
+  let [left, right] = [scale(Math.min(...xs)), scale(Math.max(...xs))];
+  if (points.length) [left, right] = [left - 0.08 * (right - left || 1), right + 0.08 * (right - left || 1)]; // room for their names
   let [low, high] = [Math.min(...ys), Math.max(...ys)];
-  const spare = (high - low || Math.abs(high) || 1) * 0.06;
+  const spare = (points.length ? 3 : 1) * (high - low || Math.abs(high) || 1) * 0.06;
   [low, high] = [low - spare, high + spare];
   const X = (value) => LEFT + (WIDTH - LEFT - RIGHT) * (right > left ? (scale(value) - left) / (right - left) : 0.5);
   const Y = (value) => TOP + (height - TOP - BOTTOM) * (1 - (value - low) / (high - low));
@@ -70,9 +63,9 @@ export function Chart({ title, lines, band, mark, points = [], logX = false, hei
       ${ticks(low, high, 4).map((value) => html`<g class="tick">
         <line x1=${LEFT} x2=${WIDTH - RIGHT} y1=${Y(value)} y2=${Y(value)} />
         <text x=${LEFT - 6} y=${Y(value) + 4} text-anchor="end">${yText(value)}</text></g>`)}
-      ${ticks(logX ? Math.min(...xs) : left, logX ? Math.max(...xs) : right, 6, logX).map((value) => html`<text class="label" x=${X(value)} y=${height - 8} text-anchor="middle">${xText(value)}</text>`)}
+      ${distinct(xTicks ?? ticks(Math.min(...xs), Math.max(...xs), 6)).map((value) => html`<text class="label" x=${X(value)} y=${height - 8} text-anchor="middle">${xText(value)}</text>`)}
       ${band && html`<polygon class="band" points="${path(band.x, band.high)} ${path([...band.x].reverse(), [...band.low].reverse())}" />`}
-      ${shown.map((line) => html`<polyline class="line ${line.kind}" points=${path(line.x, line.y)} />`)}
+      ${shown.map((line) => html`<polyline class="line ${line.kind}" points=${path(line.x, line.y)} />${line.x.length === 1 && html`<circle class="dot ${line.kind}" cx=${X(line.x[0])} cy=${Y(line.y[0])} r="4" />`}`)}
       ${points.map((each) => html`<g class="point"><circle cx=${X(each.x)} cy=${Y(each.y)} r="5" /><text x=${X(each.x)} y=${Y(each.y) - 9} text-anchor="middle">${each.name}</text></g>`)}
       ${[mark, here].filter((value) => value !== null && value !== undefined).map((value) => html`<line class="guide" x1=${X(value)} x2=${X(value)} y1=${TOP} y2=${height - BOTTOM} />`)}
     </svg>

@@ -1,9 +1,11 @@
 // What every screen uses: elements, requests, figures in words, and small parts of the page.
 
-export {
-  html, render, useState, useEffect, useMemo, useRef, useCallback,
-} from "./vendor/preact.js";
-import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { h, render } from "./vendor/preact.js";
+import { useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+import htm from "./vendor/htm.js";
+
+const html = htm.bind(h);
+export { html, render, useEffect, useMemo, useRef, useState };
 
 // The answer of studio, or an Error with its one line.
 export async function api(path, values, options = {}) {
@@ -24,13 +26,22 @@ export async function api(path, values, options = {}) {
   return found;
 }
 
-// Follows a stream of events; `take` gets each value, or {error}. Returns what ends it.
+// Follows a stream of events; `take` gets each value, or {error}. Returns what ends it. A browser has few connections for
+// all tabs together, so a tab that nobody sees gives its own back.
 export function follow(path, take, lost = () => {}) {
-  const source = new EventSource(path);
-  source.onmessage = (event) => take(JSON.parse(event.data));
-  source.addEventListener("end", () => source.close());
-  source.onerror = lost; // the browser connects again by itself
-  return () => source.close();
+  let source = null, over = false;
+  const close = () => { source?.close(); source = null; };
+  const open = () => {
+    if (source || over || document.hidden) return;
+    source = new EventSource(path);
+    source.onmessage = (event) => take(JSON.parse(event.data));
+    source.addEventListener("end", () => { over = true; close(); });
+    source.onerror = lost; // the browser connects again by itself
+  };
+  const seen = () => (document.hidden ? close() : open());
+  document.addEventListener("visibilitychange", seen);
+  open();
+  return () => { close(); document.removeEventListener("visibilitychange", seen); };
 }
 
 // Figures in words.

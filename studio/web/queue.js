@@ -72,5 +72,5 @@ export function Queue({ jobs }) {
         <${Action} disabled=${n === waiting.length - 1} run=${() => move(job.id, waiting[n + 2]?.id ?? null)}>Later<//>
         <${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Remove<//>
       </span></li>`)}</ol></section>`}
-    ${ended.length > 0 && html`<section><h2>Ended</h2><div class="cards">${ended.map((job) => html`<${Ended} key=${job.id} job=${job} />`)}</div></section>`}`;
+    ${ended.length > 0 && html`<section><h2>Ended</h2><div class="list">${ended.map((job) => html`<${Ended} key=${job.id} job=${job} />`)}</div></section>`}`;
 }

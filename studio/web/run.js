@@ -59,7 +59,7 @@ function Buttons({ job, run, state }) {
     ${state && job?.state !== "running" && html`
       <a class="button plain small" href="#/export?${query}">Export</a>
       <a class="button plain small" href="#/answers?${new URLSearchParams({ base: run })}">Tune</a>`}
-    <a class="button plain small" target="_blank" rel="noopener" href=${`/api/report?run=${encodeURIComponent(run)}`}>Report</a>
+    ${state && html`<a class="button plain small" target="_blank" rel="noopener" href=${`/api/report?run=${encodeURIComponent(run)}`}>Report</a>`}
   </div>`;
 }
 
@@ -83,14 +83,14 @@ export function Run({ query, jobs }) {
     }, () => { if (live && !state) timer = setTimeout(() => setAttempt((n) => n + 1), 2000); });
     return () => { close(); clearTimeout(timer); };
   }, [run, job?.state, attempt]);
-  const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) && state?.status !== "finished" ? job.state : state?.status ?? job?.state ?? "";
+  const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) ? job.state : state?.status ?? job?.state ?? "";
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
     <${Problem} text=${job?.error} />
     ${job?.state === "running" && job.line && html`<p class="quiet">${job.line}</p>`}
     ${job?.state === "running" && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
     <${Buttons} job=${job} run=${run} state=${state} />
-    ${!live && !state && html`<${Problem} text=${error} />`}
+    ${!job && !state && html`<${Problem} text=${error} />`}
     ${state && html`
       <div class="tiles">
         <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>
@@ -98,7 +98,8 @@ export function Run({ query, jobs }) {
         <${Tile} name="time">${duration(state.elapsed_s)}${state.seconds_left !== null ? html` <span class="quiet">${duration(state.seconds_left)} left</span>` : ""}<//>
         <${Tile} name="speed">${count(state.tokens_per_s)}/s<//>
         <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)}<//>
-        <${Tile} name="planned">${state.predicted ? fixed(state.predicted.bits_per_byte, 2) : "no plan"} <span class="quiet">${state.forecast ? `forecast ${state.forecast}` : ""}</span><//>
+        ${state.predicted && html`<${Tile} name="planned bits per byte">${fixed(state.predicted.bits_per_byte, 2)} <span class="quiet">${fixed(state.predicted.low, 2)} to ${fixed(state.predicted.high, 2)}</span><//>`}
+        ${state.forecast && state.status === "running" && html`<${Tile} name="forecast of the end">${state.forecast.split(" ")[0]} <span class="quiet">${state.forecast.split(" ").slice(1).join(" ")}</span><//>`}
         <${Tile} name="parameters">${count(state.model.n_params)}<//>
       </div>
       <div class="two">

@@ -67,7 +67,7 @@ function Found({ result }) {
       <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}<//>
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
-    ${left.map(([why, each]) => html`<p class="note">${each.files ?? each.length ?? ""} files left out: ${why}</p>`)}
+    ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}
     ${reasons.map((text) => html`<p class="quiet">Left out: ${text}</p>`)}
     ${changed.map((text) => html`<p class="quiet">Masked or cut out: ${text}</p>`)}
     <details><summary>Three documents to read</summary>
@@ -98,7 +98,7 @@ function Dial({ plan, time, setTime, samples, price, setPrice }) {
         <label class="field"><span>Time: ${duration(chosen.budget_s)}</span>
           <input id="dial" type="range" min="0" max=${curve.length - 1} step="1" value=${at} aria-valuetext=${duration(chosen.budget_s)}
             onInput=${(event) => setTime(timeText(curve[event.target.value].budget_s))} /></label>
-        <${Chart} title="Predicted bits per byte (lower is better)" logX=${true} xName="time" xText=${timeText} yText=${(value) => value.toFixed(2)} mark=${chosen.budget_s}
+        <${Chart} title="Predicted bits per byte (lower is better)" logX=${true} at=${x} xName="time" xText=${timeText} yText=${(value) => value.toFixed(2)} mark=${chosen.budget_s}
           lines=${[{ name: "predicted", kind: "first", x, y: curve.map((each) => each.bits_per_byte) }]}
           band=${{ x, low: curve.map((each) => each.bits_per_byte_low), high: curve.map((each) => each.bits_per_byte_high) }} />
       </div>
@@ -154,11 +154,11 @@ export function FromText({ jobs }) {
       <${Waiting} state=${looked} what="Reading the text" cancel=${stopLooking} />
       <${Problem} text=${looked.error} />
       ${looked.value && html`<${Found} result=${looked.value.result} />`}
-      <${Waiting} state=${planned} what=${busy ? "Planning; a job is running, so this machine may seem slower than it is" : "Planning: this machine is measured once"} cancel=${stopPlanning} />
+      <${Waiting} state=${planned} what=${busy ? "Planning; a job is running, so this machine may seem slower than it is" : "Planning; the first time this machine is measured, which takes a minute"} cancel=${stopPlanning} />
       <${Problem} text=${planned.error} />
       ${planned.value && html`<${Dial} plan=${planned.value.result} time=${time} setTime=${setTime} samples=${samples} price=${price} setPrice=${setPrice} />`}
-      ${looked.value && html`<form class="sheet section" onSubmit=${start}>
-        <div class="row">
+      ${looked.value && html`<form class="sheet" onSubmit=${start}>
+        <div class="row low">
           <label class="field grow"><span>Name</span><input id="name" required value=${name} onInput=${(event) => setName(event.target.value)} /></label>
           <label class="field"><span>Time (90s, 30m, 8h, 3d)</span><input id="time" required size="8" value=${time} onInput=${(event) => setTime(event.target.value)} /></label>
           <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
