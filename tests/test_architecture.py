@@ -30,6 +30,7 @@ ORDER = {
         *("sources", "stream", "account", "statistics"),
     ),
     "slm": (
+        "setup",
         "report",
         "machine",
         "model",
@@ -39,7 +40,6 @@ ORDER = {
         "hub",
         "evaluate",
         "doctor",
-        "setup",
         "command",
         "__main__",
     ),
