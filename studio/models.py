@@ -113,7 +113,7 @@ def _gguf(places: Places, path: Path, name: str | None = None) -> dict[str, Any]
 
 
 def _card(kind: str, name: str, path: str, n_bytes: int, date: float) -> dict[str, Any]:
-    empty = {
+    empty: dict[str, Any] = {
         "base": None,
         "files": [],
         "n_params": None,

@@ -31,7 +31,7 @@ def _summary(root: Path, *_stamps: tuple[int, int]) -> dict[str, Any]:
     validations = [each for each in records if _BITS in each]
     bits = [each[_BITS] for each in validations if isinstance(each[_BITS], float)]
     losses = [each["loss"] for each in records if isinstance(each.get("loss"), float)]
-    start = next((each for each in reversed(journal) if each.get("event") == "start"), {})
+    start: dict[str, Any] = next((each for each in reversed(journal) if each.get("event") == "start"), {})
     end = journal[-1] if journal and journal[-1].get("event") == "end" else {}
     lora = config.get("lora") or {}
     data = config.get("data") or {}

@@ -23,6 +23,7 @@ JOB, BEGAN, ENDED, LOG = "job.json", "began.json", "ended.json", "log.txt"
 TAIL_BYTES = 1 << 20
 """Of a log, for its last lines."""
 INTERRUPTED = 130
+_ENDS: dict[int, State] = {0: "done", INTERRUPTED: "stopped", -signal.SIGINT: "stopped"}
 _CLOCK_S = 2.0
 """By so much the start of one process may seem to differ between two readings."""
 
@@ -95,7 +96,7 @@ def state(folder: Path) -> State:
     runs = alive(began.get("runner")) or alive(began.get("command"))
     ended = facts(folder / ENDED)
     if ended:
-        return {0: "done", INTERRUPTED: "stopped", -signal.SIGINT: "stopped"}.get(ended["status"], "failed")  # type: ignore[return-value]
+        return _ENDS.get(ended.get("status", 1), "failed")
     if not began:
         return "waiting"
     return "running" if runs else "gone"

@@ -75,7 +75,7 @@ class Queue:
                 shutil.rmtree(folder)
                 return
         command = jobs.facts(folder / jobs.BEGAN).get("command")
-        if jobs.alive(command):
+        if command and jobs.alive(command):
             os.kill(int(command["pid"]), signal.SIGINT)
 
     def again(self, id: str, words: list[str] | None = None) -> Job:

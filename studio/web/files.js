@@ -48,7 +48,8 @@ export function Files({ sources, take, accept, what }) {
     setState({ busy: "…" });
     try {
       const id = await upload(wanted, (sent, total, name) => setState({ busy: `${bytes(sent)} of ${bytes(total)}: ${name}` }));
-      const label = wanted.length === 1 ? wanted[0].name : `${wanted.length} files (${wanted[0].name}, …)`;
+      const first = wanted[0].name.split("/")[0]; // the folder, where it is one
+      const label = wanted.length === 1 ? wanted[0].name : `${first}${wanted.every(({ name }) => name.startsWith(`${first}/`)) ? "/" : ", …"} (${wanted.length} files)`;
       take([...sources, { upload: id, label }]);
       const hidden = files.length - wanted.length;
       setState(hidden ? { note: `${hidden} hidden ${hidden === 1 ? "file" : "files"} left out` } : {});

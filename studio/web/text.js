@@ -9,7 +9,7 @@ const timeText = (seconds) => SHORT[Math.round(seconds)] ?? duration(seconds);
 
 // A name for a run that there is not yet, from the files' name.
 export function suggested(sources, taken) {
-  const stem = (sources[0]?.label ?? "").replace(/[/\\]+$/, "").split(/[/\\]/).at(-1).replace(/ .*$/, "").replace(/\.\w+$/, "");
+  const stem = (sources[0]?.label ?? "").replace(/(, …)? \(\d+ files\)$/, "").replace(/[/\\]+$/, "").split(/[/\\]/).at(-1).replace(/\.\w+$/, "");
   const base = stem.normalize("NFD").replace(/[^A-Za-z0-9._-]/g, "").replace(/^[^A-Za-z0-9]+/, "").slice(0, 40) || "mine";
   let name = base;
   for (let n = 2; taken.includes(name); n += 1) name = `${base}-${n}`;
