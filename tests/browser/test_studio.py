@@ -36,7 +36,7 @@ def studio(tmp_path_factory) -> Iterator[str]:
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("texts") / "notes"
     folder.mkdir()
-    lines = [f"The cat number {n} sat on the mat and saw {n % 7} red balls in the garden." for n in range(2000)]
+    lines = [f"The cat number {n} sat on the mat and saw {n % 7} red balls in the garden." for n in range(200)]
     (folder / "a.txt").write_text("\n".join(lines))
     (folder / "b.md").write_text("# Notes\n\n" + "\n".join(reversed(lines)))
     (folder / HOSTILE).write_text("\n".join(lines[:50]))
@@ -57,7 +57,7 @@ def test_from_a_folder_to_a_model_that_writes(page, studio, folder, pictures):
     for said in ("2 .txt", "1 .md", "1 .pdf", "1 file left out: of types that are not read"):
         assert said in page.text("section[aria-label='What is in the text']"), said
     assert tab.input_value("#name") == "notes"
-    tab.fill("#time", "45s")
+    tab.fill("#time", "3m")
     page.click("#start")
     tab.wait_for_selector("h1 .finished, h1 .failed", timeout=LONG_MS)
     assert "finished" in page.text("h1"), page.text("main")
