@@ -40,6 +40,7 @@ ORDER = {
         "hub",
         "evaluate",
         "doctor",
+        "api",
         "command",
         "__main__",
     ),

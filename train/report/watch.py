@@ -14,7 +14,7 @@ from slm import cli
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.report import final_json
-from slm.runs import LATEST
+from slm.runs import LATEST, place
 from slm.train.report.run_record import RunRecord, find_run
 from slm.train.report.run_state import run_state
 from slm.train.report.run_view import headline, validation_line, view
@@ -116,7 +116,7 @@ def _find_when_begun(config: WatchConfig) -> Path:
         try:
             return find_run(config.run)
         except UserError:
-            given = Path(config.run)
+            given = place(config.run)
             starting = given.parent.glob("*") if given.name == LATEST else [given]
             if config.watch.once or not any(is_locked(each / LOCK) for each in starting):
                 raise
