@@ -43,6 +43,7 @@ def _run(places: Places, root: Path) -> dict[str, Any]:
     checkpoints = run.checkpoints()
     return {
         **found,
+        "base": str(found["base"]).removeprefix(f"{places.root}/") if found["base"] else None,
         "files": [name for each in found["files"] if each for name in _file_names(places, str(each))],
         "path": places.shown(root),
         "name": root.name,

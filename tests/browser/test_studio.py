@@ -58,6 +58,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_from_a_folder_to_a_model_that_writes(page, studio, folder, pictures):
     tab = page.tab
     page.open(studio)
