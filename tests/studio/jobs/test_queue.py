@@ -79,6 +79,7 @@ def studio(workspace: Path) -> tuple[subprocess.Popen, httpx.Client]:
     return process, client
 
 
+@pytest.mark.slow
 def test_a_run_outlives_studio_is_found_again_stopped_killed_and_resumed_exactly(tmp_path):
     corpus = write_corpus(tmp_path / "texts.jsonl")
     words = [
