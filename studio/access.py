@@ -53,9 +53,8 @@ class Access:
         self._guessing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        answer = await self._answer(Request(scope, receive))
+        # The application's own start and end pass; there are no other kinds of requests.
+        answer = await self._answer(Request(scope, receive)) if scope["type"] == "http" else None
         await (answer or self.app)(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:

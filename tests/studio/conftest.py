@@ -41,8 +41,7 @@ def app(workspace):
 @pytest.fixture(scope="module")
 def client(app):
     """A browser that came in by the printed address."""
-    with TestClient(app[0].app, base_url=URL):  # the application's life, which the guard does not forward
-        browser = TestClient(app[0], base_url=URL)
+    with TestClient(app[0], base_url=URL) as browser:
         browser.get(f"/?token={app[1]}")
         yield browser
 

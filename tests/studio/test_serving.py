@@ -1,10 +1,17 @@
 """Models that are loaded to chat with: a real server, one line where it does not start, an end with studio."""
 
 import json
+import signal
+import subprocess
 
 import psutil
+from starlette.testclient import TestClient
 
+from slm.studio.app import make_app
+from slm.studio.config import StudioConfig
+from slm.studio.jobs import job as jobs
 from tests.helpers import tiny_gguf
+from tests.studio.conftest import PORT, URL
 
 
 def test_a_model_is_loaded_answers_and_is_unloaded(client, workspace):
@@ -30,3 +37,12 @@ def test_a_model_is_loaded_answers_and_is_unloaded(client, workspace):
     assert "not loaded any more" in client.post(f"/api/chat/{loaded['id']}/say", json=asked).json()["error"]
     psutil.wait_procs([psutil.Process(each["pid"]) for each in kept if psutil.pid_exists(each["pid"])], timeout=10)
     assert not any(psutil.pid_exists(each["pid"]) and psutil.Process(each["pid"]).status() != "zombie" for each in kept)
+
+
+def test_what_a_killed_studio_left_is_ended_at_the_next_start(tmp_path):
+    left = subprocess.Popen(["sleep", "60"])
+    state = tmp_path / "runs" / ".studio"
+    state.mkdir(parents=True)
+    (state / "servers.json").write_text(json.dumps({"processes": [jobs.identity(left.pid)]}))
+    with TestClient(make_app(StudioConfig(), tmp_path, PORT)[0], base_url=URL):
+        assert left.wait(10) == -signal.SIGTERM
