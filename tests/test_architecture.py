@@ -37,6 +37,7 @@ ORDER = {
         "kernels",
         "llama",
         "vocabulary",
+        "from_gguf",
         "hub",
         "evaluate",
         "doctor",
