@@ -17,7 +17,7 @@ from slm.data.account.listing import show_files
 from slm.data.chat.tokens import end_of_turn
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
-from slm.data.stream.loader import Loader, as_it_began, at_saved_commits, validation_blocks
+from slm.data.stream.loader import Loader, as_it_began, at_saved_commits, calibration_blocks, validation_blocks
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.kernels.fused import unsupported_shape
 from slm.llama.verdict import require_working_build
@@ -29,7 +29,7 @@ from slm.runs import CONFIG, Run
 from slm.train.backend import attention_bytes, fallback_line, make_backend
 from slm.train.bigrams.start import start_from_bigrams
 from slm.train.born_again import BornAgain
-from slm.train.calibration.end_of_run import HeadCalibration
+from slm.train.calibration.end_of_run import HeadCalibration, blocks_needed
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.distributed.gradient_sync import make_gradient_sync
 from slm.train.distributed.launch_files import restarts
@@ -100,7 +100,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         tokenizer = broadcast_tokenizer(
             ranks, lambda: _prepare_text(config, root, new=point.checkpoint is None), root / TOKENIZER
         )
-        loader, blocks_NT1 = _open_data(config, tokenizer, ranks, point)
+        loader, blocks_NT1, kept_NT1 = _open_data(config, tokenizer, ranks, point)
         text = TextAccount.of(loader.plans, tokenizer, config) if ranks.main else TextAccount()
         model, warning, first = _new_model(config, tokenizer, ranks, root, environment, new=point.checkpoint is None)
         objective = ranks.main_first(
@@ -115,9 +115,10 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             adapter_line(trained, config.lora),
             objective_line(config),
             *text.lines(config),
+            _not_calibrated(config, len(kept_NT1)),
         )
         _print_plan(config, model, tokenizer.vocab_size, environment, notes, ranks)
-        parts = (tokenizer, loader, text, blocks_NT1, trained, objective)
+        parts = (tokenizer, loader, text, blocks_NT1, kept_NT1, trained, objective)
         asked = questions.prepare(config, root, main=ranks.main)
         trainer = _make_trainer(config, root, ranks, environment, *parts, point, asked)
         directory.accept()
@@ -229,8 +230,11 @@ def _prepare_text(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
     return prepare_text(config, root)
 
 
-def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint) -> tuple[Loader, np.ndarray]:
-    """The training batches, from where the run resumes, and the validation blocks [N, seq_len + 1]."""
+def _open_data(
+    config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint
+) -> tuple[Loader, np.ndarray, np.ndarray]:
+    """The training batches, from where the run resumes, the validation blocks [N, seq_len + 1], and those for the
+    calibration of the head, none where it is not calibrated."""
     train = config.train
     position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
     saved = point.state.get("config", {}).get("data", {})
@@ -253,6 +257,18 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
             f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
             "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
         )
+    kept_NT1 = np.empty((0, train.seq_len + 1), np.int32)
+    if config.calibrates_head:
+        kept_NT1 = ranks.broadcast_from_main(
+            lambda: calibration_blocks(
+                data,
+                tokenizer,
+                train.seq_len,
+                blocks_needed(train.seq_len),
+                train.seed,
+                position=point.state.get("loader"),
+            )
+        )
     loader = Loader(
         data,
         tokenizer,
@@ -265,10 +281,11 @@ def _open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Res
         world_size=ranks.size,
         pairs=config.preference.on,
         room=train.pack_tokens,
+        calibrates=config.calibrates_head,
     )
     if position is not None:
         loader.load_state_dict(position)
-    return loader, blocks_NT1
+    return loader, blocks_NT1, kept_NT1
 
 
 def _new_model(
@@ -371,6 +388,16 @@ def _small_vocabulary(config: RunConfig, size: int) -> str | None:
     )
 
 
+def _not_calibrated(config: RunConfig, blocks: int) -> str | None:
+    """A line where there is too little text to calibrate a head with."""
+    if not config.calibrates_head or blocks:
+        return None
+    return (
+        "the head is not calibrated (train.calibrate_head): the training text that is kept for it is less than one "
+        f"sequence of {config.train.seq_len} tokens"
+    )
+
+
 def _short_qat(train: TrainConfig) -> str | None:
     """A line where quantization-aware training at the end of a run would have too few steps to be worth it."""
     steps = train.max_steps - math.ceil((1 - train.qat_share) * train.max_steps)
@@ -401,6 +428,7 @@ def _make_trainer(
     loader: Loader,
     text: TextAccount,
     blocks_NT1: np.ndarray,
+    kept_NT1: np.ndarray,
     trained: Trained,
     objective: Objective,
     point: ResumePoint,
@@ -425,7 +453,7 @@ def _make_trainer(
         compensated=train.qat_rounding == "gptq",
         least_steps=train.qat_least_steps,
     )
-    calibration = HeadCalibration(on=config.calibrates_head, words=tokenizer.vocab_size)
+    calibration = HeadCalibration(kept_NT1, words=tokenizer.vocab_size)
     state = RunState(train)
     if point.checkpoint:
         restore(ranks, point, trained, optimizer, average, fake_quant)

@@ -310,9 +310,9 @@ class Trainer:
 
     def _calibrate(self) -> bool:
         """Validate and save a calibrated head from here on. Whether it differs from the trained one."""
-        blocks, readings = self.validator.blocks, 1 + latest_epoch(self.loader.state_dict())
+        readings = 1 + latest_epoch(self.loader.state_dict())
         with self.average.in_place():
-            found = self.calibration(self.model, blocks, readings, self.ranks)
+            found = self.calibration(self.model, readings, self.ranks)
         if found is None:
             return False
         self.average.put(HEAD, found.head)
@@ -443,11 +443,10 @@ class Trainer:
         """
         if self.config.train.minutes_of == "process" and self._fraction_done() < 1:
             step, write = self._step_seconds / 2, self.checkpointer.write_s
-            model, blocks = self.model, self.validator.blocks
             seconds = self.ranks.broadcast_from_main(
                 lambda: (
                     validation_seconds
-                    + self.calibration.seconds(model, blocks)
+                    + self.calibration.seconds(self.model)
                     + write
                     + step
                     + self.questions.closing_seconds

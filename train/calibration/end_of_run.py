@@ -24,14 +24,24 @@ COUNTS = "calibration.counts"
 HEAD = "lm_head.weight"
 TRIAL_POSITIONS = 256
 POSITIONS = 2_048
-"""Held-out positions that a calibration is fitted to. They are spread over the validation blocks."""
+"""Positions that a calibration is fitted to, of text that the run does not train on."""
+
+
+def blocks_needed(seq_len: int) -> int:
+    """Sequences that have as many positions."""
+    return -(-POSITIONS // seq_len)
 
 
 class HeadCalibration:
-    """Counts a run's targets, and calibrates its head from them. ``on``: whether the run's head is calibrated."""
+    """Counts a run's targets, and calibrates its head from them.
 
-    def __init__(self, *, on: bool, words: int) -> None:
-        self.on = on
+    ``blocks_NT1``: training text that is kept for it and not trained on. Validation text is what heads are compared
+    on, so none is fitted to it. Without blocks the run's head is not calibrated.
+    """
+
+    def __init__(self, blocks_NT1: np.ndarray, *, words: int) -> None:
+        self.on = len(blocks_NT1) > 0
+        self._blocks = blocks_NT1
         self._counts = np.zeros(words, np.int64)
         self._seconds = 0.0
 
@@ -57,17 +67,17 @@ class HeadCalibration:
         found = tensors.get(COUNTS)
         self._counts[:] = 0 if found is None else found.numpy()
 
-    def __call__(self, model: LanguageModel, blocks_NT1: np.ndarray, readings: int, ranks: Ranks) -> Calibration | None:
-        """The calibration by these held-out blocks, the same on every rank; None where it would win nothing."""
+    def __call__(self, model: LanguageModel, readings: int, ranks: Ranks) -> Calibration | None:
+        """The calibration, the same on every rank; None where it would win nothing."""
         counts = self._of_all(ranks)
-        return ranks.broadcast_from_main(lambda: _calibration(model, blocks_NT1, POSITIONS, counts, readings))
+        return ranks.broadcast_from_main(lambda: _calibration(model, self._blocks, POSITIONS, counts, readings))
 
-    def seconds(self, model: LanguageModel, blocks_NT1: np.ndarray) -> float:
+    def seconds(self, model: LanguageModel) -> float:
         """About how long the calibration will take, from a trial of a small part of it."""
         if self.on and not self._seconds:
-            _states(model, blocks_NT1, TRIAL_POSITIONS)  # compiles, where layers are compiled; that happens once
+            _states(model, self._blocks, TRIAL_POSITIONS)  # compiles, where layers are compiled; that happens once
             began = perf_counter()
-            _calibration(model, blocks_NT1, TRIAL_POSITIONS, torch.ones(len(self._counts), dtype=torch.int64))
+            _calibration(model, self._blocks, TRIAL_POSITIONS, torch.ones(len(self._counts), dtype=torch.int64))
             self._seconds = (perf_counter() - began) * POSITIONS / TRIAL_POSITIONS
         return self._seconds
 
