@@ -305,8 +305,8 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_c
     assert differences(parts.root / last, whole.root / last) == []
     assert losses(parts.root) == losses(whole.root)
     states = [json.loads((run.root / last / "trainer_state.json").read_text()) for run in (whole, parts)]
-    assert states[0]["guards"]["rollbacks"] == states[1]["guards"]["rollbacks"]
-    assert len(states[0]["guards"]["rollbacks"]) == len(events)
+    assert states[0]["spikes"]["rollbacks"] == states[1]["spikes"]["rollbacks"]
+    assert len(states[0]["spikes"]["rollbacks"]) == len(events)
 
 
 def test_a_jump_goes_back_to_the_same_step_whenever_checkpoints_were_written(odd_corpus, tmp_path):

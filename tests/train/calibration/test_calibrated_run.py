@@ -13,9 +13,8 @@ from slm.data.stream.loader import calibration_blocks, validation_blocks
 from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_model
 from slm.runs import list_checkpoints
-from slm.train.calibration.end_of_run import COUNTS, HEAD, POSITIONS, blocks_needed
+from slm.train.components.head_calibration import COUNTS, POSITIONS, TRAINED, blocks_needed
 from slm.train.config import RunConfig
-from slm.train.optim.average import TRAINED
 from tests.helpers.documents import take
 from tests.helpers.small_run import SmallRun, differences, records
 
@@ -63,9 +62,8 @@ def test_the_calibrated_head_is_what_is_validated_and_saved(whole):
         return cross_entropy(linear(states, model.lm_head.weight).flatten(0, 1), blocks[:, 1:].flatten()).item()
 
     assert loss() == pytest.approx(validated[40], rel=1e-4)
-    model.lm_head.weight.data = state[f"{HEAD}.{TRAINED}"]
+    model.lm_head.weight.data = state[TRAINED]
     assert loss() > validated[40] * 1.001
-    assert not any(name.endswith(f".{TRAINED}") for name in state if not name.startswith(HEAD))
     assert state[COUNTS].sum() == 40 * 4 * 32
     never = state[COUNTS] == 0
     assert 100 < never.sum() < 290
@@ -92,7 +90,7 @@ def test_a_longer_run_goes_on_from_what_was_trained(whole, runs, words):
     # Another schedule, so that nothing is equal to a run of 60 steps; but the rows of words that never came were
     # pushed on from where training had left them.
     never = (state[COUNTS] == 0).nonzero()[:, 0]
-    trained = state[f"{HEAD}.{TRAINED}"][never]
+    trained = state[TRAINED][never]
     assert trained.std(0).max() > 1e-4
 
 

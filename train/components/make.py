@@ -1,0 +1,55 @@
+"""The components that a run's configuration asks for.
+
+Tested in tests/train/components/test_component.py.
+"""
+
+import dataclasses
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import slm.train.components
+from slm.configuration import build
+from slm.data.errors import UserError, nearest
+from slm.train.components.born_again import BornAgain
+from slm.train.components.component import Component
+from slm.train.components.head_calibration import HeadCalibration
+from slm.train.components.patience import Patience
+from slm.train.components.phases import Phases
+from slm.train.components.quantization import Quantization
+from slm.train.components.spike_guard import SpikeGuard
+from slm.train.config import RunConfig
+
+
+def make_components(config: RunConfig) -> list[Component]:
+    """In the order of their hooks. The last ones are those of ``components``."""
+    train = config.train
+    found: list[Component] = []
+    if train.qat:
+        found.append(Quantization(train))
+    if config.distill.born_again:
+        found.append(BornAgain(config.distill.born_again))
+    if train.phases:
+        found.append(Phases(train.phases))
+    if config.calibrates_head:
+        found.append(HeadCalibration())
+    if train.spike_factor:
+        found.append(SpikeGuard(train.spike_factor))
+    if train.patience:
+        found.append(Patience(train.patience))
+    found += [_named(name, options) for name, options in config.components.items()]
+    for each in found:
+        each.check(config)
+    return found
+
+
+def _named(name: str, options: Any) -> Component:
+    """The component of the file ``name`` with these options of its ``Options``."""
+    where = f"components.{name}"
+    modules = {each.name for each in iter_modules(slm.train.components.__path__)}
+    module = import_module(f"slm.train.components.{name}") if name in modules else None
+    own = getattr(module, "Options", None)
+    if own is None or not dataclasses.is_dataclass(own):
+        hint = nearest(name, sorted(modules)) or "a file of that name in train/components/ would be one"
+        raise UserError(f"{where}: there is no such component with options of its own; {hint}")
+    return build(own, options or {}, where).make()  # type: ignore[attr-defined]
