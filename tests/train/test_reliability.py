@@ -312,6 +312,7 @@ def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_c
 def test_a_jump_goes_back_to_the_same_step_whenever_checkpoints_were_written(odd_corpus, tmp_path):
     common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "optim.lr=3e-3", "train.keep_last=1")
     common += (f"train.max_steps={RUN}", "train.checkpoint_every=20", "train.spike_factor=1.5")
+    common += ("train.calibrate_head=false",)  # which would keep some of the odd text from training
     by_step = SmallRun(tmp_path, "name=by_step", *common, "train.checkpoint_minutes=0").finish()
     by_time = SmallRun(tmp_path, "name=by_time", *common, "train.checkpoint_minutes=0.0003").finish()
     events = [[r for r in records(run.root) if r.get("event") == "rolled_back"] for run in (by_step, by_time)]

@@ -25,6 +25,8 @@ def make_components(config: RunConfig) -> list[Component]:
     """In the order of their hooks. The last ones are those of ``components``."""
     train = config.train
     found: list[Component] = []
+    if train.patience:  # first: it notes that it has ended the run before others change the model at its end
+        found.append(Patience(train.patience))
     if train.qat:
         found.append(Quantization(train))
     if config.distill.born_again:
@@ -35,8 +37,6 @@ def make_components(config: RunConfig) -> list[Component]:
         found.append(HeadCalibration())
     if train.spike_factor:
         found.append(SpikeGuard(train.spike_factor))
-    if train.patience:
-        found.append(Patience(train.patience))
     found += [_named(name, options) for name, options in config.components.items()]
     for each in found:
         each.check(config)

@@ -56,7 +56,7 @@ def test_the_example_is_one_file_and_its_yaml(folder, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["+components.growing_batch.first=9"], r"growing_batch\.first=9 must be from 1 to train\.grad_accum=1"),
+        (["+components.growing_batch.first=9"], r"first is 9 and must be from 1 to train\.grad_accum=1"),
         (["+components.growing_batch.frist=1"], r"no option components\.growing_batch\.frist; did you mean 'first'"),
         (
             ["+components.growing_bach.first=1"],
