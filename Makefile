@@ -43,6 +43,7 @@ TEST_WORKERS ?= auto
 # Messages then advise make's targets.
 export SLM_MAKE := 1
 SLM := $(PY) -m slm
+SETUP = PYTHONSAFEPATH= $(call quote,$(PYTHON)) -m slm.setup venv=$(VENV)
 comma := ,
 space := $(subst ,, )
 # A word for the shell, whatever characters it has.
@@ -54,14 +55,21 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
+.PHONY: help setup ready dev wheels demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  ARGS=\"key=value ...\" passes Hydra overrides to any stage, e.g. make train ARGS=\"name=mine train.max_steps=2000\""
 
-setup: $(VENV)/.ready ## create .venv and install everything (4 to 10 minutes on two cores); CHECK=only: look what is missing
+setup: ready ## create .venv and install what runs; CHECK=only: look what is missing
+	@$(SETUP) wait=yes check=$(CHECK)
+
+# What a command needs; llama.cpp may still be under construction beside it, and what needs that waits for it.
+ready: $(VENV)/.ready
+
+# What tests, style checks and comparisons with other programs need besides.
+dev: $(VENV)/.dev
 
 # The file holds the checkout's folder. A .venv that came from elsewhere, or was moved with its checkout, is looked at again.
 ifneq ($(shell cat $(VENV)/.ready 2>/dev/null),$(shell pwd -P))
@@ -75,89 +83,95 @@ endif
 $(VENV)/.ready: pyproject.toml
 	@command -v $(call quote,$(PYTHON)) >/dev/null || { echo "error: there is no $(PYTHON): install Python 3.11 to 3.13 (apt install python3 python3-venv, dnf install python3, brew install python), or name one: make PYTHON=..." >&2; exit 1; }
 	@$(call quote,$(PYTHON)) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "slm needs Python 3.11 to 3.13; %s is %d.%d: run make with PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
-	@PYTHONSAFEPATH= $(call quote,$(PYTHON)) -m slm.setup venv=$(VENV) $(call quote,torch_index=$(TORCH_INDEX)) check=$(CHECK)
+	@$(SETUP) $(call quote,torch_index=$(TORCH_INDEX)) check=$(CHECK)
 
-demo: setup ## train, export, evaluate and run a small model, in minutes
+$(VENV)/.dev: $(VENV)/.ready
+	@[ $(CHECK) = only ] || { $(SETUP) purpose=tests && touch $@; }
+
+wheels: ready ## build one wheel of llama.cpp for every kind of x86-64 (or ARM) processor, for a team or a container
+	@$(PY) -m slm.setup.llama variants wheels
+
+demo: ready ## train, export, evaluate and run a small model, in minutes
 	@$(SLM) demo $(ARGS)
 
-demo-chat: setup ## tune the demo's model so that it answers, in five more minutes
+demo-chat: ready ## tune the demo's model so that it answers, in five more minutes
 	@$(SLM) demo-chat $(ARGS)
 
-train: setup ## train a model: CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
+train: ready ## train a model: CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
 	@$(SLM) train $(PROCESSES) $(SIZE) $(ARGS)
 
-tune: setup ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
+tune: ready ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
 	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(ARGS)
 
-qat: setup ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
+qat: ready ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
 	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(ARGS)
 
-sweep: setup ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
+sweep: ready ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
 	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(ARGS)
 
-watch: setup ## follow a run from another terminal: RUN=runs/latest
+watch: ready ## follow a run from another terminal: RUN=runs/latest
 	@$(SLM) watch $(call quote,run=$(RUN)) $(ARGS)
 
-report: setup ## compare runs in one HTML file: RUNS="runs/a runs/b"
+report: ready ## compare runs in one HTML file: RUNS="runs/a runs/b"
 	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),'$(RUN)')]) $(ARGS)
 
-export: setup ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
+export: ready $(if $(FORMAT),dev) ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
 	@$(SLM) export $(call quote,run=$(RUN)) $(call quote,quant=$(QUANT)) $(if $(FORMAT),$(call quote,format=$(FORMAT))) $(ARGS)
 
-verify: setup ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
+verify: ready ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
 	@$(SLM) verify $(call quote,run=$(RUN)) $(ARGS)
 
-publish: setup ## upload a run to the Hugging Face Hub: RUN=runs/mine TO=org/name (a dry run) ARGS="dry_run=false"
+publish: ready ## upload a run to the Hugging Face Hub: RUN=runs/mine TO=org/name (a dry run) ARGS="dry_run=false"
 	@$(SLM) publish $(call quote,run=$(RUN)) $(if $(TO),$(call quote,to=$(TO))) $(ARGS)
 
-eval: setup ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
+eval: ready $(if $(TASKS),dev) ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
 	@$(SLM) eval $(call quote,run=$(RUN)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)
 
-exam: setup ## ask a model questions with known answers: RUN=runs/latest, yours with DATA=my.jsonl (default: about stories)
+exam: ready ## ask a model questions with known answers: RUN=runs/latest, yours with DATA=my.jsonl (default: about stories)
 	@$(SLM) exam $(call quote,run=$(RUN)) $(if $(DATA),$(call quote,data=$(DATA))) $(ARGS)
 
-serve: setup ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
+serve: ready ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 	@$(SLM) serve $(call quote,model=$(MODEL)) $(call quote,port=$(PORT)) $(ARGS)
 
-chat: setup ## chat with a model in the terminal: MODEL=runs/latest
+chat: ready ## chat with a model in the terminal: MODEL=runs/latest
 	@$(SLM) chat $(call quote,model=$(MODEL)) $(ARGS)
 
-plan: setup ## show what a preset costs (CONFIG=125m), or what a time gives (BUDGET=8h): sizes, loss, memory, price
+plan: ready ## show what a preset costs (CONFIG=125m), or what a time gives (BUDGET=8h): sizes, loss, memory, price
 	@$(SLM) plan $(SIZE) $(ARGS)
 
-data-stats: setup ## count documents, tokens and duplicates of a text: ARGS="data=local data.files=[...]"
+data-stats: ready ## count documents, tokens and duplicates of a text: ARGS="data=local data.files=[...]"
 	@$(SLM) data-stats $(call quote,preset=$(CONFIG)) $(ARGS)
 
-bench-train: setup ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
+bench-train: ready dev ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
 	@$(SLM) bench-train $(call quote,preset=$(CONFIG)) $(ARGS)
 
-bench-recipe: setup ## compare models after equal time, ours and Hugging Face's Trainer: CONFIG=10m ARGS="minutes=10"
+bench-recipe: ready dev ## compare models after equal time, ours and Hugging Face's Trainer: CONFIG=10m ARGS="minutes=10"
 	@$(SLM) bench-recipe $(call quote,preset=$(CONFIG)) $(ARGS)
 
-doctor: setup ## show what this machine has, what slm uses, and what to install
+doctor: ready ## show what this machine has, what slm uses, and what to install
 	@$(SLM) doctor $(ARGS)
 
-bench-serve: setup ## measure the server against llama.cpp's limit and other servers: MODEL=runs/latest
+bench-serve: ready dev ## measure the server against llama.cpp's limit and other servers: MODEL=runs/latest
 	@$(SLM) bench-serve $(call quote,model=$(MODEL)) $(ARGS)
 
-bench-quant: setup ## compare size, quality and speed of quantization types: RUN=runs/latest
+bench-quant: ready ## compare size, quality and speed of quantization types: RUN=runs/latest
 	@$(SLM) bench-quant $(call quote,run=$(RUN)) $(ARGS)
 
-test: setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run again alone
+test: dev setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run again alone
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 	    [ $$? -eq 1 ] && echo "the tests that failed, once more, one at a time:" && \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
-lint: setup ## check style and types
+lint: dev ## check style and types
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(MAKE) --no-print-directory types
 
 # mypy looks for slm.data in slm/data. It gets a folder of links in which the stages are there.
 TYPES := .mypy_cache/tree
-types: setup
+types: dev
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve) $(TYPES)/slm
 	@cd $(TYPES) && $(abspath $(PY)) -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
 
-format: setup ## format the code
+format: dev ## format the code
 	@$(PY) -m ruff check --fix . ; $(PY) -m ruff format .
 
 clean: ## remove the environment and caches, but not runs

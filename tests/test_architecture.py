@@ -29,6 +29,7 @@ ORDER = {
         *("sources", "stream", "account", "statistics"),
     ),
     "slm": (
+        "setup",
         "report",
         "machine",
         "model",
@@ -38,7 +39,6 @@ ORDER = {
         "hub",
         "evaluate",
         "doctor",
-        "setup",
         "command",
         "__main__",
     ),

@@ -12,8 +12,11 @@ from typing import NoReturn
 from slm import cli
 from slm.command.table import COMMANDS
 from slm.data.errors import UserError, nearest
+from slm.setup import llama
 
 LAUNCHER = "slm.train.distributed.launch"
+WITHOUT_LLAMA = ("train", "demo", "plan", "sweep", "data-stats", "watch", "report", "doctor", "publish", "checkpoint")
+"""Commands that may run while set-up is still building llama.cpp; a run that needs it asks by itself."""
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -48,6 +51,8 @@ def main(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         return _help([name])
     module, words = target(name, words)
+    if name not in WITHOUT_LLAMA:
+        llama.wait()
     sys.argv = [name, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0

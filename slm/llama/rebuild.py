@@ -15,8 +15,8 @@ from slm import cli
 from slm.data.errors import UserError, excerpt
 from slm.llama.verdict import PACKAGE, Verdict, examine
 from slm.machine.cpp_build import cpu_flags
+from slm.setup.llama import NATIVE, TRIM
 
-NATIVE = "-DGGML_NATIVE=ON"
 KEEP_STORES = '-DCMAKE_CXX_FLAGS="-fno-tree-dse -fno-dse"'
 """GCC's header declares that ``_tile_loadconfig`` reads 8 bytes of AMX's tile configuration, which has 64. So GCC drops
 the stores to the rest, and loading it is a fault (https://github.com/ggml-org/llama.cpp/issues/20824)."""
@@ -62,7 +62,7 @@ def build(cmake_args: str) -> None:
     options = ["--force-reinstall", "--no-binary", PACKAGE, "--no-cache-dir", "--no-deps"]
     done = subprocess.run(
         [*pip, *options, f"{PACKAGE}=={version}"],
-        env=os.environ | {"CMAKE_ARGS": cmake_args},
+        env=os.environ | {"CMAKE_ARGS": f"{TRIM} {cmake_args}"},
         capture_output=True,
         text=True,
     )

@@ -27,6 +27,7 @@ from slm.machine.cpp_build import cpu_flags
 from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.machine.record import cpu_name
 from slm.report import atomic_write_json
+from slm.setup.llama import wait as wait_for_build
 
 PACKAGE = "llama-cpp-python"
 REBUILD = f"{shlex.quote(sys.executable)} -m slm.llama.rebuild"
@@ -92,7 +93,8 @@ def crash_advice(left: str = "nothing was published") -> str:
 
 
 def examine() -> Verdict:
-    """The kept verdict about this build and machine, or else a new one."""
+    """The kept verdict about this build and machine, or else a new one. Waits for a build that set-up has begun."""
+    wait_for_build()
     kept = _cache_file()
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Verdict(**json.loads(kept.read_text()))

@@ -1,6 +1,7 @@
-"""``python3 -m slm.setup [venv=.venv] [torch_index=URL] [check=only|no]``, from the root of a checkout.
+"""``python3 -m slm.setup [venv=.venv] [torch_index=URL] [check=only|no] [purpose=tests] [wait=yes]``, from a checkout.
 
-``check=only`` reports what is missing and installs nothing; ``check=no`` installs without looking.
+``check=only`` reports what is missing and installs nothing; ``check=no`` installs without looking. ``purpose=tests``
+installs what tests need besides. ``wait=yes``: until llama.cpp is built, too.
 """
 
 import shutil
@@ -9,9 +10,17 @@ from pathlib import Path
 
 from slm import cli
 from slm.data.errors import UserError, nearest
-from slm.setup import environment, install, requirements
+from slm.setup import environment, install, llama, requirements
 
-OPTIONS = {"venv": ".venv", "torch_index": "https://download.pytorch.org/whl/cpu", "check": "yes"}
+OPTIONS = {
+    "venv": ".venv",
+    "torch_index": "https://download.pytorch.org/whl/cpu",
+    "check": "yes",
+    "purpose": "run",
+    "wait": "no",
+}
+
+CHOICES = {"check": ("yes", "no", "only"), "purpose": ("run", "tests"), "wait": ("yes", "no")}
 
 
 def main(argv: list[str]) -> int:
@@ -19,6 +28,13 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     venv = Path(options["venv"])
     uv = shutil.which("uv")
+    if options["purpose"] == "tests":
+        install.install(venv, options["torch_index"], uv=uv, purpose="tests")
+        return 0
+    if options["wait"] == "yes":
+        if options["check"] != "only":
+            llama.wait(venv)
+        return 0
     state = environment.inspect(venv)
     if options["check"] != "no":
         # An installation that was interrupted has yet to build llama.cpp, too.
@@ -46,8 +62,9 @@ def parse(argv: list[str]) -> dict[str, str]:
                 f"there is no option {name!r}; {nearest(name, options) or 'there are: ' + ', '.join(options)}"
             )
         options[name] = value or options[name]
-    if options["check"] not in ("yes", "no", "only"):
-        raise UserError(f"check must be yes, no or only, not {options['check']!r}")
+    for name, values in CHOICES.items():
+        if options[name] not in values:
+            raise UserError(f"{name} must be {', '.join(values[:-1])} or {values[-1]}, not {options[name]!r}")
     return options
 
 

@@ -1,6 +1,7 @@
-"""What is installed, and with what: the CPU build of torch first, then slm with everything else; by uv where it is
-there, else by pip."""
+"""What is installed, and with what: the CPU build of torch first, then slm with everything else, by uv where that is
+there, else by pip; llama.cpp is compiled meanwhile (slm/setup/llama.py)."""
 
+import contextlib
 import json
 import os
 import platform
@@ -11,35 +12,49 @@ import tomllib
 from pathlib import Path
 
 from slm.data.errors import UserError
-from slm.setup import index
+from slm.setup import index, llama
 from slm.setup.requirements import may_write
 
 CUDA_SIZE = "2.7 GB to download and 4.8 GB on disk"
 """Of torch 2.13 with all that it brings from PyPI on Linux x86-64: sums over its 27 wheels, on 2026-11-21."""
 
 
-def install(venv: Path, torch_index: str, *, uv: str | None) -> None:
-    """Install slm into the environment. UserError where that fails; pip has then printed why."""
+EXTRAS = {"run": ("logging", "documents"), "tests": ("dev",)}
+"""By what the environment is for: what runs, and what else tests and the comparisons with other programs need."""
+
+
+def install(venv: Path, torch_index: str, *, uv: str | None, purpose: str = "run") -> None:
+    """Install slm into the environment, or for ``tests`` what these need besides. UserError where that fails; pip has
+    then printed why. llama.cpp may still be under construction afterwards: ``llama.wait`` waits for it."""
     python = venv / "bin/python"
     tool = installer(python, uv)
     begin = time.monotonic()
-    print(
-        f"Installing into {venv} with {'uv' if uv else 'pip'}. llama-cpp-python is built here for this processor: 4 to "
-        "10 minutes on two cores.",
-        flush=True,
-    )
-    if not uv:
-        _run([*tool, "--upgrade", "pip"], "pip could not be renewed")
-    if not _has_torch(tool):
-        source, line = torch_source(tool, torch_index)
-        if line:
-            print(line, flush=True)
-        _run([*tool, *source, torch_requirement()], "torch could not be installed")
-    _run([*tool, "--editable", ".[logging,documents,dev]"], "slm could not be installed")
-    print(f"Installed in {time.monotonic() - begin:.0f} s.", flush=True)
-    done = subprocess.run([str(python), "-m", "slm.llama.rebuild"])
-    if done.returncode:
-        raise UserError("llama.cpp does not work here (see above)")
+    what = "slm" if purpose == "run" else "what the tests need"
+    print(f"Installing {what} into {venv} with {'uv' if uv else 'pip'}.", flush=True)
+    with llama.locked(venv / "packages.lock"):
+        if purpose == "run":
+            if not uv:
+                _run([*tool, "--upgrade", "pip"], "pip could not be renewed", venv)
+            llama.start(venv)
+            if not _has_torch(tool):
+                source, line = torch_source(tool, torch_index)
+                if line:
+                    print(line, flush=True)
+                _run([*tool, *source, torch_requirement()], "torch could not be installed", venv)
+        _run([*tool, *requirements(*EXTRAS[purpose])], f"{what} could not be installed", venv)
+        if purpose == "run":
+            _run([*tool, "--no-deps", "--no-build-isolation", "--editable", "."], "slm could not be installed", venv)
+    print(f"Installed {what} in {time.monotonic() - begin:.0f} s.", flush=True)
+
+
+def requirements(*extras: str) -> list[str]:
+    """What pyproject.toml asks for, with these extras; llama-cpp-python comes from slm/setup/llama.py."""
+    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    project = settings["project"]
+    found = [*settings["build-system"]["requires"], *project["dependencies"]]
+    for extra in extras:
+        found += project["optional-dependencies"][extra]
+    return [each for each in found if not each.startswith(llama.PACKAGE)]
 
 
 def installer(python: Path, uv: str | None) -> list[str]:
@@ -48,7 +63,8 @@ def installer(python: Path, uv: str | None) -> list[str]:
     cache = [] if may_write(folder) else ["--no-cache" if uv else "--no-cache-dir"]
     if uv:
         return [uv, "pip", "install", "--quiet", "--python", str(python), *cache]
-    return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *cache]
+    # A module is compiled when it is first imported: most of the 30,000 never are.
+    return [str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *cache]
 
 
 def torch_requirement() -> str:
@@ -117,7 +133,23 @@ def _has_torch(tool: list[str]) -> bool:
     return subprocess.run(command, capture_output=True, env=own).returncode == 0
 
 
-def _run(command: list[str], failure: str) -> None:
-    done = subprocess.run(command, env=os.environ | {"PYTHONWARNINGS": "ignore"})
-    if done.returncode:
+def _run(command: list[str], failure: str, venv: Path) -> None:
+    """Run the command to its end, with a line every ten seconds."""
+    begin = time.monotonic()
+    with subprocess.Popen(command, env=os.environ | {"PYTHONWARNINGS": "ignore"}) as process:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(llama.EVERY_S)
+                break
+            building = f"; llama.cpp beside it: {llama.progress(venv)}" if llama.state_file(venv).exists() else ""
+            print(f"  {_named(command)}: {time.monotonic() - begin:.0f} s{building}", flush=True)
+    if status:
         raise UserError(f"{failure} (see above); the same command goes on from there")
+
+
+def _named(command: list[str]) -> str:
+    """What a command installs, in a few words."""
+    wanted = [word for word in command[command.index("install") + 1 :] if re.match(r"[A-Za-z.]", word)]
+    if wanted[-1] == ".":
+        return "slm itself"
+    return wanted[-1] if len(wanted) <= 2 else f"{len(wanted)} packages and what they need"

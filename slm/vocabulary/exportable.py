@@ -21,6 +21,7 @@ from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.verdict import build_stamp
 from slm.machine.crashes import ended_by, run_trial
+from slm.setup.llama import wait as wait_for_build
 from slm.vocabulary.gguf_vocab import Vocab, build_vocab
 
 _FORMAT = 1
@@ -35,6 +36,7 @@ def require_exportable(
     ``rows``: of the model's embedding. ``ids``: ``bos_token_id`` and others of the model's ``config.json``. ``name``:
     the model's, by which llama.cpp knows some of a tokenizer's habits. ``otherwise``: what to do to train all the same.
     """
+    wait_for_build()
     facts = (_FORMAT, rows, sorted(ids.items(), key=str), "phi" in name.lower() and name, build_stamp())
     passed = cache_home() / "exportable" / fingerprint((facts, sorted(tokenizer.files.items())))
     if passed.is_file():

@@ -43,7 +43,7 @@ def test_every_row_names_a_module_and_options_that_exist(name):
 
 def test_every_target_of_make_that_is_a_stage_is_a_command_and_every_command_a_target():
     makefile = (REPOSITORY / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z-]+): setup ##", makefile, re.MULTILINE)) - {"test", "lint", "format"}
+    targets = set(re.findall(r"^([a-z-]+): ready .*##", makefile, re.MULTILINE)) - {"setup", "wheels"}
     assert targets == set(COMMANDS)
     assert set(re.findall(r"\$\(SLM\) ([a-z-]+)", makefile)) == set(COMMANDS)
 
