@@ -515,6 +515,15 @@ class RunConfig:
                 "leave it 0 with preference.loss or distill.cache"
             )
 
+    def check_processes(self, size: int) -> None:
+        """UserError where ``size`` processes cannot train together so."""
+        self.train.check_processes(size)
+        if size > 1 and self.distill.born_again:
+            raise UserError(
+                f"distill.born_again={self.distill.born_again:g} works with one process: leave it 0 with {size}, or "
+                "train a teacher first and name it with distill.teacher"
+            )
+
     def _check_phases(self) -> None:
         bags = any(each.bags > 1 for each in self.train.phases)
         if bags and (self.data.has_chat or self.distill.teacher or self.init_from):

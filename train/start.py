@@ -3,15 +3,12 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from slm.configuration import to_yaml
 from slm.data.account.listing import show_files
 from slm.data.chat.tokens import end_of_turn
-from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.verdict import require_working_build
@@ -22,7 +19,7 @@ from slm.train.backend import fallback_line, make_backend
 from slm.train.beginning import messages
 from slm.train.beginning.data import RunData, open_data, tokenizer_of
 from slm.train.beginning.model import new_model
-from slm.train.components.component import Component
+from slm.train.beginning.resumed import finished, resume_point
 from slm.train.components.make import make_components
 from slm.train.config import RunConfig
 from slm.train.distributed.gradient_sync import make_gradient_sync
@@ -38,18 +35,10 @@ from slm.train.optim.trained import Trained
 from slm.train.parts import Parts
 from slm.train.run import questions
 from slm.train.run.checkpointer import Checkpointer
-from slm.train.run.resume import (
-    ResumePoint,
-    back_up_later_checkpoints,
-    check_unchanged,
-    find_resume_point,
-    keep_cutting,
-    rounding,
-    rounding_changes,
-)
+from slm.train.run.resume import ResumePoint, keep_cutting, rounding, rounding_changes
 from slm.train.run.run_directory import TOKENIZER, RunDirectory
 from slm.train.run.run_log import RunLog
-from slm.train.run.run_state import RunState, check_set_up, limit_seconds
+from slm.train.run.run_state import RunState, check_set_up
 from slm.train.run.text_account import TextAccount
 from slm.train.trainer import Trainer
 from slm.train.validation import Validator
@@ -61,14 +50,14 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
     ``root``: the run's directory; on ranks other than 0 a temporary folder.
     """
     with RunDirectory(root, keep_after=LostPeerError) as directory, resource_errors(config.train, root):
-        ranks.broadcast_from_main(lambda: _check_processes(config, ranks.size))
+        ranks.broadcast_from_main(lambda: config.check_processes(ranks.size))
         resume = ranks.broadcast_from_main(lambda: _open_directory(config, directory))
         environment = _environment(config, ranks)
         if config.train.qat:
             ranks.main_first(require_working_build)  # its rounding is llama.cpp's own, in this process
         components = make_components(config)
-        point = broadcast_resume_point(ranks, lambda: _resume_point(config, components, resume, root))
-        if point.checkpoint and (line := _finished(config, components, point.state)):
+        point = broadcast_resume_point(ranks, lambda: resume_point(config, components, resume, root))
+        if point.checkpoint and (line := finished(config, components, point.state)):
             print(f"{root} is finished: {line}")
             return 0
         if point.checkpoint:
@@ -115,15 +104,6 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         return code
 
 
-def _check_processes(config: RunConfig, size: int) -> None:
-    config.train.check_processes(size)
-    if size > 1 and config.distill.born_again:
-        raise UserError(
-            f"distill.born_again={config.distill.born_again:g} works with one process: leave it 0 with {size}, or "
-            "train a teacher first and name it with distill.teacher"
-        )
-
-
 def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
     """Make the run's directory and lock it for this process. Returns ``config.resume``, or ``auto`` after a restart."""
     resume = config.resume
@@ -140,33 +120,6 @@ def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision, bits=config.kernel_bits)
     return environment
-
-
-def _resume_point(config: RunConfig, components: Sequence[Component], resume: str, root: Path) -> ResumePoint:
-    """The checkpoint to resume from, if any, checked against the configuration."""
-    point = find_resume_point(resume, root, print)
-    if point.checkpoint:
-        check_unchanged(point.state["config"], config, root)
-        if not _finished(config, components, point.state):
-            for name in back_up_later_checkpoints(root, point.checkpoint, point.state["step"]):
-                print(f"{name} is not what the run goes on from, and is kept aside")
-            print(f"resuming {root} from {point.checkpoint.name}")
-    return point
-
-
-def _finished(config: RunConfig, components: Sequence[Component], state: dict[str, Any]) -> str | None:
-    """How a run with this checkpoint's state has ended, and what it takes to train it further; None: it goes on."""
-    if (state.get("validation") or {}).get("step") != state["step"]:
-        return None  # stopped in its last validation, which is still to be done
-    if any(each.unfinished(state) for each in components):
-        return None
-    step, most = state["step"], config.train.max_steps
-    early = next((found for each in components if (found := each.ended_early(state))), None)
-    limit = limit_seconds(config.train, state["setup_s"], state["closing_s"])
-    if not early and state["elapsed_s"] < limit and step < most:
-        return None
-    how, more = early or (f"step {step:,} of {most:,}", "train.max_steps (or train.max_minutes)")
-    return f"{how}. To train it further raise {more}; for a new run give name=... or resume=never"
 
 
 def _parts(

@@ -405,9 +405,7 @@ def _readable(wanted: Wanted) -> float:
 
 def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:
     """Bytes of a run: weights, gradients and moments, the activations of a pass in f32, and half a GiB for all else."""
-    per_layer = 6 * model.d_model + 3 * model.ffn_dim
-    activations = 4 * micro_batch * seq_len * (model.n_layers * per_layer + 2 * model.vocab_size)
-    return model.training_state_bytes + activations + GIB / 2
+    return model.training_state_bytes + model.activation_bytes(micro_batch * seq_len, value_bytes=4) + GIB / 2
 
 
 def best(found: Sequence[Candidate]) -> Candidate:
