@@ -48,8 +48,9 @@ def _named(name: str, options: Any) -> Component:
     where = f"components.{name}"
     modules = {each.name for each in iter_modules(slm.train.components.__path__)}
     module = import_module(f"slm.train.components.{name}") if name in modules else None
-    own = getattr(module, "Options", None)
-    if own is None or not dataclasses.is_dataclass(own):
+    own: Any = getattr(module, "Options", None)
+    if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
         hint = nearest(name, sorted(modules)) or "a file of that name in train/components/ would be one"
         raise UserError(f"{where}: there is no such component with options of its own; {hint}")
-    return build(own, options or {}, where).make()  # type: ignore[attr-defined]
+    made: Component = build(own, options or {}, where).make()  # type: ignore[attr-defined]
+    return made
