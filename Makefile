@@ -23,6 +23,8 @@ CONFIG ?= tiny
 BUDGET ?=
 RUN ?= runs/latest
 MODEL ?= $(RUN)
+# Text to train on, conversations to tune on: a file, a folder, several with commas, or the name of one of configs/data.
+DATA ?=
 QUANT ?= q4_k_m
 # The repository that publish uploads to: org/name.
 TO ?=
@@ -50,6 +52,9 @@ space := $(subst ,, )
 quote = '$(subst ','\'',$(1))'
 # Of train and plan: the budget, and the preset, which is auto where a budget is given without a CONFIG.
 SIZE = $(if $(BUDGET),$(call quote,budget=$(BUDGET)) )$(call quote,preset=$(if $(BUDGET),$(if $(filter file,$(origin CONFIG)),auto,$(CONFIG)),$(CONFIG)))
+TEXT = $(if $(DATA),$(call quote,data=$(DATA)))
+# Of train: what it starts from. The newest run is the model of all other targets.
+START = $(if $(filter file,$(origin MODEL)),,$(call quote,model=$(MODEL)))
 split = $(if $(findstring $(comma),$(1)),$(1),$(subst $(space),$(comma),$(strip $(1))))
 ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
@@ -97,38 +102,38 @@ demo: ready ## train, export, evaluate and run a small model, in minutes
 demo-chat: ready ## tune the demo's model so that it answers, in five more minutes
 	@$(SLM) demo-chat $(ARGS)
 
-train: ready ## train a model: CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
-	@$(SLM) train $(PROCESSES) $(SIZE) $(ARGS)
+train: ready ## train a model: DATA=notes/, CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
+	@$(SLM) train $(PROCESSES) $(SIZE) $(START) $(TEXT) $(ARGS)
 
-tune: ready ## tune a model on conversations: MODEL=runs/latest ARGS="data=chat data.files=[chats.jsonl]"
-	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(ARGS)
+tune: ready ## tune a model on conversations: MODEL=runs/latest DATA=chats.jsonl
+	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(TEXT) $(ARGS)
 
 qat: ready ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
-	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(ARGS)
+	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(TEXT) $(ARGS)
 
 sweep: ready ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
-	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(ARGS)
+	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(START) $(TEXT) $(ARGS)
 
 watch: ready ## follow a run from another terminal: RUN=runs/latest
-	@$(SLM) watch $(call quote,run=$(RUN)) $(ARGS)
+	@$(SLM) watch $(call quote,run=$(MODEL)) $(ARGS)
 
 report: ready ## compare runs in one HTML file: RUNS="runs/a runs/b"
-	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),'$(RUN)')]) $(ARGS)
+	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),'$(MODEL)')]) $(ARGS)
 
 export: ready $(if $(FORMAT),dev) ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
-	@$(SLM) export $(call quote,run=$(RUN)) $(call quote,quant=$(QUANT)) $(if $(FORMAT),$(call quote,format=$(FORMAT))) $(ARGS)
+	@$(SLM) export $(call quote,run=$(MODEL)) $(call quote,quant=$(QUANT)) $(if $(FORMAT),$(call quote,format=$(FORMAT))) $(ARGS)
 
 verify: ready ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
-	@$(SLM) verify $(call quote,run=$(RUN)) $(ARGS)
+	@$(SLM) verify $(call quote,run=$(MODEL)) $(ARGS)
 
 publish: ready ## upload a run to the Hugging Face Hub: RUN=runs/mine TO=org/name (a dry run) ARGS="dry_run=false"
-	@$(SLM) publish $(call quote,run=$(RUN)) $(if $(TO),$(call quote,to=$(TO))) $(ARGS)
+	@$(SLM) publish $(call quote,run=$(MODEL)) $(if $(TO),$(call quote,to=$(TO))) $(ARGS)
 
 eval: ready $(if $(TASKS),dev) ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
-	@$(SLM) eval $(call quote,run=$(RUN)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)
+	@$(SLM) eval $(call quote,run=$(MODEL)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)
 
 exam: ready ## ask a model questions with known answers: RUN=runs/latest, yours with DATA=my.jsonl (default: about stories)
-	@$(SLM) exam $(call quote,run=$(RUN)) $(if $(DATA),$(call quote,data=$(DATA))) $(ARGS)
+	@$(SLM) exam $(call quote,run=$(MODEL)) $(TEXT) $(ARGS)
 
 serve: ready ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 	@$(SLM) serve $(call quote,model=$(MODEL)) $(call quote,port=$(PORT)) $(ARGS)
@@ -137,16 +142,16 @@ chat: ready ## chat with a model in the terminal: MODEL=runs/latest
 	@$(SLM) chat $(call quote,model=$(MODEL)) $(ARGS)
 
 plan: ready ## show what a preset costs (CONFIG=125m), or what a time gives (BUDGET=8h): sizes, loss, memory, price
-	@$(SLM) plan $(SIZE) $(ARGS)
+	@$(SLM) plan $(SIZE) $(START) $(TEXT) $(ARGS)
 
-data-stats: ready ## count documents, tokens and duplicates of a text: ARGS="data=local data.files=[...]"
-	@$(SLM) data-stats $(call quote,preset=$(CONFIG)) $(ARGS)
+data-stats: ready ## count documents, tokens and duplicates of a text: DATA=notes/
+	@$(SLM) data-stats $(call quote,preset=$(CONFIG)) $(TEXT) $(ARGS)
 
 bench-train: ready dev ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
-	@$(SLM) bench-train $(call quote,preset=$(CONFIG)) $(ARGS)
+	@$(SLM) bench-train $(call quote,preset=$(CONFIG)) $(TEXT) $(ARGS)
 
-bench-recipe: ready dev ## compare models after equal time, ours and Hugging Face's Trainer: CONFIG=10m ARGS="minutes=10"
-	@$(SLM) bench-recipe $(call quote,preset=$(CONFIG)) $(ARGS)
+bench-recipe: ready dev ## compare models after equal time, ours and Hugging Face's Trainer: CONFIG=10m DATA=notes/ ARGS="minutes=10"
+	@$(SLM) bench-recipe $(call quote,preset=$(CONFIG)) $(TEXT) $(ARGS)
 
 doctor: ready ## show what this machine has, what slm uses, and what to install
 	@$(SLM) doctor $(ARGS)
@@ -155,7 +160,7 @@ bench-serve: ready dev ## measure the server against llama.cpp's limit and other
 	@$(SLM) bench-serve $(call quote,model=$(MODEL)) $(ARGS)
 
 bench-quant: ready ## compare size, quality and speed of quantization types: RUN=runs/latest
-	@$(SLM) bench-quant $(call quote,run=$(RUN)) $(ARGS)
+	@$(SLM) bench-quant $(call quote,run=$(MODEL)) $(ARGS)
 
 test: dev setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run again alone
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \

@@ -13,15 +13,18 @@ class Progress:
         self._terminal = sys.stderr.isatty()
         self._wrote = False
 
-    def update(self, done: float, total: float | None, note: str = "") -> None:
-        """Show the progress. It writes at most three times a second, so it may be called after every item."""
+    def update(self, done: float, total: float | None, note: str = "", left: float | None = None) -> None:
+        """Show the progress. It writes at most three times a second, so it may be called after every item.
+
+        ``left``: seconds, where the caller knows better than the share that is done says.
+        """
         now = time.monotonic()
         if now - self._shown < (0.3 if self._terminal else 30):
             return
         self._shown = now
         text = f"{self._what}: {note}"
         if total and done:
-            left = (now - self._start) * (total - done) / done
+            left = (now - self._start) * (total - done) / done if left is None else left
             text += f", {min(1.0, done / total):.0%}, {_duration(left)} left"
         print(
             f"\r\033[K{text}" if self._terminal else text,

@@ -2,6 +2,7 @@
 ``format=pt2`` an ONNX model or a program of torch.export."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from slm import cli, report
@@ -10,6 +11,7 @@ from slm.export.auto.show import show_choice
 from slm.export.config import ExportConfig
 from slm.export.staging import exit_on_sigterm
 from slm.export.steps import Steps, show_steps
+from slm.exported import shown
 from slm.llama.verdict import crash_advice, require_working_build
 from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
@@ -33,6 +35,8 @@ def main(argv: list[str]) -> int:
         record = export(config, log=lambda line: print(line, flush=True), steps=steps)
     show(record)
     show_steps(record)
+    if record["published"]:
+        print(next_line(Path(record["out"])))
     report.final_json(record)
     return 0 if record["published"] else EXIT_NOT_PROVEN
 
@@ -68,6 +72,12 @@ def export_interchange(config: ExportConfig) -> int:
     return 0 if record["published"] else EXIT_NOT_PROVEN
 
 
+def next_line(out: Path) -> str:
+    """What can be done with files that have been exported to ``out``."""
+    folder = shown(out.parent if out.name == "gguf" else out)
+    return f"next: {cli.spelled('serve', model=folder)}    or: {cli.spelled('chat', model=folder)}"
+
+
 def show(record: dict[str, Any]) -> None:
     """The table a person reads."""
     rows = [
@@ -93,14 +103,15 @@ def show(record: dict[str, Any]) -> None:
                 f"{each['same_top']:.1%}",
             ]
         )
-    columns = ["file", "MB", "bits/weight", "perplexity", "change", "KL (nats)", "same top token"]
+    columns = ["file", "MB", "bits", "perplexity", "change", "KL", "same top"]
     report.table(
         f"{record['run']} / {record['checkpoint']}",
         columns,
         rows,
         caption=(
-            f"perplexity: llama.cpp's definition, n_ctx {record['n_ctx']}, {record['tokens']} tokens of "
-            f"{record['text']}; KL: mean divergence of the file's predictions from the checkpoint's"
+            f"bits: of a weight; perplexity: llama.cpp's definition, n_ctx {record['n_ctx']}, {record['tokens']} tokens "
+            f"of {record['text']}; KL: mean divergence of the file's predictions from the checkpoint's, nats; same top: "
+            "tokens of which both predict the same as likeliest"
         ),
     )
     for each in record["files"]:
@@ -110,7 +121,7 @@ def show(record: dict[str, Any]) -> None:
         for failure in each["failures"]:
             print(f"FAILED {each['file']}: {failure}", file=sys.stderr)
     if record["published"]:
-        print(f"wrote {len(record['files'])} file(s) to {record['out']}")
+        print(f"wrote {len(record['files'])} file(s) to {shown(Path(record['out']))}")
     else:
         print("error: a file failed its proof; nothing was written to " + record["out"], file=sys.stderr)
 

@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
 
 def export_folder(path: Path) -> Path:
     """The folder of an export: the one named, or that of the run named. UserError where there is no such thing."""
+    path = runs.place(path)
     if (path / RECORD_FILE).is_file():
         return path
     name = None if path.exists() else hub_name(path)

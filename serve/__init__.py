@@ -1,3 +1,6 @@
 """An OpenAI-compatible server over a GGUF file."""
 
 import slm as slm  # first of all: see slm.early_interrupt
+from slm.callable import make_callable
+
+make_callable(__name__)

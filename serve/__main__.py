@@ -154,6 +154,7 @@ def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -
     chat = pool.default.loaded.chat
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    print(f"page     {url}/")
     print(f"model    {pool.default.name}: {info.architecture}, {info.n_params / 1e6:.1f}M parameters, ", end="")
     print(f"{info.size_bytes / 2**20:.1f} MiB, loaded in {info.load_s:.2f} s")
     if pool.several:
@@ -172,7 +173,7 @@ def _banner(pool: Pool, info: ModelInfo, host: str, port: int, *, keyed: bool) -
     template = "the model's own template" if chat.own else "the plain form (the file has no template)"
     print(f"chat     {chat.problem or template}")
     print(f"url      {url}/v1 (schema at {url}/docs)")
-    print("try\n  " + _example(url, keyed), flush=True)
+    print("try\n  " + _example(url, keyed=keyed, chat=chat.own and not chat.problem), flush=True)
 
 
 def _is_loopback(host: str) -> bool:
@@ -182,8 +183,12 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _example(url: str, keyed: bool) -> str:
+def _example(url: str, *, keyed: bool, chat: bool) -> str:
+    """A request that fits the model: a question for one with a chat template, else the beginning of a text."""
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    if chat:
+        body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 60}'
+        return f"curl -s {url}/v1/chat/completions{key} -d '{body}'"
     body = '{"prompt": "Once upon a time", "max_tokens": 60}'
     return f"curl -s {url}/v1/completions{key} -d '{body}'"
 

@@ -12,14 +12,18 @@ from slm import early_interrupt
 from slm.data.errors import UserError, one_line
 
 EXIT_USER_ERROR = 2
+JSON = "SLM_JSON"
+"""The environment variable that carries ``json=``: true or false."""
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _OF_MAKE = {
+    "data": "DATA",
     "preset": "CONFIG",
     "budget": "BUDGET",
     "run": "RUN",
     "model": "MODEL",
     "base": "MODEL",
+    "init_from": "MODEL",
     "quant": "QUANT",
     "port": "PORT",
     "to": "TO",
@@ -28,28 +32,45 @@ _OF_MAKE = {
 }
 
 
+_BARE = ("run", "model", "base", "init_from", "data", "quant")
+"""Options whose values are understood without a name, in the order in which they are typed."""
+
+
 def spelled(command: str, **options: object) -> str:
-    """A command as this person would type it: ``slm export run=runs/a quant=q8_0``, and with make, whose targets have
-    variables, ``make export RUN=runs/a QUANT=q8_0``. The Makefile sets ``SLM_MAKE``.
+    """A command as this person would type it: ``slm export runs/a q8_0``, and with make, whose targets have variables,
+    ``make export RUN=runs/a QUANT=q8_0``. The Makefile sets ``SLM_MAKE``.
 
     ``__`` in an option's name stands for a point.
     """
     named = {name.replace("__", "."): str(value) for name, value in options.items()}
     if not os.environ.get("SLM_MAKE"):
-        return " ".join(["slm", command, *(shlex.quote(f"{name}={value}") for name, value in named.items())])
+        bare = [name for name in _BARE if name in named and "=" not in named[name]]
+        words = [*(named[name] for name in bare), *(f"{name}={named[name]}" for name in named if name not in bare)]
+        return shlex.join(["slm", command, *words])
     variables = [f"{_OF_MAKE[name]}={shlex.quote(value)}" for name, value in named.items() if name in _OF_MAKE]
     others = [shlex.quote(f"{name}={value}") for name, value in named.items() if name not in _OF_MAKE]
     return " ".join(["make", command, *variables, *([f'ARGS="{" ".join(others)}"'] if others else [])])
 
 
+def _without_json(words: list[str]) -> list[str]:
+    """The words without ``json=``, which every command has: ``slm.report.final_json`` and child processes read it."""
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "json":
+            if value not in ("true", "false"):
+                raise UserError(f"json is true or false, not {value!r}: whether the results are printed as JSON, too")
+            os.environ[JSON] = value
+    return [word for word in words if not word.startswith("json=")]
+
+
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
     """Run ``main(arguments)`` and exit: 0 on success (or what it returned), 2 on a UserError, 130 on Ctrl-C.
 
-    ``SLM_DEBUG=1`` lets the traceback of a UserError through.
+    The word ``json=`` is taken away and kept for the end. ``SLM_DEBUG=1`` lets the traceback of a UserError through.
     """
     try:
         early_interrupt.give_back()
-        status = main(sys.argv[1:] if argv is None else argv)
+        status = main(_without_json(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:
         if os.environ.get("SLM_DEBUG"):

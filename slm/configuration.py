@@ -27,12 +27,10 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from slm.cli import spelled
 from slm.data.errors import UserError, nearest, one_line
+from slm.options import CONFIG_DIR, INTERNAL, choices, option_hint, show
 from slm.removed_options import REMOVED
 
 T = TypeVar("T")
-_PACKAGED = Path(__file__).resolve().parent / "configs"
-CONFIG_DIR = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parents[1] / "configs"
-"""Inside this package where slm is installed, next to it in a checkout (see setup.py)."""
 
 
 def load(cls: type[T], config_name: str, argv: list[str], *, literal: Collection[str] = ()) -> T:
@@ -65,17 +63,22 @@ def load_config(config_name: str, overrides: list[str], *, literal: Collection[s
         for group in groups:
             place = place[group]
         is_list = isinstance(place[key], list)
-        place[key] = text if not is_list else [] if text == "null" else _items(text)
+        place[key] = text if not is_list else [] if text == "null" else items(text)
     return values
 
 
 def assigned(key: str, path: Path) -> str:
     """The word ``key='path'`` for a command line, whatever characters the path has."""
-    escaped = str(path).replace("'", "\\'")
-    return f"{key}='{escaped}'"
+    return f"{key}={quoted(str(path))}"
 
 
-def _items(text: str) -> list[str]:
+def quoted(text: str) -> str:
+    """A text in the quotes of Hydra's grammar."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def items(text: str) -> list[str]:
     """``[a,'b, c']`` or ``a,b`` as a list of texts. A quote ends an item where a comma or the end follows it."""
     rest, found = text.strip(), []
     if rest.startswith("[") and rest.endswith("]"):
@@ -143,29 +146,10 @@ def _check_groups(base: Any, values: dict[str, Any], prefix: str = "") -> None:
         _check_groups(options, value, f"{name}.")
 
 
-def print_help(config_name: str) -> None:
-    """Print the stage's configuration file with its comments, and the choices of the groups that it has.
-
-    A stage that adds to another stage's options (plan to train) prints that one's as well.
-    """
-    text = (CONFIG_DIR / f"{config_name}.yaml").read_text()
+def print_help(config_name: str, wanted: str = "") -> None:
+    """Print the stage's options, all or those that have ``wanted`` in their name or description."""
     print(f"Options of configs/{config_name}.yaml, given as key=value (Hydra's override syntax):\n")
-    print(text)
-    base = re.search(r"^  - (\w+)$", text.replace("_self_", ""), re.MULTILINE)
-    if base:
-        print_help(base.group(1))
-        return
-    folders = [path.name for path in sorted(CONFIG_DIR.iterdir()) if path.is_dir()]
-    groups = [name for name in folders if re.search(rf"^  - {name}:", text, re.MULTILINE)]
-    if groups:
-        print("Groups (group=choice):")
-    for group in groups:
-        print(f"  {group}: {', '.join(choices(group))}")
-
-
-def choices(group: str) -> list[str]:
-    """The names a configuration group offers, sorted."""
-    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+    print(show(config_name, wanted=wanted))
 
 
 def _list_keys(tree: Any, prefix: str = "") -> set[str]:
@@ -227,7 +211,7 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     # Could not find 'preset/1250m' ... / Could not override 'train.max_stps'.
     missing_choice = re.search(r"(?:Could not find|In '[^']*': Could not find) '([\w./-]+)'", text)
     if missing_choice and "/" in missing_choice.group(1):
-        group, _, choice = missing_choice.group(1).rpartition("/")
+        group, _, choice = missing_choice.group(1).partition("/")
         options = choices(group)
         hint = nearest(choice, options)
         return f"there is no {group} {choice!r}; {hint or ''} ({group} is one of: {', '.join(options)})".replace(
@@ -247,8 +231,7 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
             add = given[0] if len(given) == 1 else "one of them"
             return f"{key} is an option of {' and '.join(given)}: add {add} to the command"
         known = _known_keys(config_name, overrides, compose, OmegaConf)
-        hint = nearest(key, known) or nearest(key.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
-        return f"there is no option {key!r}; {hint or 'see --help for the list'}"
+        return f"there is no option {key!r}; {option_hint(key, known) or 'see --help for the list'}"
     if many := re.search(r"Ambiguous value for argument '([^=']+)=", text):
         name = many.group(1)
         values = next((word.partition("=")[2] for word in overrides if word.startswith(f"{name}=")), "")
@@ -320,7 +303,8 @@ def build(cls: type[T], mapping: Any, where: str = "") -> T:
     prefix = f"{where}." if where else ""
     for key in mapping:
         if key not in fields:
-            hint = nearest(key, fields) or f"it is one of: {', '.join(fields)}"
+            offered = [each for each in fields if each not in INTERNAL]
+            hint = nearest(key, offered) or f"it is one of: {', '.join(offered)}"
             raise UserError(f"there is no option {prefix}{key}; {hint}")
     values = {}
     for name, field in fields.items():

@@ -2,30 +2,104 @@
 
 import json
 import math
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from slm.cli import JSON
 from slm.data.errors import without_controls
 from slm.data.storage import atomic_write_text
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], caption: str | None = None) -> None:
-    """Print ``rows`` under ``columns``: text left, numbers right. Wide enough even where there is no terminal."""
-    from rich.console import Console
-    from rich.table import Table
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    caption: str | None = None,
+    *,
+    key: int = 1,
+    chosen: Collection[int] = (),
+) -> None:
+    """Print ``rows`` under ``columns``: text left, numbers right.
 
-    grid = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    for index, name in enumerate(columns):
-        numeric = all(_is_number(row[index]) for row in rows) if rows else False
-        grid.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    for row in rows:
-        grid.add_row(*("" if cell is None else str(cell) for cell in row))
-    # What is in brackets is text here (a list, a path), and no markup.
-    console = Console(markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(width=200, markup=False, emoji=False)
-    console.print(grid)
+    Where the terminal is too narrow for all columns, they are printed in parts, one under the other; the first ``key``
+    columns, which say what a row is about, are in each. Rows whose indices are in ``chosen`` are marked with ``>``.
+    """
+    width = screen_width()
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    right = [bool(rows) and all(_is_number(row[index]) for row in cells) for index in range(len(columns))]
+    natural = [max(_wide(name), *(_wide(row[i]) for row in cells), 0) for i, name in enumerate(columns)]
+    mark = 2 if chosen else 0
+    print("\n" + title)
+    for part in _parts(natural, right, key, width - mark):
+        widths = _fitted([natural[i] for i in part], [right[i] for i in part], width - mark)
+        print()
+        for number, row in enumerate([list(columns), None, *cells]):
+            if row is None:
+                print(" " * mark + "  ".join("-" * each for each in widths))
+                continue
+            lines = [_folded(row[i], each) for i, each in zip(part, widths, strict=True)]
+            for depth in range(max(map(len, lines))):
+                texts = [each[depth] if depth < len(each) else "" for each in lines]
+                padded = [_pad(*each) for each in zip(texts, widths, (right[i] for i in part), strict=True)]
+                sign = ("> " if number - 2 in chosen and not depth else "  ") if mark else ""
+                print((sign + "  ".join(padded)).rstrip())
+    if caption:
+        print()
+        for line in caption.splitlines():
+            print("\n".join(textwrap.wrap(line, width, break_on_hyphens=False)))
+    print(flush=True)
+
+
+def screen_width() -> int:
+    """Columns of the terminal, at most 160; 80 where output is no terminal, unless ``COLUMNS`` says otherwise."""
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 160))
+
+
+_TEXT = 28
+"""Columns that a long text gets at least, when others stand next to it; it is folded."""
+
+
+def _parts(natural: list[int], right: list[bool], key: int, width: int) -> list[list[int]]:
+    """The columns of each part: the first ``key``, and as many others as fit."""
+    least = [each if right[i] else min(each, _TEXT) for i, each in enumerate(natural)]
+    always = list(range(min(key, len(natural))))
+    parts = [always[:]]
+    for i in range(len(always), len(natural)):
+        if sum(least[each] + 2 for each in [*parts[-1], i]) - 2 > width and len(parts[-1]) > len(always):
+            parts.append(always[:])
+        parts[-1].append(i)
+    return parts
+
+
+def _fitted(natural: list[int], right: list[bool], width: int) -> list[int]:
+    """The columns' widths: their own, or the longest texts folded so that all fit."""
+    widths = list(natural)
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        texts = [i for i in range(len(widths)) if not right[i] and widths[i] > 8]
+        if not texts:
+            break
+        widths[max(texts, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False) if _wide(text) > width else [text]
+
+
+def _wide(text: str) -> int:
+    """Columns that the text takes: signs of East Asian scripts take two."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    blanks = " " * max(0, width - _wide(text))
+    return blanks + text if right else text + blanks
 
 
 def _is_number(cell: Any) -> bool:
@@ -67,7 +141,12 @@ def duration(seconds: float) -> str:
 
 
 def final_json(record: Any) -> None:
-    """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line."""
+    """Print ``record`` as one line of strict JSON (NaN and infinities become null): a command's last line.
+
+    A person at a terminal has read it in tables: there it is left out unless the command has the word ``json=true``.
+    """
+    if os.environ.get(JSON, str(not sys.stdout.isatty())).lower() != "true":
+        return
     print(json.dumps(finite(record), ensure_ascii=False, allow_nan=False), flush=True)
 
 

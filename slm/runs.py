@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slm.callable import make_callable
 from slm.cli import spelled
 from slm.data.errors import UserError, excerpt, nearest
 
+RUNS = Path("runs")
+"""Where runs are, unless ``runs_dir`` says otherwise."""
 CONFIG = "config.yaml"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 VALIDATION, CALIBRATION = "validation.txt", "calibration.txt"
@@ -182,12 +185,29 @@ def _broken_config(path: Path, reason: str) -> UserError:
     )
 
 
+def place(word: str | os.PathLike[str]) -> Path:
+    """The path that ``word`` names. A run's name is enough: ``mine`` is ``runs/mine`` where no model is at ``mine``."""
+    path = Path(os.path.expanduser(word))
+    if path.is_absolute() or holds_model(path):
+        return path
+    named = RUNS / path
+    return named if holds_model(named) or (named.is_dir() and not path.exists()) else path
+
+
+def holds_model(path: Path) -> bool:
+    """Whether there is a model, or a run that is to become one: a GGUF file, a run's folder or a model directory."""
+    if path.is_file():
+        return path.suffix == ".gguf"
+    marks = ("config.json", CONFIG, "checkpoints", "gguf", "adapter_config.json", "export.json")
+    return any((path / mark).exists() for mark in marks) or bool(model_files(path))
+
+
 def resolve(path: str | os.PathLike[str]) -> Run:
     """What ``path`` names: a run, a checkpoint of a run, or a model directory from elsewhere.
 
     Raises UserError that says what is there instead, and which runs exist.
     """
-    root = Path(os.path.expanduser(path))
+    root = place(path)
     if not root.exists():
         raise UserError(_missing(root))
     if root.is_file() and root.suffix == ".gguf":
@@ -197,7 +217,7 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         )
     if root.is_file():
         raise UserError(f"{root} is a file; give a run directory (runs/<name>) or a Hugging Face model directory")
-    root = root.resolve()
+    typed, root = root, root.resolve()
     if CHECKPOINT_NAME.fullmatch(root.name) and root.parent.name == "checkpoints":
         return Run(root=root.parent.parent, pinned=root)
     if (root / "config.json").is_file():
@@ -210,22 +230,31 @@ def resolve(path: str | os.PathLike[str]) -> Run:
             "merged model, or merge the adapter into its base first (PEFT's merge_and_unload)"
         )
     raise UserError(
-        f"{root} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
+        f"{typed} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
         f"(no config.json); give runs/<name>, or the folder that config.json and model.safetensors are in"
     )
 
 
 def _missing(root: Path) -> str:
-    parent = root.parent
+    is_name = len(root.parts) == 1 and not root.is_absolute()
+    parent = RUNS if is_name else root.parent
     siblings = []
     if parent.is_dir():
-        siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        folders = [each for each in parent.iterdir() if each.is_dir() and each.name[0] != "."]
+        # Of any folder only models are named; what is in runs/ is a run, also one that has just begun.
+        siblings = sorted(each.name for each in folders if parent.name == RUNS.name or holds_model(each))
+    if root.suffix == ".gguf":
+        there = sorted(each.name for each in root.parent.glob("*.gguf")) if root.parent.is_dir() else []
+        hint = nearest(root.name, there) or (f"there are: {', '.join(there[:8])}" if there else "")
+        return f"{root} does not exist; {hint or 'name a GGUF file, a run or a model directory'}"
     if root.name == LATEST and not siblings:
         return f"there is no run yet ({root} does not exist); train one first: `{spelled('train', preset='tiny')}`"
     hint = nearest(root.name, siblings)
     if not hint and siblings:
         hint = f"there are: {', '.join(siblings[:8])}"
     train = spelled("train", preset="tiny")
+    if is_name:
+        return f"there is no run {root} in {RUNS}/ and no such folder here; {hint or f'train one first: `{train}`'}"
     return f"{root} does not exist; {hint or f'train a run first: `{train}`'}"
 
 
@@ -252,3 +281,6 @@ def _point(link: Path, target: str) -> None:
 
 def _if_file(path: Path) -> Path | None:
     return path if path.is_file() else None
+
+
+make_callable(__name__)  # ``slm.runs()``: see slm.api.runs

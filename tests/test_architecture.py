@@ -39,6 +39,7 @@ ORDER = {
         "hub",
         "evaluate",
         "doctor",
+        "api",
         "command",
         "__main__",
     ),

@@ -78,6 +78,18 @@ def test_tuning_and_its_processes(checkout):
         assert words(checkout, target, "MODEL=x", "ARGS=tune.lora=16") == [target, "base=x", "tune.lora=16"]
 
 
+def test_text_and_the_model_to_start_from(checkout):
+    assert words(checkout, "train", "DATA=my notes/", "BUDGET=1h", "MODEL=mine") == [
+        *("train", "budget=1h", "preset=auto", "model=mine", "data=my notes/")
+    ]
+    assert words(checkout, "tune", "MODEL=mine", "DATA=chats.csv") == ["tune", "base=mine", "data=chats.csv"]
+    assert words(checkout, "qat", "DATA=a.txt") == ["qat", "base=runs/latest", "data=a.txt"]
+    assert words(checkout, "export", "MODEL=mine", "QUANT=q8_0") == ["export", "run=mine", "quant=q8_0"]
+    (checkout / ".venv/.dev").write_text("")
+    for target in ("sweep", "plan", "data-stats", "bench-train", "bench-recipe"):
+        assert words(checkout, target, "DATA=a.txt,b c.txt") == [target, "preset=tiny", "data=a.txt,b c.txt"]
+
+
 def test_a_budget_chooses_the_size_unless_a_preset_is_named(checkout):
     for target in ("train", "plan"):
         assert words(checkout, target, "BUDGET=8h") == [target, "budget=8h", "preset=auto"]

@@ -86,7 +86,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel):
 
 def test_help_and_plan_work_in_an_empty_folder(installed, tmp_path):
     assert "usage: slm COMMAND" in slm(installed, tmp_path, "--help")
-    assert "preset: 10m" in slm(installed, tmp_path, "train", "--help")
+    assert "10m, 125m, 350m" in slm(installed, tmp_path, "train", "--help")
     plan = slm(installed, tmp_path, "plan", "preset=10m", "tokens_per_s=1000")  # nothing is measured
     assert json.loads(plan.splitlines()[-1])["n_params"] == 13636608
     assert not list(tmp_path.iterdir())
@@ -107,7 +107,7 @@ def test_a_persons_own_modules_of_our_folders_names_stand_beside_ours(installed,
         capture_output=True,
         text=True,
     )
-    assert "preset: 10m" in done.stdout, done.stderr
+    assert "10m, 125m, 350m" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

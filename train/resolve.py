@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from slm.cli import spelled
-from slm.configuration import build, choices, load_config
+from slm.configuration import build, load_config
 from slm.data.errors import UserError, nearest
 from slm.durations import seconds_of
 from slm.hub import models
+from slm.options import choices
 from slm.train.config import RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]

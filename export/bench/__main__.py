@@ -17,6 +17,7 @@ from slm.export.bench.page import PAGE, write_page
 from slm.export.config import UNQUANTIZED
 from slm.export.staging import exit_on_sigterm
 from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.busy import mark
 from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
 
@@ -85,6 +86,7 @@ def show(record: dict[str, Any]) -> None:
         )
     )
     title = f"Quantization of {record['run']} / {record['checkpoint']}"
+    title += mark(record["others_share"]) if speed else ""
     report.table(title, columns, rows, caption=caption)
     print(record["recommendation"])
     page = Path(record["report"]) / PAGE

@@ -43,6 +43,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
     Rows that an earlier sweep measured for the same question are taken from the run's ``quantization/rows.json``.
     """
     wanted = variants(config)
+    others = Others()
     run = models.resolve(config.run)
     run.checkpoint()  # its absence is reported before anything is read
     threads = config.threads or compute_threads()
@@ -125,6 +126,7 @@ def sweep(config: SweepConfig, log: Log = lambda line: None) -> dict[str, Any]:
         "recommendation": recommendation(files),
         "report": str(out / FOLDER),
         "machine": machine_record(),
+        "others_share": others.share(),
     }
 
 

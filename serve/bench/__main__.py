@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from slm import cli
 from slm.llama.verdict import crash_advice, require_working_build
+from slm.machine.busy import Others
 from slm.machine.crash_guard import doing, guarded
 from slm.report import final_json
 from slm.serve.bench.config import BenchConfig, BenchOptions
@@ -46,6 +47,7 @@ def main(argv: list[str]) -> int:
         context = min(context, SLOT_CONTEXT)
     for line in notes:
         print(line, file=sys.stderr)
+    others = Others()
     limiter = Limiter(options, path, round(prompt_tokens))
     planned: list[Case] = []
     measured: dict[str, Measured] = {server.name: {} for server in servers}
@@ -62,6 +64,7 @@ def main(argv: list[str]) -> int:
     }
     memory = memory_bound(path, prompt_tokens=prompt_tokens, new_tokens=options.new_tokens)
     record = make_record(options, path, figures, limiter, prompt_tokens, memory)
+    record["others_share"] = others.share()
     show(record, notes)
     final_json(record)
     return 0

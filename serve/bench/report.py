@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slm.machine.busy import mark
 from slm.report import table
 
 _TITLES = {
@@ -35,7 +36,8 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
             f"({memory['weight_bytes'] / 1e6:,.1f} MB) and each sequence's cache ({memory['kv_bytes'] / 1e6:,.2f} MB) "
             f"at {memory['read_gb_per_s']:.1f} GB/s; a model in the processor's caches may be faster"
         )
-    table(f"The limit, by {record['limit_by']}", columns, rows, caption=shape)
+    busy = mark(record.get("others_share"))
+    table(f"The limit, by {record['limit_by']}{busy}", columns, rows, caption=shape)
     for key, title in _TITLES.items():
         rows = []
         for name, by_key in record["servers"].items():
@@ -45,7 +47,7 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
             rows.sort(key=lambda row: float(row[0]))
             columns = ["clients" if key != "open" else "load", "server", "tokens/s", "of limit"]
             columns += ["TTFT p50", "p95", "at once p50", "p95", "longest gap", "client CPU", "failed"]
-            table(title, columns, rows)
+            table(title + busy, columns, rows, key=2)
     for name, by_key in record["servers"].items():
         for key, by_n in by_key.items():
             for n, each in by_n.items():

@@ -28,8 +28,10 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     """
     if (name := hub_name(model)) is not None:
         return _of_the_hub(name)
-    path = Path(os.path.expanduser(model))
+    path = runs.place(model)
     if path.is_file():
+        if path.suffix != ".gguf" and not _is_gguf(path):
+            raise UserError(f"{model} is no model: give a .gguf file, a run, a model directory, or org/name on the Hub")
         return path, None
     if path.suffix == ".gguf":
         folder = path.parent
@@ -42,6 +44,11 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     if not found:
         raise UserError(f"{model} has no exported model yet; run `{spelled('export', run=model)}` first")
     return _pick(found)
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _of_the_hub(name: HubName) -> tuple[Path, str | None]:
@@ -74,7 +81,7 @@ def _pick(found: list[Path]) -> tuple[Path, str | None]:
 def resolve_adapter(word: str) -> Path:
     """The exported adapter of a run that trained one, or the .gguf file that ``word`` names. ``UserError`` where there
     is none."""
-    path = Path(os.path.expanduser(word))
+    path = runs.place(word)
     if path.is_file() or path.suffix == ".gguf":
         return path
     if (path / "adapter_config.json").is_file():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slm.command.option_names import options
 from slm.command.table import COMMANDS, SEVERAL
-from slm.configuration import CONFIG_DIR, choices
+from slm.options import CONFIG_DIR, choices
 
 _SCRIPTS = {"bash": "slm.bash", "zsh": "slm.zsh", "fish": "slm.fish"}
 

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     words, root = own_words(OUR_WORDS, argv)
     if status := run_all(steps(words, root)):
         return status
-    own_text = cli.spelled("train", preset="10m", name="mine", data="local", data__files="[my/*.txt]")
+    own_text = cli.spelled("train", preset="10m", name="mine", data="my/")
     print("\nThat was raw text to a quantized model on this machine. Next:")
     for command, about in (
         (cli.spelled("serve", model=root), "an OpenAI-compatible server"),

@@ -10,6 +10,7 @@ from slm.command.demo import own_words, run_all, unquoted
 from slm.data.chat.story_chat import exam
 from slm.data.errors import UserError
 from slm.hub.name import hub_name
+from slm.runs import place
 
 BASE = "runs/demo"
 OUR_WORDS = (f"base={BASE}", "name=demo-chat", "train.max_minutes=5", "train.max_steps=4000", "train.micro_batch=2")
@@ -20,8 +21,8 @@ def main(argv: list[str]) -> int:
     """Run the stages one after the other. Returns the status of the first that fails, or 0."""
     words, root = own_words(OUR_WORDS, argv)
     base = unquoted([word.removeprefix("base=") for word in words if word.startswith("base=")][-1])
-    if hub_name(base) is None and not Path(base).exists():
-        raise UserError(f"{base} does not exist: run `{cli.spelled('demo')}` first, or give base=")
+    if hub_name(base) is None and not place(base).exists():
+        raise UserError(f"{base} does not exist: run `{cli.spelled('demo')}` first, or give model=")
     if status := run_all(steps(words, root), _show_question):
         return status
     print(f"\nThe model answers and stops by itself. Next: {cli.spelled('chat', model=root)}")

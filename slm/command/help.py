@@ -4,8 +4,21 @@ Tested in tests/slm/command/test_main.py.
 """
 
 from slm.command.table import COMMANDS
-from slm.configuration import print_help
+from slm.options import show
 
+WORDS = {
+    "preset": "PRESET",
+    "model": "MODEL",
+    "local": "TEXT ...",
+    "chat": "CONVERSATIONS ...",
+    "questions": "QUESTIONS ...",
+    "text": "TEXT",
+    "quant": "TYPE ...",
+    "type": "TYPE",
+    "repository": "ORG/NAME",
+    "prompt": "'PROMPT'",
+}
+"""How a usage line names the kinds of ``Command.bare``."""
 COMPLETION = """usage: slm completion bash|zsh|fish
 
 Prints a script that completes commands, options, presets and file names:
@@ -20,27 +33,36 @@ def overview(version: str) -> str:
     listed = "\n".join(f"  {name:<13} {command.summary}" for name, command in COMMANDS.items())
     return f"""slm {version}: from raw text to a served language model on a CPU
 
-usage: slm COMMAND [key=value ...]
+usage: slm COMMAND [WORD ...] [key=value ...]
 
 {listed}
   completion    print completion for bash, zsh or fish
 
-Options are key=value words. slm COMMAND --help lists a command's options with examples. Runs are in runs/ of the
-current folder, and runs/latest is the newest of them.
+Words are what one means: text, a model, a preset, a type. Options are key=value words. slm COMMAND --help lists a
+command's options with examples. Runs are in runs/ of the current folder, a run's name is enough to name one, and
+latest is the newest of them.
 
-  slm train preset=10m name=mine data=local 'data.files=[notes/*.md]'
-  slm export run=runs/mine quant=q4_k_m
-  slm serve model=runs/mine port=8080"""
+  slm train notes/ name=mine budget=1h
+  slm tune mine chats.csv
+  slm export mine-chat q4_k_m
+  slm serve mine-chat port=8080"""
 
 
-def print_command(name: str) -> None:
-    """Print a sub-command's usage, its examples and all its options."""
+def print_command(name: str, wanted: str = "") -> None:
+    """Print a sub-command's usage, its examples and all its options; with ``wanted`` the options that have it in their
+    name or description."""
     command = COMMANDS[name]
-    print(f"usage: slm {name} [key=value ...]\n\n{command.summary[0].upper()}{command.summary[1:]}.\n\nExamples:")
+    # In training `model` is a group, too, the shape of a new model, and keeps its line.
+    renamed = {command.model_key: "model"} if command.model_key in ("run", "runs", "base") else {}
+    if wanted:
+        print(show(command.config, wanted=wanted, renamed=renamed))
+        return
+    bare = "".join(f" [{WORDS[kind]}]" for kind in command.bare)
+    print(f"usage: slm {name}{bare} [key=value ...]\n\n{command.summary[0].upper()}{command.summary[1:]}.\n\nExamples:")
     for words, about in command.examples:
         print(f"  slm {name} {words}".rstrip())
         print(f"      {about}")
     if command.defaults:
         print(f"\nWithout these words, slm {name} adds: {' '.join(command.defaults)}")
-    print()
-    print_help(command.config)
+    print(f"\nOptions of configs/{command.config}.yaml (slm {name} help=WORD: some of them)\n")
+    print(show(command.config, renamed=renamed))

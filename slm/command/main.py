@@ -10,6 +10,7 @@ import sys
 from typing import NoReturn
 
 from slm import cli
+from slm.command import grammar
 from slm.command.table import COMMANDS
 from slm.data.errors import UserError, nearest
 from slm.setup import llama
@@ -48,8 +49,9 @@ def main(argv: list[str]) -> int:
         return _completion(words)
     if name not in COMMANDS:
         raise UserError(unknown(name))
-    if any(word in ("-h", "--help") for word in words):
-        return _help([name])
+    if any(word in ("-h", "--help") or word.startswith("help=") for word in words):
+        asked = [word.removeprefix("help=") for word in words if word.startswith("help=")]
+        return _help([name, *(asked or [word for word in words if word.isidentifier()][:1])])
     module, words = target(name, words)
     if name not in WITHOUT_LLAMA:
         llama.wait()
@@ -59,11 +61,12 @@ def main(argv: list[str]) -> int:
 
 
 def target(name: str, words: list[str]) -> tuple[str, list[str]]:
-    """The module to run for a sub-command, and its words.
+    """The module to run for a sub-command, and its ``key=value`` words.
 
     ``slm train`` with more than one process or machine goes to the launcher.
     """
     command = COMMANDS[name]
+    words = grammar.read(name, words)
     given = {word.partition("=")[0] for word in words}
     words = [*(word for word in command.defaults if word.partition("=")[0] not in given), *words]
     if name == "train":
@@ -97,7 +100,7 @@ def _help(words: list[str]) -> int:
     if not words:
         print(help.overview(version()))
     elif words[0] in COMMANDS:
-        help.print_command(words[0])
+        help.print_command(words[0], words[1] if len(words) > 1 else "")
     else:
         raise UserError(unknown(words[0]))
     return 0

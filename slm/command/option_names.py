@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from slm.configuration import CONFIG_DIR
+from slm.options import CONFIG_DIR
 
 
 def options(config_name: str, words: list[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from slm.doctor.advice import advice
 from slm.doctor.examine import examine
 from slm.doctor.tables import choice_rows, machine_rows
 from slm.machine import hardware
+from slm.machine.busy import Others, mark
 from slm.report import final_json, table
 
 
@@ -26,8 +27,10 @@ def main(argv: list[str]) -> int:
     trials out."""
     options = load(DoctorOptions, "doctor", argv)
     hardware.share_cores()
+    others = Others()
     record = examine(options.runs_dir, try_compile=options.compile, time_decoding=options.decode)
-    table("This machine", ["what", "found"], machine_rows(record))
+    record["others_share"] = others.share()
+    table("This machine" + mark(record["others_share"]), ["what", "found"], machine_rows(record))
     table("What will be used", ["stage", "choice"], choice_rows(record))
     hints = advice(record)
     print("\n".join(["For more:", *(f"  - {hint}" for hint in hints)]) if hints else "Nothing to install or change.")

@@ -29,7 +29,8 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(TextOptions):
-    """What to score and how much of it. Without ``text``, it is WikiText-2's raw test set from the Hub."""
+    """What to score and how much of it. Without ``text``, it is the run's validation.txt, else WikiText-2's raw test
+    set from the Hub, which ``text=wikitext`` asks for."""
 
     contiguous: int | None = None
     """Score in a third definition, too: windows of this many tokens that do not overlap, every token scored."""

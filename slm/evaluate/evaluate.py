@@ -1,7 +1,7 @@
 """``python -m slm.evaluate run=RUN``: perplexity of a checkpoint and of every GGUF made from it, in one table; with
 ``tasks=...`` the tasks of lm-evaluation-harness (``slm.evaluate.tasks``).
 
-Each model is scored on one text, WikiText-2's raw test set unless another is given, in two definitions that must
+Each model is scored on one text, the run's held-out text unless another is given, in two definitions that must
 not be mixed up (see ``slm.evaluate.perplexity``). The last line printed is a JSON list of rows.
 """
 
@@ -27,7 +27,7 @@ from slm.evaluate.perplexity import (
 )
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer, checkpoint_scorer
-from slm.evaluate.text import Text, first_documents, read_text, shorten
+from slm.evaluate.text import Text, first_documents, read_text, shorten, text_file
 from slm.exported import stale_lines
 from slm.hub import models
 from slm.llama.gguf_check import read_header
@@ -97,7 +97,7 @@ def evaluate(run: runs.Run, config: EvalConfig) -> list[dict[str, Any]]:
     UserError where there is nothing to score or the text is too short.
     """
     files = files_to_score(run, config)
-    text = read_text(config.text)
+    text = read_text(text_file(config.text, run))
     rows: list[dict[str, Any]] = []
     threads = config.threads or compute_threads()
     if config.checkpoint:
@@ -204,11 +204,10 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
 
     report.table(
         f"Perplexity of {run.name}",
-        ["file", "engine", "definition", "perplexity", "± stderr", "word perplexity", "bits per byte", "tokens"],
+        ["file", "definition", "perplexity", "± stderr", "word perplexity", "bits per byte", "tokens"],
         [
             [
                 each["file"],
-                each["engine"],
                 each["definition"],
                 report.perplexity_text(each["perplexity"]),
                 number(each["stderr"], 4),
@@ -218,6 +217,7 @@ def show(run: runs.Run, rows: list[dict[str, Any]]) -> None:
             ]
             for each in rows
         ],
+        key=2,
         caption=(
             "llama.cpp/N: windows of N tokens that do not overlap, second halves scored (as llama-perplexity does)\n"
             "sliding/T: context T, stride T/2, every token scored once; word perplexity and bits per byte are its own\n"

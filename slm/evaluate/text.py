@@ -10,6 +10,8 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.evaluate.perplexity import Scorer
+from slm.exported import shown
+from slm.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,21 @@ class Text:
     @property
     def n_bytes(self) -> int:
         return len(self.content.encode("utf-8"))
+
+
+WIKITEXT = "wikitext"
+"""``eval.text``: WikiText-2's raw test set."""
+
+
+def text_file(named: Path | None, run: Run) -> Path | None:
+    """The file to score: the one named, else the run's held-out text; None: WikiText-2's raw test set. A line says
+    which it is where nobody has named it."""
+    if named is not None:
+        return None if str(named) == WIKITEXT and not named.exists() else named
+    own = run.validation_text
+    if own is not None:
+        print(f"text: {shown(own)}, which the run held out (eval.text={WIKITEXT}: WikiText-2's test set)", flush=True)
+    return own
 
 
 def read_text(path: Path | None) -> Text:

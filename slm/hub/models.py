@@ -76,7 +76,8 @@ def directory(word: str) -> str:
     Anything else is returned as it is, but for a ``~``. ``UserError`` for a run without a checkpoint.
     """
     word = os.path.expanduser(word)
-    if hub_name(word) is None and (not Path(word).is_dir() or (Path(word) / "config.json").is_file()):
+    place = runs.place(word)
+    if hub_name(word) is None and (not place.is_dir() or (place / "config.json").is_file()):
         return word
     run = resolve(word)
     if line := run.choice_line():

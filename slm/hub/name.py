@@ -55,7 +55,7 @@ def hub_name(word: str | os.PathLike[str]) -> HubName | None:
         return None
     repo = found["repo"]
     folder = repo.partition("/")[0]
-    if folder in OUR_FOLDERS or Path(folder).is_dir() or Path(repo).exists():
+    if folder in OUR_FOLDERS or Path(folder).is_dir() or Path("runs", folder).is_dir() or Path(repo).exists():
         return None
     return HubName(repo=repo, revision=found["revision"], quant=found["quant"])
 

@@ -17,7 +17,7 @@ from slm.data.storage import atomic_write_text
 from slm.exported import MODELFILE, damage, recorded_sums, shown, stale_lines
 from slm.hub import card, models
 from slm.hub.errors import host, hub_errors
-from slm.hub.name import valid_repo
+from slm.hub.name import hub_name, valid_repo
 from slm.llama.gguf_check import read_header
 from slm.report import final_json, size, table
 
@@ -64,6 +64,8 @@ def main(argv: list[str]) -> int:
     """Show what would go up and write the card; upload with ``dry_run=false``. Returns the exit status."""
     config = load(PublishConfig, "publish", argv, literal=("run", "to"))
     if config.to is None:
+        if hub_name(config.run) is None:
+            models.resolve(config.run)  # what is wrong with it is said first
         raise UserError(f"to= is missing: `{cli.spelled('publish', run=config.run, to='org/name')}`")
     run = models.resolve(config.run)
     if not run.is_hf and not run.checkpoints() and run.ggufs():
@@ -85,10 +87,10 @@ def main(argv: list[str]) -> int:
     record |= {"files": {name: path.stat().st_size for name, path in files.items()}}
     if config.dry_run:
         more = cli.spelled("publish", run=config.run, to=config.to, dry_run="false")
-        print(f"nothing was uploaded; read {shown(card_path)}, then: {more}")
+        print(f"nothing was uploaded; read {shown(card_path)}\nnext: {more}")
     else:
         record["url"] = upload(config, files, card.commit_message(run, checkpoint))
-        print(f"published: {record['url']}")
+        print(f"published: {record['url']}\nnext: {cli.spelled('serve', model=config.to)}")
     final_json(record)
     return 0
 

@@ -90,9 +90,13 @@ def _read(at: int) -> bytes:
 def _wait(child: int) -> int:
     """The child's status as subprocess gives it. Signals that were sent to this process alone are passed on; those of a
     terminal (Ctrl-C) reach the child by themselves."""
+    told = False
     while True:
         received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:
+            if received.si_signo == signal.SIGINT and not told:
+                told = True  # at once: the child may be in native code, and hears of it afterwards
+                print("\nCtrl-C: stopping after what is being computed", file=sys.stderr, flush=True)
             if received.si_pid:  # 0: the kernel's, to the whole group
                 os.kill(child, received.si_signo)
             continue

@@ -36,6 +36,20 @@ def test_models(client):
     assert caught.value.code == "model_not_found"
 
 
+def test_the_page_comes_first_and_the_example_fits_the_model(server, chat_server):
+    for each, path, body in (
+        (server, "/v1/completions", '"prompt": "Once'),
+        (chat_server, "/v1/chat/completions", '"messages": [{"role": "user"'),
+    ):
+        lines = each.log.read_text().splitlines()
+        page = next(number for number, line in enumerate(lines) if line.startswith("page "))
+        assert lines[page] == f"page     {each.url}/"
+        assert lines[page + 1].startswith("model    ")
+        example = lines[lines.index("try") + 1]
+        assert f"{each.url}{path} " in example
+        assert body in example
+
+
 def test_other_names_of_a_model(tmp_path, tiny_path, start_server):
     """A run's name, whatever its file is called; and any name, where the server says so."""
     (tmp_path / "mine" / "gguf").mkdir(parents=True)

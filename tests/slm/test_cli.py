@@ -108,3 +108,24 @@ def test_a_reader_that_goes_away_is_no_error(repository):
         process.stdout.close()
         assert process.wait(timeout=60) == 1
         assert process.stderr.read() == b""
+
+
+def test_json_is_a_word_of_every_command(monkeypatch):
+    monkeypatch.setenv("SLM_JSON", "")  # put back at the end
+    given: list[str] = []
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda words: given.extend(words), ["a=1", "json=true", "b"])
+    assert (ended.value.code, given, os.environ["SLM_JSON"]) == (0, ["a=1", "b"], "true")
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda words: None, ["json=yes"])
+    assert ended.value.code == 2
+
+
+def test_a_command_is_spelled_as_one_types_it(monkeypatch):
+    monkeypatch.delenv("SLM_MAKE", raising=False)
+    assert cli.spelled("export", run="runs/a b", quant="q8_0") == "slm export 'runs/a b' q8_0"
+    assert cli.spelled("train", name="x", data="my/") == "slm train my/ name=x"
+    assert cli.spelled("serve", model="a=b.gguf") == "slm serve model=a=b.gguf"
+    monkeypatch.setenv("SLM_MAKE", "1")
+    assert cli.spelled("train", data="my/", name="x") == 'make train DATA=my/ ARGS="name=x"'
+    assert cli.spelled("tune", base="runs/a") == "make tune MODEL=runs/a"

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from slm.report import atomic_write_json, duration, final_json, finite, plain, table
 
 
@@ -29,10 +31,58 @@ def test_the_final_line_is_strict_json(capsys):
     assert finite(3) == 3
 
 
-def test_a_table_is_not_cut_where_there_is_no_terminal(capsys):
-    table("Rates", ["what", "figure"], [["a" * 150, "1,234"], ["short", None]])
-    lines = capsys.readouterr().out.splitlines()
-    assert any("a" * 150 in line and "1,234" in line for line in lines)
+@pytest.fixture
+def screen(capsys, monkeypatch):
+    """The lines that a table takes on a screen so wide."""
+
+    def lines(columns: int, *args, **options) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        table(*args, **options)
+        printed = capsys.readouterr().out.splitlines()
+        assert max(map(len, printed)) <= columns
+        return printed
+
+    return lines
+
+
+def test_a_wide_cell_is_folded_and_whole(screen):
+    lines = screen(80, "Rates", ["what", "figure"], [["a" * 150, "1,234"], ["short", None]])
+    assert sum(line.count("a") for line in lines[4:]) == 150
+    assert lines[5].startswith("aaa")
+    assert lines[5].endswith(" 1,234")
+
+
+COLUMNS = [f"column {letter}" for letter in "abcdefghij"]
+ROWS = [[f"row {number}", *(f"{number}.{column}" for column in range(9))] for number in range(3)]
+
+
+def test_a_wide_table_is_printed_in_parts_each_with_what_its_rows_are(screen):
+    lines = screen(80, "Many", COLUMNS, ROWS, caption="words " * 40, chosen=[1])
+    heads = [line for line in lines if "column a" in line]
+    assert len(heads) == 2
+    assert " ".join(heads).count("column") == len(COLUMNS) + 1
+    assert [line[:8] for line in lines if "row" in line] == ["  row 0 ", "> row 1 ", "  row 2 "] * 2
+    wide = screen(120, "Many", COLUMNS, ROWS)
+    assert sum("column a" in line for line in wide) == 1
+    assert "> " not in "".join(wide)
+
+
+def test_numbers_stand_right_and_text_left(screen):
+    lines = screen(80, "T", ["name", "value"], [["a", "1.5 ± 0.1"], ["bcd", "12"]])
+    assert lines[-3:-1] == ["a     1.5 ± 0.1", "bcd          12"]
+
+
+def test_results_are_json_for_programs_and_on_request(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    final_json({"a": 1})
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("SLM_JSON", "true")
+    final_json({"a": 1})
+    assert capsys.readouterr().out == '{"a": 1}\n'
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    monkeypatch.setenv("SLM_JSON", "false")
+    final_json({"a": 1})
+    assert capsys.readouterr().out == ""
 
 
 def test_json_is_strict(tmp_path):

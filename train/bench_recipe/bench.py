@@ -17,6 +17,7 @@ from typing import Any
 from slm.cli import EXIT_INTERRUPTED
 from slm.configuration import load
 from slm.data.errors import UserError
+from slm.machine.busy import Others, mark
 from slm.machine.record import machine_record
 from slm.report import duration, final_json, table
 from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> int:
     print(
         f"{folder}: {len(waiting)} runs of {config.minutes:g} minutes, about {duration(1.1 * total)} in all", flush=True
     )
+    others = Others()
     entries: list[Entry] = []
     failed: dict[str, str] = {}
     for index, (name, train) in enumerate(plan, start=1):
@@ -101,9 +103,11 @@ def main(argv: list[str]) -> int:
             print(f"  {entry.name} ({entry.note}) is left out: {error}", flush=True)
             continue
         rows.append({"name": entry.name, **entry.record(), "bits_per_byte": scores})
-    show(config, rows, [title for title, _ in texts])
+    busy = others.share()
+    show(config, rows, [title for title, _ in texts], mark(busy))
     final_json(
         {
+            "others_share": busy,
             "minutes": config.minutes,
             "preset": config.preset,
             "folder": str(folder),
@@ -152,11 +156,12 @@ def best_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: next(iter(row["bits_per_byte"].values())))
 
 
-def show(config: BenchRecipeConfig, rows: list[dict[str, Any]], titles: list[str]) -> None:
-    """Print the table, best first, and how far ours is from the best of each other one."""
+def show(config: BenchRecipeConfig, rows: list[dict[str, Any]], titles: list[str], busy: str = "") -> None:
+    """Print the table, best first, and how far ours is from the best of each other one. ``busy``: the title's mark of a
+    busy machine."""
     ordered = best_first(rows)
     table(
-        f"{config.preset}, {config.minutes:g} minutes from the start of a process",
+        f"{config.preset}, {config.minutes:g} minutes from the start of a process{busy}",
         ["", "run", *(f"bits per byte, {title}" for title in titles), "tokens", "tokens/s", "seconds"],
         [
             [
@@ -169,6 +174,8 @@ def show(config: BenchRecipeConfig, rows: list[dict[str, Any]], titles: list[str
             ]
             for row in ordered
         ],
+        key=2,
+        chosen=[0],
         caption=(
             f"bits per byte: all of the text, contiguous windows of {config.bench.window} of the model's own tokens, "
             "all nats over all UTF-8 bytes;\ntokens/s: of training; seconds: from the start of a process to its end, "

@@ -18,7 +18,7 @@ from typing import Any
 
 from slm.data.errors import UserError
 from slm.train.config import TrainConfig
-from slm.train.interrupt import handle_stop_signals, start_apart
+from slm.train.interrupt import handle_stop_signals, signal_name, start_apart
 from slm.train.run.run_state import SET_UP_TOOK
 from slm.train.sweep.outcome import last_error
 
@@ -97,8 +97,12 @@ def timed(
         log.unlink(missing_ok=True)
     process = start_apart(command, log, env=dict(environment), cwd=cwd)
 
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
+    def pass_on(number: int, _frame: FrameType | None) -> None:
         nonlocal stopped
+        if not stopped:
+            os.write(
+                2, f"\n{signal_name(number)}: {what or 'the contender'} saves what it can, then this stops\n".encode()
+            )
         stopped = True
         process.send_signal(signal.SIGINT)
 

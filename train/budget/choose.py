@@ -21,7 +21,7 @@ from slm.runs import list_checkpoints, saved_config
 from slm.train.budget import choice, corpus
 from slm.train.budget.choice import Candidate, Wanted
 from slm.train.budget.corpus import CorpusSize
-from slm.train.budget.machine import SECONDS, Machine, measured
+from slm.train.budget.machine import SECONDS, Machine, machine_name, measured
 from slm.train.config import OptimConfig, RunConfig
 from slm.train.model_shape import model_shape
 from slm.train.phases import bag_of, short_of
@@ -115,9 +115,10 @@ def _own_name(argv: list[str]) -> list[str]:
     return [] if given_value(argv, "name") or from_checkpoint else ["name=auto"]
 
 
-def basis_of(base: RunConfig, argv: list[str], seconds: float) -> Basis:
-    """This machine's speed, the text's size, the law of all records, and what the person has set."""
-    machine = measured(base.train, base.optim, min(SECONDS, max(2.0, MEASURING_SHARE * seconds)))
+def basis_of(base: RunConfig, argv: list[str], seconds: float, machine: Machine | None = None) -> Basis:
+    """The machine's speed (this one's, unless one is given), the text's size, the law of all records, and what the
+    person has set."""
+    machine = machine or measured(base.train, base.optim, min(SECONDS, max(2.0, MEASURING_SHARE * seconds)))
     wanted = wanted_of(base, argv)
     vocabularies = sorted({*corpus.VOCABULARIES, *([wanted.vocab_size] if wanted.vocab_size else [])})
     size = corpus.count(base.data, base.train.seed, [each for each in vocabularies if each >= 512] or [512])
@@ -278,7 +279,6 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis, seconds: float
     first = max(0, min(at - SHOWN // 2, len(sizes) - SHOWN))
     rows = [
         [
-            ">" if each.shape == chosen.shape else "",
             f"{each.shape.n_layers} x {each.shape.d_model}",
             f"{each.model.n_params / 1e6:.1f}M",
             f"{each.vocab_size:,}",
@@ -289,9 +289,9 @@ def show(chosen: Candidate, sizes: list[Candidate], basis: Basis, seconds: float
         ]
         for each in (chosen if each.shape == chosen.shape else each for each in sizes[first : first + SHOWN])
     ]
-    columns = ["", "layers x width", "parameters", "vocabulary", "tokens a step", *READING]
+    columns = ["layers x width", "parameters", "vocabulary", "tokens a step", *READING]
     columns += ["bits per byte", "two of three"]
-    table(f"{duration(seconds)} on this machine", columns, rows)
+    table(f"{duration(seconds)} on {machine_name(basis.machine)}", columns, rows, chosen=[at - first])
     print("  " + reason(chosen, sizes, basis))
 
 

@@ -22,8 +22,8 @@ class Costs:
     training: float
     """The whole run."""
     training_per_million_tokens: float
-    serving_per_million_tokens: float
-    """Written for one reader, the machine doing nothing else."""
+    serving_per_million_tokens: float | None
+    """Written for one reader, the machine doing nothing else; None where its speed is not known."""
     api_per_million_tokens: float
     api_is_x: float | None
     """The API's price in units of one's own."""
@@ -46,12 +46,13 @@ def q4_k_m_bytes(model: ModelConfig) -> float:
 
 
 def costs(
-    *, seconds: float, tokens: float, decode_tokens_per_s: float, price_per_hour: float, api_price: float
+    *, seconds: float, tokens: float, decode_tokens_per_s: float | None, price_per_hour: float, api_price: float
 ) -> Costs:
-    """What training for ``seconds`` on ``tokens`` and serving at this speed cost, against an API."""
+    """What training for ``seconds`` on ``tokens`` and serving at this speed cost, against an API. Without a speed of
+    serving (None) the training alone."""
     training = price_per_hour * seconds / 3600
-    serving = price_per_hour / 3600 / decode_tokens_per_s * 1e6
-    saved = api_price - serving
+    serving = None if decode_tokens_per_s is None else price_per_hour / 3600 / decode_tokens_per_s * 1e6
+    saved = 0.0 if serving is None else api_price - serving
     return Costs(
         training=training,
         training_per_million_tokens=training / tokens * 1e6,

@@ -139,6 +139,11 @@ class Machine:
         return 1 / (file_bytes / (self.memory_gb_per_s * 1e9) + 1e-4 + 3e-5 * n_layers)
 
 
+def machine_name(machine: Machine) -> str:
+    """How a table names the measured machine, with a mark where other programs had a part of it."""
+    return "this machine" + (f" (BUSY: measured with {machine.share:.0%} of its cores)" if machine.share < BUSY else "")
+
+
 def rates_of(timings: Sequence[Timing]) -> tuple[Rates, ...]:
     """The rates of each width that was measured at two depths."""
     found = []

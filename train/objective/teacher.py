@@ -6,7 +6,6 @@ Tested in tests/train/objective/test_teacher.py.
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
+from slm.runs import place
 from slm.train.backend import Backend, make_frozen_backend
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
@@ -81,7 +81,7 @@ class Named:
     ) -> None:
         self._config, self._environment = config, environment
         self._n_ids, self._temperature, self._eot_id = tokenizer.vocab_size, temperature, eot_id
-        self.path = Path(os.path.expanduser(name))
+        self.path = place(name)
         self.is_gguf = self.path.suffix == ".gguf"
         if self.is_gguf and not self.path.is_file():
             hint = nearest(self.path.name, [each.name for each in self.path.parent.glob("*.gguf")])

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         raise UserError(
             f"{out} cannot be written ({error.strerror or error}): name a file in another directory with out=FILE"
         ) from error
-    print(f"written: {out}")
+    print(f"written: {out}\nnext: open it in a browser")
     return 0
 
 

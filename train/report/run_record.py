@@ -15,7 +15,7 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.model.config import ModelConfig
-from slm.runs import CHECKPOINT_NAME, CONFIG, LATEST, list_checkpoints, resolve, saved_config
+from slm.runs import CHECKPOINT_NAME, CONFIG, LATEST, list_checkpoints, place, resolve, saved_config
 from slm.train.report.curves import Curves, Tail, number, records
 from slm.train.report.samples import SAMPLES, Samples
 from slm.train.run_lock import LOCK, is_locked
@@ -295,7 +295,7 @@ def find_run(path: str) -> Path:
 
     ``latest`` is the run that was written to last, even if it has no checkpoint yet. UserError where there is no run.
     """
-    given = Path(path)
+    given = place(path)
     if given.name == LATEST and (given.is_symlink() or not given.exists()) and given.parent.is_dir():
         written = [(file.stat().st_mtime, file.parent.resolve()) for file in given.parent.glob("*/metrics.jsonl")]
         if written:

@@ -13,7 +13,7 @@ from rich.live import Live
 from slm import cli
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
-from slm.runs import LATEST
+from slm.runs import LATEST, place
 from slm.train.report.run_record import RunRecord, find_run
 from slm.train.report.run_view import headline, validation_line, view
 from slm.train.report.terminal_keys import leave_key
@@ -108,7 +108,7 @@ def _find_when_begun(config: WatchConfig) -> Path:
         try:
             return find_run(config.run)
         except UserError:
-            given = Path(config.run)
+            given = place(config.run)
             starting = given.parent.glob("*") if given.name == LATEST else [given]
             if config.watch.once or not any(is_locked(each / LOCK) for each in starting):
                 raise

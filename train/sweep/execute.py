@@ -4,6 +4,7 @@ Tested in tests/train/sweep/test_sweep.py.
 """
 
 import math
+import os
 import signal
 import sys
 import time
@@ -14,12 +15,13 @@ from typing import Any, Protocol
 
 from slm.data.progress import Progress
 from slm.report import duration
-from slm.train.interrupt import handle_stop_signals, start_apart
+from slm.train.interrupt import handle_stop_signals, signal_name, start_apart
 from slm.train.report.run_record import RunRecord
 from slm.train.sweep.grid import Values, describe
 from slm.train.sweep.halving import survivors
 from slm.train.sweep.outcome import NOT_REPEATED, Outcome, last_error, read_outcome
 from slm.train.sweep.planned import PlannedRun
+from slm.train.sweep.time_left import TimeLeft
 
 POLL_S = 0.1
 
@@ -60,6 +62,7 @@ class Execution:
         self._alive: list[PlannedRun] = list(runs)
         self._done_flops = 0.0
         self._progress = Progress("sweep")
+        self._time = TimeLeft()
 
     def __enter__(self) -> "Execution":
         self._before = handle_stop_signals(self._receive)
@@ -71,6 +74,8 @@ class Execution:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal is None:  # at once, and not by print: the signal may have come within one
+            os.write(2, f"\n{signal_name(number)}: the run saves its state, then the sweep stops\n".encode())
         self._signal = number
 
     # The order of the runs.
@@ -139,17 +144,16 @@ class Execution:
         record, asked = RunRecord(run.root), 0
         process = self._start(run.words, log)
         before = self.outcomes[run.point.label].step
+        self._time.start(time.monotonic(), run.flops(before))
         while (code := process.poll()) is None:
             time.sleep(POLL_S)
             record.update()
             reached = stop_at is not None and any(each.step >= stop_at for each in record.validations)
-            if self._signal is not None and asked < 1:
-                self._progress.done()
-                print("stopping: the run saves its state", flush=True)
             if (reached or self._signal is not None) and asked < 1:
                 process.send_signal(signal.SIGTERM)
                 asked += 1
             self._show(run, record, before)
+        self._time.end(time.monotonic())
         stopped = (0, 128 + signal.SIGTERM, *([-signal.SIGTERM] if asked else []))  # the last: while it was setting up
         failed = code not in stopped
         self._failures[run.point.label] = (last_error(log) or f"exit status {code}") if failed else ""
@@ -175,15 +179,33 @@ class Execution:
             share = math.ceil(round(share * count * self._keep, 9)) / count
         return total
 
+    def starts_left(self, current: PlannedRun) -> float:
+        """Processes that are still to be started, the survivors of later rungs taken as average ones."""
+        behind = self._alive[self._alive.index(current) + 1 :] if current in self._alive else []
+        total = float(sum(self.outcomes[run.point.label].status not in NOT_REPEATED for run in behind))
+        count = len({run.point.setting for run in self._alive})
+        share = math.ceil(round(count * self._keep, 9)) / count
+        for _ in range(self._stage + 1, self.n_stages):
+            total += share * len(self._alive)
+            share = math.ceil(round(share * count * self._keep, 9)) / count
+        return total
+
     def _show(self, run: PlannedRun, record: RunRecord, before: int) -> None:
         step = record.step()
         done = self._done_flops + run.flops(max(0, step - before))
+        now = time.monotonic()
+        self._time.step(now, run.flops(step))
         note = f"{run.point.label} at step {step:,} of {run.steps:,}"
         if (loss := record.recent("loss")) is not None:
             note += f", loss {loss:.3f}"
         if record.validations and (bits := record.validations[-1].bits_per_byte) is not None:
             note += f", {bits:.3f} bits per byte"
-        self._progress.update(done, done + self.flops_left({run.point.label: step}), note)
+        left = self.flops_left({run.point.label: step})
+        seconds = self._time.left(now, left, self.starts_left(run))
+        if seconds is None:  # before the second step of the first run
+            self._progress.update(0, None, note)
+        else:
+            self._progress.update(done, done + left, note, seconds)
 
 
 def guess_flops_per_s() -> float:

@@ -44,7 +44,8 @@ def show_settings(title: str, grid: Grid, settings: Sequence[Setting]) -> None:
                 _state(setting),
             ]
         )
-    table(title, columns, rows, caption=CAPTION)
+    best = [0] if settings and settings[0].status == "finished" else []
+    table(title, columns, rows, caption=CAPTION, key=max(1, len(keys)), chosen=best)
 
 
 def _state(setting: Setting) -> str:

@@ -190,7 +190,7 @@ def _finish(
         values = best.runs[0].point.setting
         steps = [] if tokens is None else [("train.max_steps", str(best.runs[0].steps))]
         record |= {"best": dict(values), "command": command_line(grid, [*values, *steps])}
-        print(f"best: {describe(values)}\n  {record['command']}")
+        print(f"best: {describe(values)}")
     compared = [run for setting in settings for run in setting.runs if execution.outcomes[run.point.label].step]
     if compared:
         path = folder / "compare.html"
@@ -201,6 +201,8 @@ def _finish(
         more = f", the best {len(records)} of {len(compared)}" if len(compared) > len(records) else ""
         print(f"report: {path} (curves and options next to each other{more})")
         record["report"] = str(path)
+    if record["command"]:
+        print(f"next: {record['command']}")
     return record
 
 
@@ -210,7 +212,7 @@ def _finish_ranges(grid: Grid, folder: Path, runs: Sequence[PlannedRun], executi
     first = results[0][1]
     if rates := rates_to_try(first):
         lr = ",".join(f"{rate:g}" for rate in rates)
-        print(f"to try: {command_line(grid, [*runs[0].point.values, ('optim.lr', lr)], 'sweep')}")
+        print(f"next: {command_line(grid, [*runs[0].point.values, ('optim.lr', lr)], 'sweep')}")
     return {"range_test": [{"options": dict(run.point.values), **vars(result)} for run, result in results]}
 
 

@@ -13,6 +13,7 @@ from slm import cli
 from slm.configuration import load
 from slm.data.errors import UserError
 from slm.kernels import roofline
+from slm.machine.busy import Others, mark
 from slm.machine.fresh_process import DiedError, in_fresh_process
 from slm.machine.record import machine_record
 from slm.report import final_json, table
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
     grad_accum = bench.micro_batches or min(config.train.grad_accum, MOST_MICRO_BATCHES)
     task = Task(config=config, grad_accum=grad_accum, steps=bench.steps, warmup=bench.warmup)
     results: dict[str, dict[str, Any]] = {}
+    others = Others()
     for name in ["ours", *(each for each in bench.baselines if each != "ours")]:
         print(f"measuring {name} ...", flush=True)
         try:
@@ -68,7 +70,8 @@ def main(argv: list[str]) -> int:
     ours = results["ours"]
     limits = roofline.measure(ours["threads"])
     peak = limits.peak(ours["precision"]) if limits else None
-    show(config, results)
+    busy = others.share()
+    show(config, results, mark(busy))
     show_roofline(ours, limits, peak)
     record = {
         "preset": config.preset,
@@ -93,6 +96,7 @@ def main(argv: list[str]) -> int:
         },
         "contenders": results,
         "machine": machine_record(),
+        "others_share": busy,
     }
     final_json(record)
     return 0
@@ -104,8 +108,8 @@ def ratio(results: dict[str, Any], other: str) -> float | None:
     return results["ours"]["tokens_per_s"] / theirs if theirs else None
 
 
-def show(config: RunConfig, results: dict[str, Any]) -> None:
-    """Print the table, and under it the shares of a step's time."""
+def show(config: RunConfig, results: dict[str, Any], busy: str = "") -> None:
+    """Print the table, and under it the shares of a step's time. ``busy``: the title's mark of a busy machine."""
     rows = []
     for name, each in results.items():
         if "skipped" in each:
@@ -125,7 +129,7 @@ def show(config: RunConfig, results: dict[str, Any]) -> None:
     columns = ["", "tokens/s", "GFLOP/s", "of GEMM peak", "ours is x", "first step, s", "peak GiB"]
     ours = results["ours"]
     table(
-        f"Training steps of {config.preset}: {ours['threads']} threads, {ours['precision']}",
+        f"Training steps of {config.preset}: {ours['threads']} threads, {ours['precision']}{busy}",
         columns,
         rows,
         caption=f"GFLOP/s: 6N + causal attention; GEMM peak of this run: {ours['gemm_peak_gflops']:,.0f} GFLOP/s",

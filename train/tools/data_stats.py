@@ -81,6 +81,7 @@ def main(argv: list[str]) -> int:
         plot({name: each.lengths for name, (each, _) in counted.items() if each.lengths}, Path(stats.plot))
         record["plot"] = stats.plot
         print(f"document lengths: {stats.plot}")
+        print(f"next: {cli.spelled('train', budget='1h')} with the same text")
     final_json(record)
     return 0
 

@@ -15,20 +15,27 @@ from slm.train.budget import choice
 from slm.train.budget.choice import Candidate
 from slm.train.budget.choose import READING, Basis, basis_of, candidates, compose, reading, reason
 from slm.train.budget.costs import Costs, costs, q4_k_m_bytes
+from slm.train.budget.machine import machine_name
+from slm.train.budget.named_machine import named_machine
+from slm.train.predict import wikitext
 from slm.train.tools.plan_config import PlanOptions
 
 
 def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     """Print the menu of a run of ``seconds`` with the words ``argv``. Returns the exit code."""
-    basis = basis_of(compose(argv), argv, seconds)
+    base = compose(argv)
+    machine = named_machine(options.machine) if options.machine else None
+    basis = basis_of(base, argv, seconds, machine)
     found = candidates(basis, seconds)
-    chosen, sizes = choice.best(found), choice.menu(found)
+    chosen = choice.best(found)
+    # The menu has one row per shape; that of the chosen one is the choice itself, with its own rates and batch.
+    others = [each for each in choice.menu(found) if each.shape != chosen.shape]
+    sizes = sorted([*others, chosen], key=lambda each: each.model.n_params)
     rows = []
     for each in sizes:
         size = q4_k_m_bytes(each.model)
         rows.append(
             [
-                ">" if each is chosen else "",
                 f"{each.shape.n_layers} x {each.shape.d_model}",
                 f"{each.model.n_params / 1e6:,.1f}M",
                 f"{each.vocab_size:,}",
@@ -40,14 +47,24 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
                 f"{basis.machine.decode_tokens_per_s(size, each.shape.n_layers):,.0f}",
             ]
         )
-    columns = ["", "layers x width", "parameters", "vocabulary", *READING]
+    columns = ["layers x width", "parameters", "vocabulary", *READING]
     columns += ["GiB", "bits per byte", "two of three", "Q4_K_M, MB", "written/s"]
     caption = (
         "bits per byte: predicted for the validation text at the end of the run. two of three: that share of runs "
         "should end there. GiB: memory of the run. written/s: tokens that llama.cpp writes for one reader (Q4_K_M)."
     )
-    table(f"{duration(seconds)} on this machine", columns, rows, caption=caption)
+    where = f"{options.machine} (estimated)" if options.machine else machine_name(basis.machine)
+    table(
+        f"{duration(seconds)} on {where}",
+        columns,
+        rows,
+        caption=caption,
+        chosen=[i for i, each in enumerate(sizes) if each is chosen],
+    )
     print("  " + reason(chosen, sizes, basis))
+    if wikitext.can_say(base.data):
+        low, at, high = map(wikitext.word_perplexity, (chosen.low, chosen.bits_per_byte, chosen.high))
+        print(f"  WikiText-103 perplexity per word: {at:,.0f} ({low:,.0f} to {high:,.0f}: two runs of three)")
     money = costs_of(chosen, basis, options)
     show_costs(money)
     record: dict[str, Any] = {
@@ -64,7 +81,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
         plot(sizes, chosen, duration(seconds), Path(options.plot))
         print(f"sizes and losses: {options.plot}")
     budget = next(word.partition("=")[2] for word in argv if word.startswith("budget="))
-    print(f"to train it: {spelled('train', budget=budget)} with the same options")
+    print(f"next: {spelled('train', budget=budget)} with the same options")
     final_json(record)
     return 0
 
@@ -86,9 +103,11 @@ def cost_rows(money: Costs) -> list[list[str]]:
     rows = [
         ["training", f"{money.training:.4g}"],
         ["training, per million tokens", f"{money.training_per_million_tokens:.4g}"],
-        ["writing a million tokens on this machine, for one reader", f"{money.serving_per_million_tokens:.4g}"],
         ["writing a million tokens, an API (plan.api_price)", f"{money.api_per_million_tokens:.4g}"],
     ]
+    if money.serving_per_million_tokens is not None:
+        serving = f"{money.serving_per_million_tokens:.4g}"
+        rows.insert(2, ["writing a million tokens oneself, for one reader", serving])
     if money.tokens_until_paid is not None:
         rows.append(["tokens until the difference has paid for the training", f"{money.tokens_until_paid:,.0f}"])
     return rows

@@ -19,6 +19,8 @@ class PlanOptions:
     """What an API takes for a million tokens that it writes, in the same currency; that of a small hosted model."""
     plot: str = "runs/plan.png"
     """With a budget: the picture of the sizes and their predicted losses; empty: none is drawn."""
+    machine: str | None = None
+    """The machine to plan for: cores and processor (16xzen4), or cores and GFLOP/s a core (16x120); None: this one."""
     add: list[str] = field(default_factory=list)
     """Finished runs that are added to the records of the loss law on this machine, before anything else."""
 

@@ -11,9 +11,10 @@ from slm.model.config import ModelConfig
 from slm.report import duration
 from slm.train.budget.choice import OVERHEAD, STARTING_SECONDS, VALIDATION_SHARE, memory_bytes
 from slm.train.budget.costs import costs, q4_k_m_bytes
-from slm.train.budget.machine import measured
-from slm.train.predict import records
-from slm.train.predict.law import fitted
+from slm.train.budget.machine import machine_name, measured
+from slm.train.budget.named_machine import named_machine
+from slm.train.predict import records, wikitext
+from slm.train.predict.law import fitted, text_factor
 from slm.train.tools.menu import cost_rows
 from slm.train.tools.plan_config import PlanConfig
 
@@ -24,16 +25,18 @@ BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
 def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:
     """What is predicted for a configuration that reads ``tokens``: for the JSON line, and rows of the table.
 
-    With a ``budget`` it reads what it can in that time. Where ``tokens_per_s`` is given nothing is measured, and the
-    lines that need the machine's memory are left out.
+    With a ``budget`` it reads what it can in that time. Where ``tokens_per_s`` or ``plan.machine`` is given nothing is
+    measured; of a speed alone the lines that need the machine's memory are left out.
     """
     train = config.train
-    machine = None if config.tokens_per_s else measured(train, config.optim)
-    if machine is not None:
+    machine = None
+    if config.plan.machine:
+        machine = named_machine(config.plan.machine)
+    elif not config.tokens_per_s:
+        machine = measured(train, config.optim)
+    speed = config.tokens_per_s or 0.0
+    if machine is not None and not config.tokens_per_s:
         speed = machine.tokens_per_s(shape, train.tokens_per_step, train.seq_len, train.sampled_softmax)
-    else:
-        assert config.tokens_per_s is not None
-        speed = config.tokens_per_s
     share = 1 - OVERHEAD - VALIDATION_SHARE
     seconds = STARTING_SECONDS + tokens / speed / share
     if config.budget is not None:
@@ -60,7 +63,9 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         "memory_bytes": memory,
         "q4_k_m_bytes": size,
     }
-    how = "given" if machine is None else "measured on this machine"
+    how = "given" if config.tokens_per_s else f"estimated of {config.plan.machine}"
+    if machine is not None and not config.tokens_per_s and not config.plan.machine:
+        how = f"measured on {machine_name(machine)}"
     rows = [
         [f"time at {speed:,.0f} tokens/s ({how}), everything included", duration(seconds)],
         ["training tokens in that time", f"{tokens:,}"],
@@ -71,16 +76,22 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         ["memory of the run, GiB", f"{memory / 2**30:.1f}"],
         ["Q4_K_M file, MB", f"{size / 1e6:,.1f}"],
     ]
-    if machine is not None:
-        decode = machine.decode_tokens_per_s(size, shape.n_layers)
-        money = costs(
-            seconds=seconds,
-            tokens=tokens,
-            decode_tokens_per_s=decode,
-            price_per_hour=config.plan.price_per_hour,
-            api_price=config.plan.api_price,
-        )
-        found |= {"decode_tokens_per_s": decode, "costs": money.record()}
+    if wikitext.can_say(config.data):
+        factor, blur = text_factor(wikitext.DIFFICULTY)
+        at = (value * factor, low * factor * (1 - blur), high * factor * (1 + blur))
+        perplexity = [wikitext.word_perplexity(each) for each in at]
+        found |= dict(zip((f"wikitext103_perplexity{end}" for end in ("", "_low", "_high")), perplexity, strict=True))
+        text = "WikiText-103 perplexity per word at the end"
+        rows.insert(3, [text, "{:,.0f} ({:,.0f} to {:,.0f}: two runs of three)".format(*perplexity)])
+    decode = None if machine is None else machine.decode_tokens_per_s(size, shape.n_layers)
+    money = costs(
+        seconds=seconds,
+        tokens=tokens,
+        decode_tokens_per_s=decode,
+        price_per_hour=config.plan.price_per_hour,
+        api_price=config.plan.api_price,
+    )
+    found |= {"decode_tokens_per_s": decode, "costs": money.record()}
+    if decode is not None:
         rows.append(["tokens/s that llama.cpp writes for one reader", f"{decode:,.0f}"])
-        rows += cost_rows(money)
-    return found, rows
+    return found, rows + cost_rows(money)

@@ -78,7 +78,7 @@ class Answers:
         """Replies to prompts that fit together (``groups``), each of at most so many tokens."""
         raise NotImplementedError
 
-    def _scorer(self) -> Any:
+    def scorer(self) -> Any:
         raise NotImplementedError
 
     def refuses(self, question: Question) -> str | None:
@@ -127,7 +127,7 @@ class Answers:
         for start in range(0, len(fitting), AT_ONCE):
             group = fitting[start : start + AT_ONCE]
             requests = [Request(context=parts[at][0], continuation=parts[at][1]) for at in group]
-            for at, each in zip(group, score_continuations(self._scorer(), requests), strict=True):
+            for at, each in zip(group, score_continuations(self.scorer(), requests), strict=True):
                 found[at] = Likelihood(nats=-each.logprob, tokens=len(parts[at][1]))
             if progress:
                 progress(len(group))
@@ -173,7 +173,7 @@ class CheckpointAnswers(Answers):
         self._chat = ChatEncoder(tokenizer) if own_template(tokenizer) else None
         self.chats = self._chat is not None
         ends = (tokenizer.eot_id, self._chat.end_of_turn if self._chat else None)
-        self._stop = frozenset(each for each in ends if each is not None)
+        self.stop_ids = frozenset(each for each in ends if each is not None)
 
     def prompt(self, messages: list[Message], tools: list[Any] | None = None) -> Ids:
         if self._chat:
@@ -200,15 +200,15 @@ class CheckpointAnswers(Answers):
         from slm.model.generate import continue_many
 
         found = []
-        for new in continue_many(self.model, prompts, most, stop_ids=self._stop):
-            stopped = bool(new) and new[-1] in self._stop
+        for new in continue_many(self.model, prompts, most, stop_ids=self.stop_ids):
+            stopped = bool(new) and new[-1] in self.stop_ids
             found.append(Reply(self.tokenizer.decode(new[:-1] if stopped else new), stopped))
         return found
 
     def _start(self) -> Ids:
         return [] if self.tokenizer.eot_id is None else [self.tokenizer.eot_id]
 
-    def _scorer(self) -> Any:
+    def scorer(self) -> Any:
         from slm.evaluate.scorers import TorchScorer
 
         return TorchScorer(
@@ -237,7 +237,7 @@ class GGUFAnswers(Answers):
 
         self.name, self._threads = path.name, threads
         self._score = GGUFScorer(path, context=1 << 30, n_threads=threads)
-        self._llama = llama = self._score.llama
+        self.llama = llama = self._score.llama
         self.context = llama.n_ctx_train
         self._bos, eos = (llama.token_name(token) for token in (llama.bos, llama.eos))
         text, names = llama.chat_template(), llama.control_names()
@@ -248,13 +248,13 @@ class GGUFAnswers(Answers):
 
     def prompt(self, messages: list[Message], tools: list[Any] | None = None) -> Ids:
         if self._template is None:
-            return self._llama.tokenize(plain(messages), add_special=True, parse_special=False)
+            return self.llama.tokenize(plain(messages), add_special=True, parse_special=False)
         return self._ids(self._template.prompt(messages, tools))
 
     def expected(self, question: Question) -> tuple[Ids, Ids]:
         if self._template is None:
             said = question.expected_text.strip()
-            answer = self._llama.tokenize(said, add_special=False, parse_special=False)
+            answer = self.llama.tokenize(said, add_special=False, parse_special=False)
             return self.prompt(question.messages), answer
         rendered = self._template.render(question.conversation)
         begin, end = rendered.scored[-1]
@@ -277,7 +277,7 @@ class GGUFAnswers(Answers):
             begin, end = min(max(begin, at), stop), min(max(end, at), stop)
             for part, special in ((text[at:begin], True), (text[begin:end], False)):
                 if part:
-                    ids += self._llama.tokenize(part, add_special=first, parse_special=special)
+                    ids += self.llama.tokenize(part, add_special=first, parse_special=special)
                     first = False
             at = end
         return ids
@@ -285,7 +285,7 @@ class GGUFAnswers(Answers):
     def continued(self, prompts: Sequence[Ids], most: Sequence[int]) -> list[Reply]:
         from slm.llama.context import Batch, Context
 
-        llama = self._llama
+        llama = self.llama
         lengths = [min(len(ids) + limit, self.context) for ids, limit in zip(prompts, most, strict=True)]
         n_batch = 512
         batch = Batch(max(n_batch, len(prompts)), len(prompts))
@@ -321,7 +321,7 @@ class GGUFAnswers(Answers):
         texts = [b"".join(each).decode("utf-8", "replace") for each in pieces]
         return [Reply(text, ended) for text, ended in zip(texts, stopped, strict=True)]
 
-    def _scorer(self) -> Any:
+    def scorer(self) -> Any:
         return self._score
 
     def close(self) -> None:

@@ -111,6 +111,26 @@ def test_a_file_older_than_the_newest_checkpoint_is_named(run, capsys):
     assert lines[0].endswith("QUANT=f32,q4_k_m")
 
 
+def test_a_runs_own_text_unless_another_is_asked_for(run, capsys, monkeypatch):
+    own = run / "validation.txt"
+    text = own.read_text(encoding="utf-8") if own.exists() else None
+    own.write_text(tiny.text(12_000, seed=9), encoding="utf-8")
+    try:
+        words = [f"run={run}", "eval.threads=1", "eval.files=[]", "eval.max_tokens=600"]
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "validation.txt, which the run held out (eval.text=wikitext: WikiText-2's test set)" in said
+        rows, _ = evaluate(run, capsys, "eval.files=[]", "eval.max_tokens=600")
+        assert json.loads(said.splitlines()[-1]) == rows
+        asked = []
+        monkeypatch.setattr("slm.data.sources.wikitext.load", lambda path: asked.append(path) or tiny.text(12_000))
+        assert main([*words, "eval.text=wikitext"]) == 0
+        assert asked == [None]
+        assert "held out" not in capsys.readouterr().out
+    finally:
+        own.write_text(text, encoding="utf-8") if text is not None else own.unlink()
+
+
 def test_files_only(run, capsys):
     rows, _ = evaluate(run, capsys, "eval.checkpoint=false", "eval.max_tokens=400")
     assert {row["engine"] for row in rows} == {"llama.cpp"}

@@ -145,7 +145,7 @@ def test_the_range_test_finds_where_the_loss_diverges(words, capfd):
     (result,) = record["range_test"]
     assert 1e-25 < result["steepest"] < result["diverging"] < 1e25
     assert "Learning-rate range test lr-range" in out
-    assert "to try: " in out
+    assert "next: " in out
 
 
 def test_the_rate_of_the_range_test_grows_by_equal_factors():

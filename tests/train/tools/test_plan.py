@@ -32,12 +32,33 @@ def test_a_preset_on_this_machine_has_a_speed_and_a_price(capsys, monkeypatch):
     assert plan.main(["preset=10m", "budget=8h", "plan.price_per_hour=0.5", "plan.api_price=2"]) == 0
     out = capsys.readouterr().out
     record = json.loads(out.splitlines()[-1])
-    assert "measured on this machine" in out
+    assert "(measured on" in " ".join(out.split())
     assert set(record["seconds"]) == {"500", "2000", "10000"}
     assert record["predicted_tokens"] == pytest.approx(8 * 3600 * record["tokens_per_s"], rel=0.08)
     assert record["costs"]["training"] == pytest.approx(4.0)
     serving = 1e6 * 0.5 / 3600 / record["decode_tokens_per_s"]
     assert record["costs"]["serving_per_million_tokens"] == pytest.approx(serving)
+
+
+def test_a_named_machine_is_planned_without_a_measurement(capsys):
+    assert plan.main(["preset=125m", "plan.machine=16xzen4", "plan.price_per_hour=1"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads(out.splitlines()[-1])
+    assert "16xzen4), everything included" in out
+    assert record["costs"]["training"] == pytest.approx(record["budget_s"] / 3600)
+    low, at, high = (record[f"wikitext103_perplexity{end}"] for end in ("_low", "", "_high"))
+    assert 1 < low < at < high  # of articles of Wikipedia
+    assert "WikiText-103 perplexity per word" in " ".join(out.split())
+
+
+def test_a_given_speed_has_a_price_of_training(capsys):
+    assert plan.main(["preset=10m", "tokens_per_s=1000", "plan.price_per_hour=3600"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads(out.splitlines()[-1])
+    assert record["costs"]["training"] == pytest.approx(record["budget_s"])
+    assert record["costs"]["serving_per_million_tokens"] is None
+    assert "wikitext103_perplexity" not in record
+    assert "training, per million tokens" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("budget", ["5s", "7s"])
