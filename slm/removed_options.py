@@ -10,6 +10,8 @@ REMOVED = {
     "train.short_seq_len": _PHASES,
     "train.short_seq_share": _PHASES,
     "train.coherence_stories": "a checkpoint is scored by `slm eval` with eval.coherence_stories=64",
+    "distill.cache_top": "a cache keeps the 16 likeliest tokens of each prediction",
+    "distill.cache_samples": "a cache keeps 16 tokens drawn from the others",
     "optim.average": "it gained nothing with a rate that falls to zero: save the weights themselves",
     "optim.second_moment": "Muon always evens out the rows of an update",
 }

@@ -428,10 +428,6 @@ class DistillConfig:
     of the run; 0: never."""
     cache: str | None = None
     """A folder that keeps the teacher's predictions: of every text it is asked once. None: it computes along."""
-    cache_top: int = 16
-    """The likeliest tokens of a prediction that are kept with their probabilities."""
-    cache_samples: int = 16
-    """Tokens drawn from all others, which share those's probability: so nothing is left out on average."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
@@ -444,9 +440,6 @@ class DistillConfig:
             )
         if self.born_again and self.teacher:
             raise UserError("distill.born_again makes a teacher of its own: leave it 0 with distill.teacher")
-        for name in ("cache_top", "cache_samples"):
-            if not 1 <= getattr(self, name) <= 1024:
-                raise UserError(f"distill.{name}={getattr(self, name)} must be from 1 to 1024, for example 16")
         if self.cache and not self.teacher:
             raise UserError("distill.cache keeps a teacher's predictions: name the teacher with distill.teacher=DIR")
 
