@@ -8,9 +8,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-import slm.train.components
 from slm.configuration import build
 from slm.data.errors import UserError, nearest
+from slm.train import components
 from slm.train.components.born_again import BornAgain
 from slm.train.components.component import Component
 from slm.train.components.head_calibration import HeadCalibration
@@ -46,7 +46,7 @@ def make_components(config: RunConfig) -> list[Component]:
 def _named(name: str, options: Any) -> Component:
     """The component of the file ``name`` with these options of its ``Options``."""
     where = f"components.{name}"
-    modules = {each.name for each in iter_modules(slm.train.components.__path__)}
+    modules = {each.name for each in iter_modules(components.__path__)}
     module = import_module(f"slm.train.components.{name}") if name in modules else None
     own: Any = getattr(module, "Options", None)
     if not (isinstance(own, type) and dataclasses.is_dataclass(own)):

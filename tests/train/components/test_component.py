@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-import slm.train.components
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
+from slm.train import components
 from slm.train.components.component import Component
 from slm.train.components.make import make_components
 from slm.train.config import RunConfig
@@ -27,12 +27,12 @@ def example(language: str) -> str:
 
 def add(folder: Path) -> None:
     """The modules of ``folder`` stand beside the components."""
-    slm.train.components.__path__.append(str(folder))
+    components.__path__.append(str(folder))
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(slm.train.components, "__path__", list(slm.train.components.__path__))
+    monkeypatch.setattr(components, "__path__", list(components.__path__))
     made = tmp_path / "components"
     made.mkdir()
     (made / "growing_batch.py").write_text(example("python"))
