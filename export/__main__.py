@@ -109,9 +109,9 @@ def show(record: dict[str, Any]) -> None:
         columns,
         rows,
         caption=(
-            f"bits: of a weight; perplexity: llama.cpp's definition, n_ctx {record['n_ctx']}, {record['tokens']} tokens "
-            f"of {record['text']}; KL: mean divergence of the file's predictions from the checkpoint's, nats; same top: "
-            "tokens of which both predict the same as likeliest"
+            f"bits: of a weight; perplexity: llama.cpp's definition, n_ctx {record['n_ctx']}, {record['tokens']} "
+            f"tokens of {record['text']}; KL: mean divergence of the file's predictions from the checkpoint's, nats; "
+            "same top: positions at which both predict the same token as likeliest"
         ),
     )
     for each in record["files"]:

@@ -94,6 +94,8 @@ class ExportConfig:
     """SPDX name."""
     pre: str | None = None
     """tokenizer.ggml.pre to write, whatever the tokenizer looks like."""
+    private: bool = False
+    """The files' record of their run also holds the names of its data files and its sample prompts."""
     threads: int | None = None
     """CPU threads; None for the physical cores that this process may use."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)

@@ -98,7 +98,7 @@ def export(
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     with steps.step("reading the checkpoint"):
-        source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming())
+        source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming(), private=config.private)
     proof_text, calibration = choose_texts(config, run, any(kind not in UNQUANTIZED for kind in types), log)
     with Staging(config.out or run.gguf_dir) as staging:
         making = _Making(

@@ -89,11 +89,17 @@ class Source:
 
 
 def open_source(
-    run: runs.Run, types: Collection[str], *, pre: str | None = None, naming: Naming | None = None
+    run: runs.Run,
+    types: Collection[str],
+    *,
+    pre: str | None = None,
+    naming: Naming | None = None,
+    private: bool = False,
 ) -> Source:
     """Load and check the run's checkpoint before anything is written.
 
     ``types``: all that will be made, the base included. ``pre``: tokenizer.ggml.pre, where it is not recognised.
+    ``private``: the files' record names data files and sample prompts.
     """
     checkpoint = run.checkpoint()
     if (checkpoint / MANIFEST).is_file():
@@ -119,7 +125,7 @@ def open_source(
         vocab=vocab,
         identity=identify_model(naming or Naming(), run, checkpoint, model.config.n_params),
         scorer=scorer,
-        record=run_record(run, checkpoint),
+        record=run_record(run, checkpoint, private=private),
         quantized=_open_quantized(checkpoint, model),
     )
 

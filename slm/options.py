@@ -50,7 +50,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(
         ("ctx", "n_ctx", "ctx_size", "context_length", "context_size", "num_ctx", "max_model_len"),
-        ("serve.context", "context", "train.seq_len", "eval.context"),
+        ("serve.context", "context", "train.seq_len"),
     ),
     **dict.fromkeys(("CONFIG", "config", "size", "model_size"), ("preset",)),
     **dict.fromkeys(("QUANT", "quantize", "quantization", "quants", "outtype", "ftype"), ("quant", "train.qat")),
@@ -197,7 +197,8 @@ def _with_included(name: str) -> list[str]:
 
 def _read(name: str) -> _File:
     path = CONFIG_DIR / f"{name}.yaml"
-    file, above = _File(), []
+    file = _File()
+    above: list[str] = []
     stack: list[tuple[int, str]] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     head = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))

@@ -153,6 +153,10 @@ def final_json(record: Any) -> None:
 def atomic_write_json(path: str | Path, record: Any) -> None:
     """``record`` as indented strict JSON, written as ``atomic_write_text`` does."""
     text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False, indent=2)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file's name that is not UTF-8, as Python spells it
+        text = json.dumps(finite(record), allow_nan=False, indent=2)
     atomic_write_text(path, text + "\n")
 
 

@@ -169,7 +169,7 @@ def saved_config(root: Path) -> dict[str, Any]:
     path = root / CONFIG
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise _broken_config(path, excerpt(error)) from None

@@ -36,6 +36,7 @@ ORDER = {
         "kernels",
         "llama",
         "vocabulary",
+        "from_gguf",
         "hub",
         "evaluate",
         "doctor",

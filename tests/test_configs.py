@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slm.command.checkpoint import CheckpointConfig
 from slm.configuration import CONFIG_DIR, build, to_dict
 from slm.data.config import DataConfig, TokenizerConfig
 from slm.doctor.__main__ import DoctorOptions
@@ -45,6 +46,7 @@ STAGES: dict[str, type] = {
     "report": ReportConfig,
     "watch": WatchConfig,
     "export": ExportConfig,
+    "checkpoint": CheckpointConfig,
     "verify": VerifyConfig,
     "bench_quant": SweepConfig,
     "evaluate": EvaluateConfig,

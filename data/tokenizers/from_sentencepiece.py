@@ -89,11 +89,8 @@ def convert(content: bytes, *, name: str, eot_token: str = "") -> tuple[dict[str
         "truncation": None,
         "padding": None,
         "added_tokens": special,
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
-        "pre_tokenizer": _symbols(model),
         "post_processor": None,
-        "decoder": _decoder(model),
-        "model": _bpe(model, unknown) if model.model_type == BPE else _unigram(model, unknown),
+        **sections(model),
     }
     bos = by_id[model.bos_id] if 0 <= model.bos_id < len(by_id) else None
     more = {"unk_token": unknown} if unknown else {}
@@ -103,6 +100,17 @@ def convert(content: bytes, *, name: str, eot_token: str = "") -> tuple[dict[str
         "tokenizer.model": content,
     }
     return files, eot_token
+
+
+def sections(model: Model) -> dict[str, Any]:
+    """How a ``tokenizer.json`` normalizes, splits, merges and decodes as the model does."""
+    unknown = next((piece for piece, _, kind in model.pieces if kind == UNKNOWN), None)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
+        "pre_tokenizer": _symbols(model),
+        "decoder": _decoder(model),
+        "model": _bpe(model, unknown) if model.model_type == BPE else _unigram(model, unknown),
+    }
 
 
 def _bpe(model: Model, unknown: str | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from slm.hub import models
 from slm.kernels import roofline
 from slm.llama.gguf_check import read_header
 from slm.llama.speed.workload import Workload
+from slm.machine.busy import Others
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 

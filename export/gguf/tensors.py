@@ -40,7 +40,7 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
     value i + E/2, so queries' and keys' rows change places; the others keep them. A norm is written as its gain: where
     the gain is the stored weight plus 1 (Gemma), that is what the file holds.
     """
-    if config.rope_scaling:
+    if config.rope_scaling and config.rope_scaling["rope_type"] == "llama3":
         yield "rope_freqs.weight", rope_factors(config)
     for name, weight in weights.items():
         if config.tie_embeddings and name == "lm_head.weight":
@@ -76,13 +76,10 @@ def rope_factors(config: ModelConfig) -> Tensor:
     """
     scaling = config.rope_scaling
     assert scaling is not None
-    if scaling.get("rope_type") != "llama3":
-        raise UserError(f"rope scaling of type {scaling.get('rope_type')!r} cannot be exported; 'llama3' can")
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
-    factor = scaling.get("factor", 8.0)
-    low, high = scaling.get("low_freq_factor", 1.0), scaling.get("high_freq_factor", 4.0)
-    old_context = scaling.get("original_max_position_embeddings", 8192)
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    old_context = scaling["original_max_position_embeddings"]
     factors = []
     for frequency in frequencies:
         wavelength = 2 * math.pi / frequency

@@ -28,6 +28,10 @@ FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}
 """general.file_type (llama.cpp's LLAMA_FTYPE) of the types written here."""
 
 
+PRIVATE = ("files", "val_files", "decontaminate", "sample_prompts", "cache_dir")
+"""Options that a file's record leaves out, unless it is asked for them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """What a file is called, in its name and under ``general.*``."""
@@ -99,18 +103,26 @@ def _as_text(metadata: Any) -> None:
             setattr(metadata, field.name, str(value))
 
 
-def run_record(run: Run, checkpoint: Path) -> str:
+def run_record(run: Run, checkpoint: Path, *, private: bool = False) -> str:
     """The resolved configuration of the run as one JSON string; for a model from elsewhere its config.json.
 
-    Of paths out of the working directory only the last part is in it: the file may go anywhere.
+    The file may go anywhere: names of data files and sample prompts are in it with ``private`` only, and then of paths
+    out of the working directory the last part.
     """
     record: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name}
     if (checkpoint / RECORD).is_file():
         record["trained_for"] = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))["file_type"]
     if config := saved_config(run.root):
-        record["config"] = without_folders(config)
+        record["config"] = without_folders(config if private else without_private(config))
     record["model"] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     return json.dumps(record, ensure_ascii=False, default=str)
+
+
+def without_private(value: Any) -> Any:
+    """A configuration without what tells of the person who trained: names of files, and prompts."""
+    if isinstance(value, dict):
+        return {key: without_private(each) for key, each in value.items() if key not in PRIVATE}
+    return [without_private(each) for each in value] if isinstance(value, list) else value
 
 
 def without_folders(value: Any) -> Any:

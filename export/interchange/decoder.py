@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slm.model.layers.layer import Attention, apply_rope
-from slm.model.transformer import LanguageModel, rope_frequencies
+from slm.model.rope import attention_factor, rope_frequencies
+from slm.model.transformer import LanguageModel
 
 
 class CachedDecoder(nn.Module):
@@ -27,6 +28,7 @@ class CachedDecoder(nn.Module):
         super().__init__()
         self.language_model = model
         self.frequencies = rope_frequencies(model.config)
+        self.attention_factor = attention_factor(model.config.rope_scaling)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Sequence[Any]
@@ -38,7 +40,7 @@ class CachedDecoder(nn.Module):
         """
         model = self.language_model.model
         angles_BTE = (position_ids[:, :, None].float() * self.frequencies).repeat(1, 1, 2)
-        cos_B1TE, sin_B1TE = angles_BTE.cos()[:, None], angles_BTE.sin()[:, None]
+        cos_B1TE, sin_B1TE = (self.attention_factor * each[:, None] for each in (angles_BTE.cos(), angles_BTE.sin()))
         n_new, n_all = input_ids.shape[1], attention_mask.shape[1]
         queries_T1 = torch.arange(n_new)[:, None] + (n_all - n_new)
         seen_BTS = (torch.arange(n_all)[None] <= queries_T1) & (attention_mask[:, None, :] != 0)

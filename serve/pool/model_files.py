@@ -9,7 +9,8 @@ from pathlib import Path
 
 from slm import runs
 from slm.cli import spelled
-from slm.data.errors import UserError, nearest
+from slm.data.errors import UserError
+from slm.from_gguf import stores
 from slm.hub import models
 from slm.hub.name import HubName, hub_name
 from slm.llama.adapter_file import check_fits
@@ -20,24 +21,22 @@ _PREFERRED = ("q4_k_m", "q8_0")
 
 
 def resolve_model(model: str) -> tuple[Path, str | None]:
-    """The GGUF file of a .gguf path, a run directory, a model directory with a gguf/ folder, or of a model on the
-    Hugging Face Hub (``org/name``, ``org/name:Q4_K_M``), which is then downloaded.
+    """The GGUF file of a .gguf path, a run directory, a model directory with a gguf/ folder, a model of another
+    program's (``ollama:NAME``, ``lmstudio:NAME``), or of one on the Hugging Face Hub (``org/name``,
+    ``org/name:Q4_K_M``), which is then downloaded.
 
     The second value is a line that names the file picked out of several, None where there was one only. Raises
     ``UserError``, which says what to do, where there is no file.
     """
     if (name := hub_name(model)) is not None:
         return _of_the_hub(name)
+    if stored := stores.find(model):
+        return stored.path, None
     path = runs.place(model)
     if path.is_file():
         if path.suffix != ".gguf" and not _is_gguf(path):
             raise UserError(f"{model} is no model: give a .gguf file, a run, a model directory, or org/name on the Hub")
         return path, None
-    if path.suffix == ".gguf":
-        folder = path.parent
-        there = [each.name for each in sorted(folder.glob("*.gguf"))] if folder.is_dir() else []
-        hint = nearest(path.name, there) or (f"there are: {', '.join(there)}" if there else "")
-        raise UserError(f"{path} does not exist; {hint}".rstrip("; "))
     found = runs.model_files(path)
     if not found:
         found = runs.resolve(path).ggufs()
@@ -145,7 +144,8 @@ def named_models(model: str | None, name: str | None, models: list[str]) -> tupl
         if chosen_name is not None:
             _check_name(chosen_name)
         path, note = resolve_model(word)
-        unique = chosen_name or path.stem
+        stored = stores.find(word)
+        unique = chosen_name or (stored.name if stored else path.stem)
         if unique == "default" and found and "default" not in found:
             raise UserError(f"default is the first model's other name: give {path} one, serve.models=[NAME={path}]")
         if unique in found:

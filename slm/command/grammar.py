@@ -17,6 +17,7 @@ from slm import runs
 from slm.command.table import COMMANDS, Command
 from slm.configuration import items, quoted
 from slm.data.errors import UserError, nearest
+from slm.from_gguf import stores
 from slm.hub.name import hub_name, valid_repo
 from slm.options import choices
 
@@ -40,6 +41,7 @@ _WHAT = {
     "type": "quantization type",
     "repository": "repository",
     "prompt": "prompt in quotes",
+    "out": "folder to write",
 }
 
 
@@ -115,12 +117,18 @@ class _Reader:
             self.given.append(f"to={word}")
         elif kind == "prompt":
             self.given.append(f"prompt={word}")
+        elif kind == "out":
+            self.given.append(f"out={word}")
         else:
             raise UserError(self._refusal(word))
 
     def _kind(self, word: str) -> str | None:
         """Which of the command's kinds of words this is; ``set``: the name of a data set; None: none of them."""
         takes = self._takes
+        if takes("out") and self.models:
+            return "out"
+        if takes("model") and stores.is_named(word):
+            return "model"
         if takes("preset") and word in [*choices("preset"), "auto"]:
             return "preset"
         if takes("quant", "type") and all(_TYPE.fullmatch(each) for each in word.split(",")):
@@ -138,8 +146,6 @@ class _Reader:
             return "prompt"
         if data and data != "text" and all(_matches(each) for each in _parts(word)):
             return data
-        if takes("model") and word.endswith(".gguf"):
-            return "model"
         on_hub = hub_name(word) is not None
         if takes("repository") and on_hub and valid_repo(word):
             return "repository"

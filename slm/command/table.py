@@ -22,7 +22,8 @@ class Command:
     """``key=value`` words that hold where the person gives no such key."""
     bare: tuple[str, ...] = ()
     """What a word without ``=`` may be: preset, model, local and chat (text for training, conversations), questions,
-    text, quant (types), type (one), repository, prompt. ``slm.command.grammar`` reads them."""
+    text, quant (types), type (one), repository, prompt, out (a folder to write, behind the model).
+    ``slm.command.grammar`` reads them."""
     model_key: str | None = None
     """The module's option that ``model=`` stands for."""
     several_models: str | None = None
@@ -137,6 +138,17 @@ COMMANDS: dict[str, Command] = {
         ),
         bare=("model", "quant"),
         model_key="run",
+    ),
+    "checkpoint": Command(
+        module="slm.command.checkpoint",
+        config="checkpoint",
+        summary="read a GGUF file back as a Hugging Face model directory, compared with llama.cpp",
+        examples=(
+            ("model.gguf folder", "weights, configuration, tokenizer and chat template"),
+            ("ollama:smollm2:135m folder", "a model that Ollama has downloaded (lmstudio:NAME: LM Studio)"),
+        ),
+        bare=("model", "out"),
+        model_key="model",
     ),
     "verify": Command(
         module="slm.export.verify",

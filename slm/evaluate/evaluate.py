@@ -7,6 +7,7 @@ not be mixed up (see ``slm.evaluate.perplexity``). The last line printed is a JS
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,13 @@ def main(argv: list[str]) -> int:
     """Score everything, print the table and the JSON line."""
     config = load(EvaluateConfig, "evaluate", argv, literal=("run", "tasks"))
     share_cores()
-    run = models.resolve(config.run)
+    if file := models.gguf_file(config.run):
+        if config.eval.files is not None:
+            raise UserError(f"run={config.run} is a GGUF file and the only one that is scored: leave eval.files= out")
+        run = runs.Run(root=file.path)
+        config = replace(config, eval=replace(config.eval, files=[file.path], checkpoint=False))
+    else:
+        run = models.resolve(config.run)
     if config.tasks:
         report.final_json(run_tasks(run, config))
         return 0

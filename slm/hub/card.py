@@ -221,12 +221,18 @@ def _files(facts: Facts) -> str:
 
 def _usage(facts: Facts) -> str:
     prompt = "Hello!" if facts.chat else "Once upon a time"
+    # A chat model's template is applied to messages only; a plain text would be continued.
+    said = json.dumps([{"role": "user", "content": prompt}] if facts.chat else prompt)
     lines = ["## Run it"]
     if facts.ggufs:
         quant = _quants(facts.ggufs)[0]
+        file = next(each for each in facts.ggufs if each.removesuffix(".gguf").endswith(quant))
+        # Other programs know the usual types alone by their names: a file of chosen types is named whole.
+        usual = "-auto" not in file
+        which = f"-hf {facts.repo}:{quant}" if usual else f"-hf {facts.repo} --hf-file {file}"
         lines += [
-            f"llama.cpp:\n\n    llama-cli -hf {facts.repo}:{quant} -p {json.dumps(prompt)}",
-            f"Ollama:\n\n    ollama run hf.co/{facts.repo}:{quant}"
+            f"llama.cpp:\n\n    llama-cli {which} -p {json.dumps(prompt)}",
+            f"Ollama:\n\n    ollama run hf.co/{facts.repo}:{quant if usual else file}"
             + (f"\n\nor, with the chat template of the `{MODELFILE}`:\n\n{_ollama(facts)}" if facts.modelfile else ""),
             f"slm, in a terminal and as a server with OpenAI's API:\n\n    slm chat model={facts.repo}:{quant}\n"
             f"    slm serve model={facts.repo}:{quant}",
@@ -234,7 +240,7 @@ def _usage(facts: Facts) -> str:
     if facts.checkpoint:
         lines += [
             "transformers:\n\n    from transformers import pipeline\n\n"
-            f'    print(pipeline("text-generation", "{facts.repo}")({json.dumps(prompt)}))',
+            f'    print(pipeline("text-generation", "{facts.repo}")({said}))',
             f"Train it further with slm:\n\n    slm tune base={facts.repo} data=chat 'data.files=[chats.jsonl]'",
         ]
     return "\n\n".join(lines)

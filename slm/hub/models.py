@@ -8,6 +8,7 @@ there and not into the cache.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from slm import runs
 from slm.cli import spelled
 from slm.data.errors import UserError, nearest
+from slm.from_gguf import stores
 from slm.hub.errors import host, hub_errors
 from slm.hub.name import HubName, hub_name
 from slm.report import size
@@ -29,8 +31,9 @@ TIMEOUT_S = 10.0
 _CHECKPOINT = (
     *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
-    *("model.safetensors.index.json", "README.md"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json", "README.md"),
 )
+_BIN = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin")
 _PREFERRED = ("q4_k_m", "q8_0")
 """Of several GGUF files, in this order, as ``llama.cpp -hf`` does; else the first by name."""
 
@@ -55,29 +58,49 @@ class Listing:
 
 
 def resolve(word: str | os.PathLike[str]) -> runs.Run:
-    """What ``word`` names: a run, a checkpoint, a model directory, or a model of the Hub, which is then downloaded.
+    """What ``word`` names: a run, a checkpoint, a model directory, a model of the Hub, which is then downloaded, or a
+    GGUF file (see ``gguf_file``), which is then read back as a checkpoint.
 
-    ``UserError`` where there is nothing, and where the Hub's repository holds no safetensors.
+    ``UserError`` where there is nothing, where the Hub's repository holds no safetensors, and where a file cannot be
+    read back.
     """
+    if file := gguf_file(word):
+        from slm.from_gguf.convert import checkpoint as read_back
+
+        return runs.Run(root=(FOLDER / file.name).absolute(), is_hf=True, pinned=read_back(file.path))
     name = hub_name(word)
     if name is None:
         return runs.resolve(word)
-    if name.quant is not None:
-        raise UserError(
-            f"{os.fspath(word)} names a GGUF file, and here a checkpoint is needed: write {name.words} "
-            f"(or `{spelled('serve', model=os.fspath(word))}`)"
-        )
     return runs.Run(root=made_folder(name), is_hf=True, pinned=checkpoint(name))
 
 
+def gguf_file(word: str | os.PathLike[str]) -> stores.Stored | None:
+    """The GGUF file that ``word`` names: a path, ``ollama:NAME``, ``lmstudio:NAME``, or a file of a repository of the
+    Hub (``org/name:Q8_0``), which is then downloaded. None for anything else; ``UserError`` where there is none.
+    """
+    if file := stores.find(os.fspath(word)):
+        return file
+    name = hub_name(word)
+    if name is None or name.quant is None:
+        return None
+    path = gguf(name)
+    if path is None:
+        raise UserError(
+            f"{name.words} holds no GGUF file; make one with `{spelled('export', run=name.words)}`, then run this again"
+        )
+    return stores.Stored(path=path, name=f"{made_folder(name).relative_to(FOLDER.absolute())}-{name.quant}")
+
+
 def directory(word: str) -> str:
-    """A model directory that ``word`` names: that of a run's checkpoint, or downloaded where it is a name on the Hub.
+    """A model directory that ``word`` names: that of a run's checkpoint, downloaded where it is a name on the Hub, read
+    back where it is a GGUF file.
 
     Anything else is returned as it is, but for a ``~``. ``UserError`` for a run without a checkpoint.
     """
     word = os.path.expanduser(word)
     place = runs.place(word)
-    if hub_name(word) is None and (not place.is_dir() or (place / "config.json").is_file()):
+    is_run = place.is_dir() and not (place / "config.json").is_file()
+    if hub_name(word) is None and not stores.is_named(word) and not is_run:
         return word
     run = resolve(word)
     if line := run.choice_line():
@@ -99,8 +122,10 @@ def checkpoint(name: HubName) -> Path:
     weights = [each for each in listing.files if each.endswith(".safetensors") and "/" not in each]
     if any(each.startswith("model") for each in weights):
         weights = [each for each in weights if each.startswith("model")]  # without copies in another layout
+    if not weights:
+        weights = [each for each in listing.files if _BIN.fullmatch(each)]
     if not weights or "config.json" not in listing.files:
-        has = "GGUF files only" if ggufs(listing.files) else "no config.json with .safetensors"
+        has = "GGUF files only" if ggufs(listing.files) else "no config.json with .safetensors or pytorch_model.bin"
         raise UserError(f"{name.words} holds {has}: a checkpoint in Hugging Face's format is needed here")
     return _download(listing, [*weights, *(each for each in _CHECKPOINT if each in listing.files)])
 

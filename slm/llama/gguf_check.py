@@ -163,6 +163,16 @@ class _Reader:
                 raise _DamagedError(f"{key!r} holds {raw[:40].decode('utf-8', 'replace')!r} twice, again at {i}")
             seen.add(raw)
 
+    def array(self, key: str) -> list[Any]:
+        """The elements of an array, which ``skip_array`` has checked."""
+        kind, count = self.scalar("i", key), self.scalar("Q", key)
+        if kind == _STRING:
+            return [self.string(key) for _ in range(count)]
+        code = f"<{count}{_SCALARS[kind]}"
+        values = struct.unpack_from(code, self.view, self.at)
+        self.at += struct.calcsize(code)
+        return list(values)
+
     def skip_array(self, key: str) -> int:
         kind = self.scalar("i", f"the element type of {key!r}")
         count = self.scalar("Q", f"the length of {key!r}")
@@ -192,6 +202,15 @@ def read_header(path: str | Path) -> GgufHeader:
 
     Raises ``UserError`` (one line) when the file is missing, is no GGUF, or claims more than its length holds.
     """
+    return _read(path)[0]
+
+
+def read_arrays(path: str | Path, prefix: str = "") -> tuple[GgufHeader, dict[str, list[Any]]]:
+    """The checked header, and the arrays among the metadata whose keys begin with ``prefix``, element by element."""
+    return _read(path, prefix)
+
+
+def _read(path: str | Path, prefix: str | None = None) -> tuple[GgufHeader, dict[str, list[Any]]]:
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a directory; name a .gguf file")
@@ -201,7 +220,7 @@ def read_header(path: str | Path) -> GgufHeader:
             if size < 24:
                 raise UserError(f"{path} is not a GGUF file: it has {size} bytes; export or download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                return _parse(_Reader(view, size))
+                return _parse(_Reader(view, size), prefix)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; check the path") from None
     except PermissionError:
@@ -212,7 +231,8 @@ def read_header(path: str | Path) -> GgufHeader:
         raise UserError(f"{path} is damaged: {reason}; export or download it again") from None
 
 
-def _parse(reader: _Reader) -> GgufHeader:
+def _parse(reader: _Reader, prefix: str | None = None) -> tuple[GgufHeader, dict[str, list[Any]]]:
+    """``prefix``: of the arrays' keys whose elements are wanted."""
     magic = bytes(reader.view[:4])
     if magic != b"GGUF":
         raise _DamagedError(f"it starts with {magic!r} rather than b'GGUF'")
@@ -225,13 +245,18 @@ def _parse(reader: _Reader) -> GgufHeader:
     # The smallest entries: an empty key with a 1-byte value; an empty name with 1 dimension.
     reader.need(n_kv * 13 + n_tensors * 32, f"a header of {n_kv} keys and {n_tensors} tensors")
     metadata: dict[str, Any] = {}
+    arrays: dict[str, list[Any]] = {}
     for _ in range(n_kv):
         key = reader.string("a metadata key", _MAX_KEY)
         if key in metadata or key + "[]" in metadata:
             raise _DamagedError(f"the key {key!r} appears twice")
         kind = reader.scalar("i", f"the type of {key!r}")
         if kind == _ARRAY:
+            start = reader.at
             metadata[key + "[]"] = reader.skip_array(key)
+            if prefix is not None and key.startswith(prefix):
+                reader.at = start
+                arrays[key] = reader.array(key)
         else:
             metadata[key] = reader.value(kind, key)
     _check_values(metadata)
@@ -252,9 +277,10 @@ def _parse(reader: _Reader) -> GgufHeader:
                 f"the tensor {tensor.name!r} ends at byte {data_offset + tensor.offset + tensor.n_bytes}, "
                 f"the file has {reader.size}"
             )
-    return GgufHeader(
+    header = GgufHeader(
         version=version, metadata=metadata, tensors=tensors, data_offset=data_offset, size_bytes=reader.size
     )
+    return header, arrays
 
 
 def _check_values(metadata: dict[str, Any]) -> None:

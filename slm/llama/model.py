@@ -72,6 +72,7 @@ class Model:
         """-1 where there is none; the same for ``eos``."""
         self.eos: int = C.llama_vocab_eos(self._vocab)
         self.add_bos: bool = C.llama_vocab_get_add_bos(self._vocab)
+        self.add_eos: bool = C.llama_vocab_get_add_eos(self._vocab)
 
     def _open(self) -> object:
         if not self._model:
@@ -170,6 +171,12 @@ class Model:
             for token in range(self.n_vocab)
             if C.llama_vocab_get_attr(self._vocab, token) & wanted
         )
+
+    def strips(self, token: int) -> tuple[bool, bool]:
+        """Whether a special token swallows the white space before it, and that behind it."""
+        self._open()
+        attributes = C.llama_vocab_get_attr(self._vocab, self.check_token(token))
+        return bool(attributes & C.LLAMA_TOKEN_ATTR_LSTRIP), bool(attributes & C.LLAMA_TOKEN_ATTR_RSTRIP)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, end of turn)."""

@@ -24,18 +24,18 @@ def ended_by(status: int) -> str | None:
 
 
 def run_trial(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = _TRIAL_S
 ) -> "subprocess.CompletedProcess[bytes]":
     """``python -m module arguments`` in a process of its own, with what it printed.
 
-    OSError or subprocess.SubprocessError where it did not come to its end within two minutes.
+    OSError or subprocess.SubprocessError where it did not come to its end within ``seconds``.
     """
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=_TRIAL_S,
+        timeout=seconds,
         cwd=slm.PARENT,
     )
 

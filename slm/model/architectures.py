@@ -25,6 +25,8 @@ class Traits:
     """transformers' class, ``architectures`` in config.json."""
     hf_type: str
     """``model_type`` in config.json."""
+    hf_aliases: tuple[str, ...] = ()
+    """Classes that compute the same, whose checkpoints are read as this one."""
     head_dim: int | None = None
     """``head_dim`` where config.json has none; None: hidden_size / num_attention_heads."""
     tied: bool = False
@@ -54,7 +56,9 @@ class Traits:
 
 
 TRAITS: dict[Architecture, Traits] = {
-    "llama": Traits(hf_class="LlamaForCausalLM", hf_type="llama", interleaved_heads=True),
+    "llama": Traits(
+        hf_class="LlamaForCausalLM", hf_type="llama", hf_aliases=("MistralForCausalLM",), interleaved_heads=True
+    ),
     "qwen2": Traits(hf_class="Qwen2ForCausalLM", hf_type="qwen2", qkv_bias=True),
     "qwen3": Traits(hf_class="Qwen3ForCausalLM", hf_type="qwen3", head_dim=128, qk_norm=True),
     "gemma3": Traits(
@@ -83,5 +87,5 @@ TRAITS: dict[Architecture, Traits] = {
 
 def known_classes() -> str:
     """transformers' classes in words: ``A, B and C``."""
-    *first, last = [traits.hf_class for traits in TRAITS.values()]
+    *first, last = [name for traits in TRAITS.values() for name in (traits.hf_class, *traits.hf_aliases)]
     return f"{', '.join(first)} and {last}"

@@ -2,7 +2,7 @@
 
 A new checkpoint is written under a temporary name, flushed, described by ``manifest.json`` (SHA-256 of every
 file) and renamed into place last: a directory that has its final name is complete. Everything is safetensors or
-JSON; a pickle is never read, since reading one runs whatever it holds.
+JSON. Of a pickled ``.bin`` from elsewhere only tensors are read (``stored_weights``).
 """
 
 import hashlib
@@ -10,25 +10,27 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from slm.data.errors import UserError, one_line
+from slm.data.errors import UserError
 from slm.data.storage import fsync
 from slm.model import lora
 from slm.model.config import ModelConfig
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
 from slm.model.snapshot import Snapshot
+from slm.model.stored_weights import WEIGHTS as WEIGHTS
+from slm.model.stored_weights import has_own_head, note_own_head, with_table
+from slm.model.stored_weights import load_weights as load_weights
 from slm.model.transformer import LanguageModel, empty_model
 from slm.report import atomic_write_json
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 OPTIMIZER = "optimizer.safetensors"
 TRAINER_STATE = "trainer_state.json"
 MANIFEST = "manifest.json"
@@ -42,10 +44,10 @@ _TOGETHER = "use the weights and the config.json of one model"
 
 
 def load_config(directory: str | Path) -> ModelConfig:
-    """The model's shape from ``config.json``."""
+    """The model's shape from ``config.json``; untied where a head is stored that is not the embedding."""
     path = Path(directory) / "config.json"
     try:
-        return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+        config = ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {directory} is not a model directory; give the folder that config.json and "
@@ -57,45 +59,10 @@ def load_config(directory: str | Path) -> ModelConfig:
         raise UserError(
             f"{path} lacks {error}, which the shape of a model needs: give the config.json of a language model"
         ) from None
-
-
-def load_weights(directory: str | Path) -> dict[str, Tensor]:
-    """Every tensor of the model by its Hugging Face name, as stored (sharded directories too).
-
-    Raises UserError where there are no safetensors (a pickle is refused) or a file is damaged.
-    """
-    weights: dict[str, Tensor] = {}
-    for path in _weight_files(Path(directory)):
-        try:
-            weights |= load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} cannot be read: {error}; download or save it again") from None
-    return weights
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    single, index = directory / WEIGHTS, directory / INDEX
-    if single.is_file():
-        return [single]
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{index} cannot be read ({one_line(error)}): download it again") from None
-        missing = [name for name in names if not (directory / name).is_file()]
-        if missing:
-            raise UserError(f"{directory} lacks {missing[0]}, which its {INDEX} names; download it again")
-        return [directory / name for name in names]
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
-    if pickles:
-        raise UserError(
-            f"{directory} holds {pickles[0]} but no {WEIGHTS}: pickles are refused, since reading one can run "
-            "anything; save the model with safe_serialization=True"
-        )
-    raise UserError(
-        f"{directory} holds no {WEIGHTS}: name the folder that it is in, or download the model again if it is not "
-        "complete"
-    )
+    if config.tie_embeddings and has_own_head(directory):
+        note_own_head(directory)
+        return replace(config, tie_embeddings=False)
+    return config
 
 
 def load_model(directory: str | Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -109,7 +76,7 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
     """Copy ``weights`` into ``model``; UserError names the first tensor that is missing, unknown or misshapen."""
     weights = {name: tensor for name, tensor in weights.items() if not name.endswith("rotary_emb.inv_freq")}
     if model.config.tie_embeddings:
-        weights.pop("lm_head.weight", None)  # some savers store the tied matrix twice
+        weights = with_table(weights)
     own = model.state_dict()
     for name in own:
         if name not in weights:
@@ -131,12 +98,13 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
 
 def save_model(directory: Path, model: LanguageModel) -> None:
     """Write ``config.json``, ``generation_config.json`` and ``model.safetensors`` (f32) into ``directory``."""
-    _write_config(directory, model.config)
+    write_config(directory, model.config)
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
-def _write_config(directory: Path, config: ModelConfig) -> None:
+def write_config(directory: Path, config: ModelConfig) -> None:
+    """Write ``config.json`` and ``generation_config.json`` into ``directory``."""
     atomic_write_json(directory / "config.json", config.to_hf())
     atomic_write_json(
         directory / "generation_config.json",
@@ -198,7 +166,7 @@ def write_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        _write_config(temporary, config)
+        write_config(temporary, config)
         save_tokenizer(temporary)
         for name in snapshot.files:
             (temporary / name).parent.mkdir(exist_ok=True)

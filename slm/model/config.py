@@ -6,11 +6,19 @@ from typing import Any, Literal
 
 from slm.data.errors import UserError
 from slm.model.architectures import TRAITS, Architecture, Traits, known_classes
+from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
 SLIDING_PATTERN = 6
 """Gemma 3: one of so many layers, the last of them, sees all positions."""
+_FRACTIONS = ("rms_norm_eps", "norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar")
+_NUMBERS = (
+    *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings", "sliding_window", "conv_L_cache", *_FRACTIONS),
+    *("bos_token_id", "eos_token_id"),
+)
+"""Keys of config.json whose values are numbers; those of ``_FRACTIONS`` need not be whole."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
 _CONV_WIDTH = 3
 CONV_PATTERN = 2
@@ -42,7 +50,7 @@ class ModelConfig:
     """Longest context, tokens (max_position_embeddings)."""
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
-    """Hugging Face's rope parameters of type "llama3", or None for plain RoPE."""
+    """Hugging Face's rope parameters of type "llama3", "linear" or "yarn", or None for plain RoPE."""
     sliding_window: int | None = None
     """gemma3: positions that a local layer sees, the position itself included; None: no layer is local."""
     local_layers: tuple[bool, ...] = ()
@@ -83,11 +91,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs of values")
-        if self.rope_scaling and self.rope_scaling.get("rope_type") != "llama3":
-            raise UserError(
-                f"rope scaling of type {self.rope_scaling.get('rope_type')!r} is not supported; "
-                "plain RoPE and type 'llama3' are"
-            )
+        if self.rope_scaling:
+            object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling, self.seq_len))
         if self.traits.sliding_window:
             self._complete_sliding_window()
         elif self.sliding_window is not None or self.query_scalar is not None or self.local_layers:
@@ -114,8 +119,8 @@ class ModelConfig:
         object.__setattr__(self, "conv_layers", layers)
 
     def _complete_sliding_window(self) -> None:
-        if self.rope_scaling:
-            raise UserError(f"rope scaling in a {self.arch} model is not supported; plain RoPE is")
+        if self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
+            raise UserError(f"in a {self.arch} model only rope scaling of type 'linear' is supported, and plain RoPE")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise UserError(f"model.sliding_window must be at least 1, not {self.sliding_window}")
         layers = tuple(self.local_layers) or every_nth_global(self.n_layers, SLIDING_PATTERN)
@@ -258,18 +263,23 @@ class ModelConfig:
     def from_hf(cls, config: dict[str, Any]) -> "ModelConfig":
         """Read a ``config.json`` of transformers 4 or 5. UserError for what this model cannot compute."""
         name = (config.get("architectures") or [None])[0]
-        arch = next((arch for arch, traits in TRAITS.items() if traits.hf_class == name), None)
+        arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
         if arch is None:
             raise UserError(
                 f"architecture {name} is not supported: training and export know {known_classes()}. For others, "
                 "llama.cpp's convert_hf_to_gguf.py may make a GGUF file, which make serve and make chat take"
             )
         traits = TRAITS[arch]
+        config = _with_numbers(config)
         _refuse_unknown(config, traits)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         local_rope = rope.get(_LOCAL) or {}
         rope = rope.get(_GLOBAL) or {} if _LOCAL in rope or _GLOBAL in rope else rope
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if partial is not None and number(partial, "partial_rotary_factor") != 1:
+            raise UserError(
+                f"partial_rotary_factor={partial} in config.json is not supported: RoPE rotates all values here"
+            )
         local_rope_type = local_rope.get("rope_type", "default")
         if local_rope_type != "default":
             raise UserError(f"rope scaling of type {local_rope_type!r} in local layers is not supported")
@@ -295,9 +305,9 @@ class ModelConfig:
             n_kv_heads=config.get("num_key_value_heads") or n_heads,
             head_dim=config.get("head_dim") or traits.head_dim or config["hidden_size"] // n_heads,
             ffn_dim=_lfm2_ffn_dim(config) if traits.short_conv else config["intermediate_size"],
-            seq_len=config["max_position_embeddings"],
+            seq_len=min(config["max_position_embeddings"], _window(config) or config["max_position_embeddings"]),
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or default_theta),
-            rope_scaling=None if rope_type == "default" else {**rope, "rope_type": rope_type},
+            rope_scaling=read_scaling(rope, config["max_position_embeddings"]),
             norm_eps=config.get("norm_eps", 1e-5) if traits.short_conv else config.get("rms_norm_eps", 1e-6),
             tie_embeddings=config.get("tie_word_embeddings", config.get("tie_embedding", traits.tied)),
             bos_id=config.get("bos_token_id"),
@@ -376,6 +386,25 @@ class ModelConfig:
         }
 
 
+def _with_numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with numbers where they are given as text. UserError for one that is none."""
+    found = {}
+    for key in _NUMBERS:
+        if (value := config.get(key)) is not None and not (key == "eos_token_id" and isinstance(value, list)):
+            found[key] = number(value, key)
+            if isinstance(found[key], float) and key not in _FRACTIONS:
+                if found[key] != int(found[key]):
+                    raise UserError(f"{key}={value!r} in config.json is no whole number: correct it")
+                found[key] = int(found[key])
+    return config | found
+
+
+def _window(config: dict[str, Any]) -> int | None:
+    """The positions that all layers of a Mistral see: a text up to that length is read as by a Llama."""
+    mistral = "MistralForCausalLM" in (config.get("architectures") or [])
+    return config.get("sliding_window") if mistral else None
+
+
 def every_nth_global(n_layers: int, pattern: int) -> tuple[bool, ...]:
     """Which layers are local where the last of every ``pattern`` layers is not."""
     return tuple((layer + 1) % pattern != 0 for layer in range(n_layers))
@@ -409,8 +438,18 @@ def _lfm2_ffn_dim(config: dict[str, Any]) -> int:
     return multiple * -(-width // multiple)
 
 
+def quantized_message(kind: str) -> str:
+    """What to do about a checkpoint that another program has quantized."""
+    return (
+        f"the checkpoint is quantized by {kind}, and its matrices are packed for that program: give the model that it "
+        "was made from (its page on the Hub names it), or a GGUF file of it"
+    )
+
+
 def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     """UserError for what a config.json asks for and this model does not compute."""
+    if isinstance(quantized := config.get("quantization_config"), dict):
+        raise UserError(quantized_message(str(quantized.get("quant_method") or "another program")))
     for key in ("mlp_bias", "conv_bias") if traits.qkv_bias else ("attention_bias", "mlp_bias", "conv_bias"):
         if config.get(key):
             raise UserError(f"{key}=true in config.json is not supported: a {traits.hf_class} has no such biases here")

@@ -6,7 +6,6 @@ configuration's architecture does; ``slm/model/architectures.py`` says in what t
 Shape suffixes: B batch, T positions of this call, D model width, E values per head, V vocabulary.
 """
 
-import math
 from typing import cast
 
 import torch
@@ -19,6 +18,7 @@ from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross
 from slm.model.initialization import CLASSIC, initialize
 from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
 from slm.model.layers.lfm2 import Lfm2Layer
+from slm.model.rope import attention_factor, rope_frequencies
 
 
 class Embedding(nn.Embedding):
@@ -150,22 +150,14 @@ def rope_tables(config: ModelConfig, start: int, stop: int, *, local: bool = Fal
     """Cosines and sines [T, E], f32, of positions ``start`` to ``stop``; ``local``: those of local layers."""
     frequencies = rope_frequencies(config, local=local)
     angles_TE = torch.outer(torch.arange(start, stop, dtype=torch.float32), frequencies).repeat(1, 2)
-    return angles_TE.cos(), angles_TE.sin()
+    factor = attention_factor(None if local else config.rope_scaling)
+    return angles_TE.cos() * factor, angles_TE.sin() * factor
 
 
-def rope_frequencies(config: ModelConfig, *, local: bool = False) -> Tensor:
-    """Radians per position of each pair of values, f32 [E / 2], with Llama 3's long-context scaling where set."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / (config.local_rope_theta if local else config.rope_theta) ** exponents
-    scaling = config.rope_scaling
-    if not scaling:
-        return frequencies
-    old_context = scaling["original_max_position_embeddings"]
-    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
-    wavelength = 2 * math.pi / frequencies
-    smooth = ((old_context / wavelength - low) / (high - low)).clamp(0, 1)
-    # Long waves are slowed by the factor, short ones kept, those between blended.
-    return frequencies * (smooth + (1 - smooth) / factor)
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model, by its Hugging Face name. Nothing is allocated."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in LanguageModel(config).state_dict().items()}
 
 
 def empty_model(config: ModelConfig) -> LanguageModel:

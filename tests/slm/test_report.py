@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -96,3 +97,9 @@ def test_what_is_in_brackets_is_text(capsys):
     table("runs/[a]", ["data.files", "lora.targets"], [["[/t/a.txt]", "[q_proj]"]], caption="[b]")
     out = capsys.readouterr().out
     assert all(text in out for text in ("runs/[a]", "[/t/a.txt]", "[q_proj]", "[b]"))
+
+
+def test_a_name_that_is_not_utf8_is_kept(tmp_path):
+    name = os.fsdecode(b"caf\xe9.txt")
+    atomic_write_json(tmp_path / "record.json", {"files": [name], "text": "café"})
+    assert json.loads((tmp_path / "record.json").read_text(encoding="utf-8")) == {"files": [name], "text": "café"}

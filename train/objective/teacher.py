@@ -11,15 +11,14 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm.data.errors import UserError, nearest
+from slm.data.errors import UserError
 from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
-from slm.hub.models import resolve
+from slm.hub.models import gguf_file, resolve
 from slm.llama.gguf_check import read_header
 from slm.llama.verdict import require_working_build
 from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
-from slm.runs import place
 from slm.train.backend import Backend, make_frozen_backend
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
@@ -81,13 +80,9 @@ class Named:
     ) -> None:
         self._config, self._environment = config, environment
         self._n_ids, self._temperature, self._eot_id = tokenizer.vocab_size, temperature, eot_id
-        self.path = place(name)
-        self.is_gguf = self.path.suffix == ".gguf"
-        if self.is_gguf and not self.path.is_file():
-            hint = nearest(self.path.name, [each.name for each in self.path.parent.glob("*.gguf")])
-            raise UserError(f"distill.teacher={name} does not exist; {hint or 'name a GGUF file, or a run'}")
-        if not self.is_gguf:
-            self.path = resolve(name).checkpoint()
+        file = gguf_file(name)
+        self.is_gguf = file is not None
+        self.path = file.path if file else resolve(name).checkpoint()
         context = self._check_tokens(tokenizer)
         if not short and config.seq_len > context:
             raise UserError(

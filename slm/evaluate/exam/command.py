@@ -18,7 +18,6 @@ from slm.evaluate.exam.answers import Answers, GGUFAnswers, checkpoint_answers
 from slm.evaluate.exam.config import ExamConfig
 from slm.exported import stale_lines
 from slm.hub import models
-from slm.hub.name import hub_name
 from slm.llama.verdict import require_working_build
 from slm.machine.crash_guard import doing
 from slm.machine.hardware import compute_threads, share_cores
@@ -54,10 +53,10 @@ def main(argv: list[str]) -> int:
 
 def _models(config: ExamConfig) -> tuple[runs.Run, Path | None, list[Path]]:
     """The run, its checkpoint where that is asked, and the GGUF files. UserError where there is nothing to ask."""
-    if gguf := _named_gguf(config.run):
+    if file := models.gguf_file(config.run):
         if config.files is not None:
             raise UserError(f"run={config.run} is a GGUF file and the only one that is asked: leave files= out")
-        run, checkpoint, files = runs.Run(root=gguf), None, [gguf]
+        run, checkpoint, files = runs.Run(root=file.path), None, [file.path]
     else:
         run = models.resolve(config.run)
         files = [Path(path) for path in config.files] if config.files is not None else run.ggufs()
@@ -73,15 +72,6 @@ def _models(config: ExamConfig) -> tuple[runs.Run, Path | None, list[Path]]:
     if files:
         require_working_build()
     return run, checkpoint, files
-
-
-def _named_gguf(word: Path) -> Path | None:
-    """The GGUF file that the word names, here or on the Hub (``org/name:Q4_K_M``); None for anything else."""
-    path = word.expanduser()
-    if path.suffix == ".gguf" and path.is_file():
-        return path
-    name = hub_name(word)
-    return models.gguf(name) if name is not None and name.quant is not None else None
 
 
 def _each(

@@ -24,12 +24,26 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
     writer.add_value_length(model.head_dim)
     writer.add_vocab_size(model.vocab_size)
     writer.add_rope_dimension_count(model.head_dim)
+    _add_rope_scaling(writer, model)
     if model.traits.short_conv:
         writer.add_shortconv_l_cache(model.conv_width)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
         writer.add_rope_freq_base_swa(model.local_rope_theta)
         writer.add_sliding_window_pattern(_pattern(model))
+
+
+def _add_rope_scaling(writer: Any, model: ModelConfig) -> None:
+    """Scalings that llama.cpp computes from numbers; Llama 3's is a tensor."""
+    scaling = model.rope_scaling
+    if scaling is None or scaling["rope_type"] == "llama3":
+        return
+    import gguf
+
+    writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
+    writer.add_rope_scaling_factor(scaling["factor"])
+    if scaling["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
 
 
 def _pattern(model: ModelConfig) -> int | list[bool]:

@@ -15,7 +15,8 @@ from slm.export.gguf.tensors import (
 from slm.llama.blocks.names import gguf_name
 from slm.model.architectures import TRAITS
 from slm.model.config import ModelConfig
-from slm.model.transformer import LanguageModel, rope_frequencies
+from slm.model.rope import rope_frequencies
+from slm.model.transformer import LanguageModel
 
 SHAPE = {
     "vocab_size": 32, "n_layers": 2, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "ffn_dim": 24,

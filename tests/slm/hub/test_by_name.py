@@ -58,5 +58,5 @@ def test_evaluation(repository, folder, tmp_path, capsys):
     assert by_name == by_path
     assert {each["engine"] for each in by_name} == {"torch"}
     assert all(each["perplexity"] > 1 for each in by_name)
-    with pytest.raises(UserError, match=r"names a GGUF file, and here a checkpoint is needed: write org/tiny "):
+    with pytest.raises(UserError, match=r"org/tiny holds no GGUF file; make one with"):
         evaluate(["run=org/tiny:q8_0", *options])

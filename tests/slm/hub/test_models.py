@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import torch
 from huggingface_hub import constants
 
 from slm.data.errors import UserError
 from slm.hub import models
 from slm.hub.name import hub_name
-from slm.model.checkpoint import load_config
+from slm.model.checkpoint import load_config, load_weights
+from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.model_hub import Repository
 
 
@@ -67,15 +69,15 @@ def test_without_a_network_the_cache_is_used(hub, repository, monkeypatch, capsy
 
 def test_what_is_missing_gated_or_of_another_kind_is_one_line(hub, repository):
     hub.repositories["org/gated"] = Repository(dict(repository.files), gated=True)
-    hub.repositories["org/old"] = Repository({"config.json": b"{}", "pytorch_model.bin": b"x"})
+    hub.repositories["org/old"] = Repository({"config.json": b"{}", "model.onnx": b"x"})
     hub.repositories["org/quantized"] = Repository({"a-Q8_0.gguf": b"x"})
     for word, message in (
         ("org/nothing", r"there is no folder org/nothing here and no model org/nothing on 127.*hf auth login"),
         ("org/tiny@v9", r"org/tiny has no revision 'v9'"),
         ("org/gated", r"org/gated is gated: accept its terms at http.*/org/gated"),
-        ("org/old", r"org/old holds no config.json with .safetensors"),
+        ("org/old", r"org/old holds no config.json with .safetensors or pytorch_model.bin"),
         ("org/quantized", r"org/quantized holds GGUF files only"),
-        ("org/tiny:q8_0", r"names a GGUF file, and here a checkpoint is needed: write org/tiny "),
+        ("org/tiny:q8_0", r"org/tiny holds no GGUF file; make one with `make export RUN=org/tiny`"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             models.resolve(word)
@@ -135,3 +137,32 @@ def test_a_run_stands_for_its_checkpoint(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/new/config.yaml").write_text("")
     with pytest.raises(UserError, match="holds no checkpoint yet"):
         models.directory("runs/new")
+
+
+def test_a_model_that_is_stored_the_old_way_only(hub, tmp_path):
+    folder = tiny.checkpoint(tmp_path / "old", n_layers=1)
+    weights = load_weights(folder)
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    hub.repositories["org/old"] = Repository({path.name: path.read_bytes() for path in folder.iterdir()})
+    found = load_weights(models.resolve("org/old").checkpoint())
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_gguf_file_stands_for_its_checkpoint(tmp_path, monkeypatch, hub, capsys):
+    """A path, a name of Ollama's, and a file on the Hub: one checkpoint each, read back once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tiny.gguf_file(tmp_path / "m-F32.gguf", n_layers=1)
+    run = models.resolve(file)
+    assert (run.name, run.gguf_dir) == ("m-F32", tmp_path / "models/m-F32/gguf")
+    assert load_config(run.checkpoint()) == load_config(file.with_suffix(".checkpoint"))
+    assert models.directory(str(file)) == str(run.checkpoint())
+    assert capsys.readouterr().out.count("read back:") == 1
+    hub.repositories["org/m"] = Repository({"m-F32.gguf": file.read_bytes()})
+    run = models.resolve("org/m:F32")
+    assert (run.name, run.root) == ("m-F32", tmp_path / "models/org/m-F32")
+    assert load_config(run.checkpoint()) == load_config(file.with_suffix(".checkpoint"))
+    with pytest.raises(UserError, match="Ollama has no model m here"):
+        models.directory("ollama:m")
+    with pytest.raises(UserError, match=r"none\.gguf does not exist; "):
+        models.resolve("none.gguf")

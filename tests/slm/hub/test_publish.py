@@ -8,7 +8,7 @@ import yaml
 
 from slm.data.errors import UserError
 from slm.export.config import ExportConfig
-from slm.export.gguf.writer import without_folders
+from slm.export.gguf.writer import run_record, without_folders, without_private
 from slm.export.pipeline import export
 from slm.exported import CONFIG_KEY
 from slm.hub import models, publish
@@ -152,7 +152,8 @@ def test_ollamas_modelfile_goes_up_next_to_the_file_that_it_names(run, hub, caps
 def test_the_files_hold_no_folder_of_the_author(run, hub):
     (path,) = resolve(run).ggufs()
     record = read_header(path).metadata[CONFIG_KEY]
-    assert json.loads(record)["config"]["data"]["files"] == ["notes.txt"]
+    assert "files" not in json.loads(record)["config"]["data"]
+    assert b"notes.txt" not in path.read_bytes()
     assert b"somebody" not in path.read_bytes()
 
 
@@ -166,6 +167,20 @@ def test_folders_are_left_out_of_a_configuration():
         "data": {"files": ["b.txt", "rel/c.txt"]},
         "train": {"sample_prompts": ["/start"]},
     }
+
+
+def test_names_of_files_and_prompts_are_left_out_unless_asked_for(run):
+    chosen = resolve(run)
+    asked, plain = (
+        json.loads(run_record(chosen, chosen.checkpoint(), private=private))["config"] for private in (True, False)
+    )
+    assert asked["data"]["files"] == ["notes.txt"]
+    assert "files" not in plain["data"]
+    nested = {
+        "train": {"sample_prompts": ["/x"], "seed": 1},
+        "data": {"sources": [{"files": ["a/b"], "kind": "local"}]},
+    }
+    assert without_private(nested) == {"train": {"seed": 1}, "data": {"sources": [{"kind": "local"}]}}
 
 
 def test_figures_of_another_checkpoint_are_left_out(run, hub, capsys):

@@ -1,5 +1,7 @@
 """The shapes that a model may have, and the way to Hugging Face's config.json and back."""
 
+from dataclasses import replace
+
 import pytest
 
 from slm.data.errors import UserError
@@ -47,13 +49,32 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
         (dict(hidden_act="gelu"), "hidden_act=gelu in config.json is not supported: only silu is"),
         (dict(attention_bias=True), "attention_bias=true"),
         (dict(conv_bias=True), "conv_bias=true"),
-        (dict(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'yarn' is not supported"),
+        (dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), "'longrope' is not supported"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 in config.json is not supported"),
+        (dict(vocab_size="many"), "vocab_size='many' in config.json is no number"),
+        (dict(num_hidden_layers="2.5"), "num_hidden_layers='2.5' in config.json is no whole number"),
+        (dict(hidden_size=[64]), "hidden_size=[64] in config.json is no number"),
+        (dict(quantization_config={"quant_method": "awq"}), "the checkpoint is quantized by awq"),
     ],
 )
 def test_models_that_compute_something_else_are_refused(change, says):
     with pytest.raises(UserError) as caught:
         ModelConfig.from_hf({**ModelConfig(**SMALL).to_hf(), **change})
     assert says in str(caught.value)
+
+
+def test_numbers_as_text_are_numbers():
+    config = ModelConfig(**SMALL)
+    text = {key: str(value) for key, value in config.to_hf().items() if type(value) in (int, float)}
+    assert ModelConfig.from_hf(config.to_hf() | text) == config
+
+
+def test_a_mistral_is_a_llama_as_far_as_its_window():
+    config = ModelConfig(**SMALL)
+    mistral = config.to_hf() | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    assert ModelConfig.from_hf(mistral | {"sliding_window": None}) == config
+    assert ModelConfig.from_hf(mistral | {"sliding_window": 16}) == replace(config, seq_len=16)
+    assert ModelConfig.from_hf(mistral | {"sliding_window": 1 << 20}) == config
 
 
 @pytest.mark.parametrize(
@@ -114,7 +135,10 @@ def test_shapes_that_llama_cpp_does_not_run_are_refused():
     [
         (dict(hidden_activation="gelu"), "hidden_activation=gelu in config.json is not supported"),
         (dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0"),
-        (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "'linear' is not supported"),
+        (
+            dict(rope_scaling={"rope_type": "yarn", "factor": 8.0}),
+            "in a gemma3 model only rope scaling of type 'linear' is supported",
+        ),
         (dict(layer_types=["sliding_attention"]), "names 1 layers, the model has 18"),
     ],
 )

@@ -1,0 +1,169 @@
+"""A GGUF file's metadata as the shape of a model.
+
+Tested in tests/slm/from_gguf/test_convert.py.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from slm.data.errors import UserError
+from slm.from_gguf.contents import Contents
+from slm.model.architectures import TRAITS
+from slm.model.config import SLIDING_PATTERN, ModelConfig, every_nth_global
+
+_WITH_EFFECT = (
+    *("expert_count", "attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.clamp_kqv"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "attention.max_alibi_bias"),
+)
+"""Keys of other models under an architecture's name; a value other than 0 changes what llama.cpp computes."""
+_SCALES = ("rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def read_shape(contents: Contents) -> ModelConfig:
+    """The shape that the metadata describe. UserError for an architecture or a setting that is not computed here."""
+    name = contents.path.name
+    if contents.arch not in TRAITS:
+        raise UserError(
+            f"{name} holds a model of the architecture {contents.arch}: training knows {', '.join(TRAITS)}; serving "
+            "and chatting take the file as it is"
+        )
+    if "token_embd.weight" not in contents.tensors:
+        raise UserError(f"{name} holds a vocabulary without a model's weights: give the model's own file")
+    for key in _WITH_EFFECT:
+        if contents.value(key):
+            raise UserError(f"{name} has {contents.arch}.{key}={contents.value(key)}, which is not supported here")
+    value = _Required(contents)
+    n_heads, width = value.number("attention.head_count"), value.number("embedding_length")
+    n_layers = value.number("block_count")
+    kv_heads = contents.value("attention.head_count_kv", n_heads)
+    per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
+    head_dim = int(contents.value("attention.key_length") or width // n_heads)
+    rotated = int(contents.value("rope.dimension_count") or head_dim)
+    if rotated != head_dim:
+        raise UserError(
+            f"{name} rotates {rotated} of {head_dim} values of each head (rope.dimension_count): not supported here"
+        )
+    ids = {each: contents.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("bos", "eos")}
+    return ModelConfig(
+        arch=contents.arch,  # type: ignore[arg-type]  # it is one of TRAITS
+        vocab_size=contents.tensors["token_embd.weight"][1].shape[1],
+        n_layers=n_layers,
+        d_model=width,
+        n_heads=n_heads,
+        n_kv_heads=max(per_layer),
+        head_dim=head_dim,
+        ffn_dim=value.number("feed_forward_length"),
+        seq_len=value.number("context_length"),
+        rope_theta=float(contents.value("rope.freq_base") or 10_000.0),
+        rope_scaling=_rope_scaling(contents, head_dim),
+        norm_eps=_shortest(value.required("attention.layer_norm_rms_epsilon")),
+        tie_embeddings=_is_tied(contents),
+        bos_id=ids["bos"],
+        eos_id=ids["eos"],
+        **_of_layers(contents, per_layer),
+    )
+
+
+class _Required:
+    """Values without which there is no shape; UserError names one that is missing, or no number."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def required(self, key: str) -> Any:
+        found = self._contents.value(key)
+        if found is None:
+            raise UserError(
+                f"{self._contents.path.name} lacks {self._contents.arch}.{key}: it is not complete; download it again"
+            )
+        return found
+
+    def number(self, key: str) -> int:
+        """One number for all layers."""
+        found = self.required(key)
+        if isinstance(found, list):
+            if len(set(found)) != 1:
+                raise UserError(f"{self._contents.path.name} has layers of several {key}: not supported here")
+            found = found[0]
+        return int(found)
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal number of an f32: 1e-05, and not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _is_tied(contents: Contents) -> bool:
+    """Whether the output projection is the embedding: there is none of its own, or it is the same matrix."""
+    if "output.weight" not in contents.tensors:
+        return True
+    (_, head), (_, table) = contents.tensors["output.weight"], contents.tensors["token_embd.weight"]
+    if (head.type, head.shape) != (table.type, table.shape):
+        return False
+    return np.array_equal(contents.raw("output.weight"), contents.raw("token_embd.weight"))
+
+
+def _of_layers(contents: Contents, kv_heads: list[int]) -> dict[str, Any]:
+    """What differs from layer to layer: local attention, short convolutions."""
+    traits, found = TRAITS[contents.arch], dict[str, Any]()  # type: ignore[index]  # it is one of TRAITS
+    if traits.sliding_window and (window := contents.value("attention.sliding_window")):
+        pattern = contents.value("attention.sliding_window_pattern", SLIDING_PATTERN)
+        layers = tuple(map(bool, pattern)) if isinstance(pattern, list) else every_nth_global(len(kv_heads), pattern)
+        found = {"sliding_window": int(window), "local_layers": layers}
+        found["local_rope_theta"] = float(contents.value("rope.freq_base_swa") or 10_000.0)
+    if traits.short_conv:
+        found = {"conv_layers": tuple(each == 0 for each in kv_heads)}
+        found["conv_width"] = int(contents.value("shortconv.l_cache", 3))
+    return found
+
+
+def _rope_scaling(contents: Contents, head_dim: int) -> dict[str, Any] | None:
+    """Long-context scaling of RoPE, from the metadata or from the factors that the file holds for it."""
+    if any(each in contents.tensors for each in _SCALES):
+        raise UserError(f"{contents.path.name} scales RoPE by {_SCALES[0]} (LongRoPE): not supported here")
+    if "rope_freqs.weight" in contents.tensors:
+        factors = np.concatenate([each.reshape(-1) for each in contents.rows("rope_freqs.weight")])
+        theta = float(contents.value("rope.freq_base") or 10_000.0)
+        return llama3_scaling(factors, theta, head_dim, contents.path.name)
+    kind, factor = contents.value("rope.scaling.type", "none"), contents.value("rope.scaling.factor", 1.0)
+    if kind == "none" or not factor or factor == 1.0:
+        return None
+    found: dict[str, Any] = {"rope_type": kind, "factor": _shortest(factor)}
+    if (old := contents.value("rope.scaling.original_context_length")) is not None:
+        found["original_max_position_embeddings"] = int(old)
+    return found
+
+
+def llama3_scaling(factors: np.ndarray, theta: float, head_dim: int, name: str) -> dict[str, Any] | None:
+    """Llama 3's scaling that divides each pair's frequency by ``factors``, f32 [head_dim / 2]; None where all are 1.
+
+    Long waves are divided by the largest factor, short ones by 1. Between them 1 / factor is a straight line of 1 /
+    wavelength, through which ``high_freq_factor`` and the original context follow (``low_freq_factor`` is 1: only
+    ratios count). UserError for factors that no such scaling gives.
+    """
+    factors = factors.astype(np.float64)
+    if np.all(factors == 1.0):
+        return None
+    largest = factors.max()
+    frequencies = 1.0 / theta ** (np.arange(0, head_dim, 2) / head_dim)
+    between = (factors > 1.0) & (factors < largest * (1 - 1e-6))
+    # smooth = (old / wavelength - low) / (high - low), and 1 / factor = (1 - smooth) / largest + smooth.
+    smooth = (1 / factors - 1 / largest) / (1 - 1 / largest)
+    if between.sum() >= 2:
+        slope, offset = np.polyfit(frequencies[between] / (2 * np.pi), smooth[between], 1)
+        high, old = 1 - 1 / offset, -slope / offset
+    else:  # published models have these
+        high, old = 4.0, 8192.0
+    rounded = {
+        "rope_type": "llama3",
+        "factor": _shortest(largest),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": round(float(high), 3),
+        "original_max_position_embeddings": round(float(old)),
+    }
+    waves = 2 * np.pi / frequencies
+    blend = np.clip((rounded["original_max_position_embeddings"] / waves - 1) / (rounded["high_freq_factor"] - 1), 0, 1)
+    if not np.allclose(1 / (blend + (1 - blend) / largest), factors, rtol=1e-4):
+        raise UserError(f"{name} scales RoPE by factors that are none of Llama 3's kind: not supported here")
+    return rounded

@@ -1,0 +1,148 @@
+"""Model directories as other people's programs write them: read as the model that they are, or named."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slm.data.errors import UserError
+from slm.model import resize, stored_weights
+from slm.model.checkpoint import load_config, load_model, load_weights, save_model
+from slm.model.config import ModelConfig
+from slm.model.transformer import LanguageModel
+
+SHAPE = dict(vocab_size=96, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=64, seq_len=64)
+HEAD, TABLE, QUERY = "lm_head.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
+
+
+def saved(folder: Path, *, tied: bool = True, change=lambda weights: weights, **config) -> Path:
+    """A Llama's directory with its tensors changed."""
+    torch.manual_seed(7)
+    folder.mkdir(exist_ok=True)
+    save_model(folder, LanguageModel(ModelConfig(tie_embeddings=tied, **SHAPE)))
+    path = folder / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in change(load_file(path)).items()}
+    save_file(weights, path, {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def logits(model: LanguageModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.arange(20)[None])
+
+
+def test_a_head_of_its_own_is_not_lost(tmp_path, capsys):
+    """transformers takes the head that is stored, too, where it was told tie_word_embeddings=false."""
+    head = torch.randn(96, 32)
+    folder = saved(tmp_path, change=lambda w: w | {HEAD: head})
+    shape = load_config(folder)
+    assert not shape.tie_embeddings
+    assert "holds a head of its own: the model is read as untied" in capsys.readouterr().out
+    model = load_model(folder)
+    assert torch.equal(model.head_weight_VD, head)
+    assert capsys.readouterr().out == ""  # said once
+    assert torch.equal(resize.load_model(folder, shape).head_weight_VD, head)
+    same = saved(tmp_path / "same", change=lambda w: w | {HEAD: w[TABLE]})
+    assert load_config(same).tie_embeddings
+    assert load_model(same).head_weight_VD.shape == (96, 32)
+
+
+def test_the_one_matrix_under_the_heads_name(tmp_path):
+    plain = load_model(saved(tmp_path / "plain"))
+    renamed = saved(tmp_path, change=lambda w: {HEAD if name == TABLE else name: v for name, v in w.items()})
+    assert torch.equal(logits(load_model(renamed)), logits(plain))
+    assert torch.equal(logits(resize.load_model(renamed, load_config(renamed))), logits(plain))
+    without = saved(tmp_path, tied=False, change=lambda w: {name: v for name, v in w.items() if name != HEAD})
+    with pytest.raises(UserError, match=r"lacks the tensor lm_head\.weight"):
+        load_model(without)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "module._orig_mod."])
+def test_the_prefix_of_a_wrapper_is_left_out(prefix, tmp_path, capsys):
+    plain = load_model(saved(tmp_path / "plain"))
+    wrapped = saved(tmp_path, change=lambda w: {prefix + name: tensor for name, tensor in w.items()})
+    assert torch.equal(logits(load_model(wrapped)), logits(plain))
+    assert "the names of its tensors begin with " in capsys.readouterr().out
+
+
+def test_a_model_that_was_saved_without_its_outer_name(tmp_path):
+    plain = load_model(saved(tmp_path / "plain"))
+    inner = saved(tmp_path, change=lambda w: {name.removeprefix("model."): tensor for name, tensor in w.items()})
+    assert torch.equal(logits(load_model(inner)), logits(plain))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("bitsandbytes", lambda w: w | {QUERY + ".absmax": torch.ones(4)}),
+        ("GPTQ or AWQ", lambda w: w | {QUERY.replace("weight", "qweight"): torch.zeros(4, 32, dtype=torch.int32)}),
+        ("FP8", lambda w: w | {QUERY: w[QUERY].to(torch.float8_e4m3fn)}),
+    ],
+)
+def test_a_quantized_checkpoint_is_named(kind, change, tmp_path):
+    folder = saved(tmp_path, change=change)
+    with pytest.raises(
+        UserError, match=f"the checkpoint is quantized by {kind}, .*give the model that it was made from"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_tensors_are_read_as_tensors(tmp_path, zipped, shards):
+    plain = saved(tmp_path)
+    weights = load_weights(plain)
+    (plain / "model.safetensors").unlink()
+    parts = [dict(list(weights.items())[n::shards]) for n in range(shards)]
+    names = ["pytorch_model.bin"] if shards == 1 else [f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)]
+    for name, part in zip(names, parts, strict=True):
+        torch.save(part, plain / name, _use_new_zipfile_serialization=zipped)
+    if shards == 2:
+        index = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+        (plain / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    found = load_weights(plain)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    if shards == 2:
+        (plain / names[1]).unlink()
+        with pytest.raises(UserError, match=rf"lacks {names[1]}, which its pytorch_model\.bin\.index\.json names"):
+            load_weights(plain)
+
+
+class Malice:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return (open, (str(self.mark), "w"))
+
+
+@pytest.mark.parametrize(
+    "write", [lambda obj, path: path.write_bytes(pickle.dumps(obj)), torch.save], ids=["raw", "zip"]
+)
+def test_code_in_a_pickle_is_not_run(tmp_path, write):
+    folder = saved(tmp_path)
+    (folder / "model.safetensors").unlink()
+    write({"weight": Malice(tmp_path / "mark")}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin holds more than tensors, which would have to be run"):
+        load_weights(folder)
+    assert not (tmp_path / "mark").exists()
+    torch.save([1, 2], folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="does not hold a model's tensors by name"):
+        load_weights(folder)
+    (folder / "pytorch_model.bin").rename(folder / "other.pt")
+    with pytest.raises(UserError, match=r"holds other\.pt but no model\.safetensors"):
+        load_weights(folder)
+
+
+def test_a_line_is_printed_once(capsys):
+    for _ in range(2):
+        stored_weights.note_own_head("somewhere")
+    assert capsys.readouterr().out.count("\n") == 1
