@@ -50,11 +50,15 @@ ORDER = {
         *("self_check", "choice"),
     ),
     "train": (
-        *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "predict", "optim"),
+        *("phases", "config", "resolve", "model_shape", "run_lock", "guards", "interrupt", "predict", "optim"),
         *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "objective", "step"),
         *(
             "validation",
+            "parts",
+            "components",
+            "loop",
             "trainer",
+            "beginning",
             "start",
             "autobatch",
             "budget",

@@ -132,7 +132,7 @@ def test_a_finished_run_becomes_a_record_and_an_unfinished_one_does_not(tmp_path
 
 def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(tmp_path, corpus):
     words = [f"data.files=[{corpus}]", "name=done", "train.max_steps=20", "train.eval_every=20"]
-    run = SmallRun(tmp_path, *words, "train.superposition=2", "train.superposition_share=0.5").finish()
+    run = SmallRun(tmp_path, *words, "train.phases=[{bags:2,until:0.5}]").finish()
     assert record_of(run.root).unique_bytes == math.inf  # nobody planned it, so nobody knows
     config = OmegaConf.load(run.root / "config.yaml")
     planned = {"tokens": 2560 // 2, "epochs": 0.6}  # it then did twice as much
