@@ -60,7 +60,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
+.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat studio data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -141,6 +141,9 @@ serve: ready ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
 chat: ready ## chat with a model in the terminal: MODEL=runs/latest
 	@$(SLM) chat $(call quote,model=$(MODEL)) $(ARGS)
 
+studio: ready ## open the whole way as one page in the browser: http://127.0.0.1:8765
+	@$(SLM) studio $(ARGS)
+
 plan: ready ## show what a preset costs (CONFIG=125m), or what a time gives (BUDGET=8h): sizes, loss, memory, price
 	@$(SLM) plan $(SIZE) $(START) $(TEXT) $(ARGS)
 
@@ -173,7 +176,7 @@ lint: dev ## check style and types
 # mypy looks for slm.data in slm/data. It gets a folder of links in which the stages are there.
 TYPES := .mypy_cache/tree
 types: dev
-	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve) $(TYPES)/slm
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve studio) $(TYPES)/slm
 	@cd $(TYPES) && $(abspath $(PY)) -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
 
 docs: ready ## build the site from docs/ and the options: site/index.html

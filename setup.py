@@ -3,7 +3,7 @@ and inside it in a wheel: folders of these names among everybody's packages woul
 
 from setuptools import find_namespace_packages, setup
 
-STAGES = ("data", "train", "export", "serve")
+STAGES = ("data", "train", "export", "serve", "studio")
 
 setup(
     packages=[

@@ -16,6 +16,8 @@ from slm.data.sources.filters import make_change, make_filter
 from slm.data.sources.passages import middle
 from slm.data.sources.plan import Plan, open_whole_corpus
 
+EXAMPLES, EXAMPLE_CHARS = 3, 2000
+"""Documents whose beginning is kept, and its most characters."""
 BATCH, BATCH_CHARS = 64, 4 << 20  # documents counted together, and their characters
 
 
@@ -43,6 +45,8 @@ class Statistics:
         """Tokens of the documents and passages that are in the validation split."""
         self.lengths = array("I")
         """Tokens of each document."""
+        self.examples: list[str] = []
+        """The beginnings of the first documents."""
 
     def add(self, texts: list[str], undivided: Collection[str] = ()) -> None:
         """Count ``texts``. Of those in ``undivided``, which are all of a plain text file, a passage may be held out."""
@@ -64,6 +68,8 @@ class Statistics:
             self.bytes += len(read.encode("utf-8", "replace"))
             self.tokens += length
             self.lengths.append(length)
+            if len(self.examples) < EXAMPLES:
+                self.examples.append(read[:EXAMPLE_CHARS])
             if self._plan.passage and text in undivided and len(text) >= self._plan.divided:
                 self.held_out_tokens += len(self._encode(text[middle(text, self._plan.passage)])) + 1
             elif self._plan.held_out or self._plan.also_held_out:
@@ -90,6 +96,7 @@ class Statistics:
                     ("min", "p10", "median", "p90", "max"), np.percentile(lengths, (0, 10, 50, 90, 100)), strict=True
                 )
             },
+            "examples": self.examples,
         }
 
 

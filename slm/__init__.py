@@ -1,5 +1,5 @@
 """The language model, what every stage needs, and the stages: ``slm.data``, ``slm.train``, ``slm.export``,
-``slm.serve``.
+``slm.serve``, and over their commands ``slm.studio``.
 
 An installed ``slm`` has the stages as folders of its own. In a checkout they lie next to this folder.
 

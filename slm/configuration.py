@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from slm.cli import spelled
 from slm.data.errors import UserError, nearest, one_line
 from slm.options import CONFIG_DIR, INTERNAL, choices, option_hint, show
+from slm.removed_options import REMOVED
 
 T = TypeVar("T")
 
@@ -217,6 +218,8 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
             ";  (", " ("
         )
     key = _refused_key(text, overrides)
+    if key in REMOVED:
+        return f"there is no option {key!r} any more: {REMOVED[key]}"
     if key:
         from hydra import compose
         from omegaconf import OmegaConf

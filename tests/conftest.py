@@ -64,6 +64,8 @@ LONGEST = (
     "train/bench_recipe/test_bench_recipe",
     "train/test_reliability",
     "slm/command/test_demo",
+    "browser/test_studio",
+    "studio/jobs/test_queue",
     "browser/test_page",
     "test_lifecycle",
     "train/test_step",

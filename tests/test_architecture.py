@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import REPOSITORY
 
-ROOMS = ("data", "slm", "train", "export", "serve")
+ROOMS = ("data", "slm", "train", "export", "serve", "studio")
 """Folders at the top. All but ``slm`` are sub-packages of ``slm`` by name: ``data/`` is ``slm.data``. These tests name
 every module by its place: ``data.stream.packing`` is ``slm.data.stream.packing`` in ``data/stream/packing.py``."""
 STAGES = tuple(room for room in ROOMS if room != "slm")
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "train": {"data", "slm", "train"},
     "export": {"data", "slm", "export"},
     "serve": {"data", "slm", "serve"},
+    "studio": {"data", "slm", "studio"},
 }
 ORDER = {
     "data": (
@@ -49,11 +50,15 @@ ORDER = {
         *("self_check", "choice"),
     ),
     "train": (
-        *("config", "resolve", "model_shape", "run_lock", "schedule", "guards", "interrupt", "predict", "optim"),
+        *("phases", "config", "resolve", "model_shape", "run_lock", "guards", "interrupt", "predict", "optim"),
         *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "objective", "step"),
         *(
             "validation",
+            "parts",
+            "components",
+            "loop",
             "trainer",
+            "beginning",
             "start",
             "autobatch",
             "budget",
@@ -232,7 +237,7 @@ def test_one_door_to_llama_cpp():
     assert all(name.startswith("slm.llama.") for name in doors), doors
 
 
-@pytest.mark.parametrize("room", ["data", "serve"])
+@pytest.mark.parametrize("room", ["data", "serve", "studio"])
 def test_light_rooms_load_neither_torch_nor_transformers(room):
     inside = [name for name in modules() if name.split(".")[0] == room and not name.endswith("__main__")]
     names = [module_name(name) for name in inside]

@@ -26,5 +26,5 @@ def test_the_options_that_comments_name_exist(path):
 
 def test_advice_is_found():
     advised = {key for path in FILES for comment in comments(path) for key in ADVISED.findall(comment)}
-    assert {"train.max_steps", "tokenizer.path", "data", "speculate"} <= advised
+    assert {"train.max_steps", "tokenizer.path", "optim", "speculate"} <= advised
     assert ADVISED.findall("make CONFIG=x serve.KEY=1 a.b=2 ['c=3']") == ["a.b", "c"]

@@ -24,6 +24,7 @@ from slm.export.config import ExportConfig, VerifyConfig
 from slm.hub.publish import PublishConfig
 from slm.serve.bench.config import BenchConfig as BenchServeConfig
 from slm.serve.config import ServeConfig, TerminalConfig
+from slm.studio.config import StudioConfig
 from slm.train.bench_recipe.config import BenchRecipeConfig
 from slm.train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
 from slm.train.report.html import ReportConfig
@@ -56,6 +57,7 @@ STAGES: dict[str, type] = {
     "serve": ServeConfig,
     "bench_serve": BenchServeConfig,
     "terminal": TerminalConfig,
+    "studio": StudioConfig,
 }
 GROUPS: dict[str, type] = {
     "data": DataConfig,

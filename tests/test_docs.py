@@ -10,7 +10,7 @@ from tests.helpers.options import known_options
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 PAGES += sorted((REPOSITORY / "examples").rglob("*.md"))
-FOLDERS = ("data", "slm", "train", "export", "serve", "configs", "docs", "tests", "examples")
+FOLDERS = ("data", "slm", "train", "export", "serve", "studio", "configs", "docs", "tests", "examples")
 FILES = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if path.suffix != ".pyc"]
 REMOVED = {"narrow.py"}  # docs/lab/decisions.md says why
 OTHER_PROGRAMS = {"pytest"}
@@ -39,7 +39,7 @@ def exists(path: str) -> bool:
 def is_module(name: str) -> bool:
     """Whether ``python -m NAME`` runs something."""
     first, _, rest = name.partition(".")
-    in_stage = first == "slm" and rest.split(".")[0] in ("data", "train", "export", "serve")
+    in_stage = first == "slm" and rest.split(".")[0] in ("data", "train", "export", "serve", "studio")
     base = REPOSITORY / (rest if in_stage else name).replace(".", "/")
     return base.with_suffix(".py").is_file() or (base / "__main__.py").is_file()
 

@@ -14,7 +14,7 @@ from slm.kernels.choice import choose
 from slm.machine.cpp_build import compiler
 from tests.helpers import REPOSITORY
 
-ROOMS = ("data", "slm", "train", "export", "serve")
+ROOMS = ("data", "slm", "train", "export", "serve", "studio")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from slm.train.config import RunConfig
 from slm.train.model_shape import model_shape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
+SPARE = 2
+"""A micro-batch is tried where so many times its activations fit."""
 SMALLER_WINS = 0.98
 """A smaller micro-batch with this share of the best rate is taken: it needs less memory."""
 
@@ -122,11 +124,11 @@ def _rate(config: RunConfig) -> float | None:
 
     train = config.train
     shape = model_shape(config)
-    per_layer = shape.d_model if train.recompute == "layer" else 5 * shape.d_model + 3 * shape.ffn_dim
-    activations = 2 * train.micro_batch * train.seq_len * shape.n_layers * per_layer
     environment = prepare(train, bits=config.kernel_bits)
+    tokens, value_bytes = train.micro_batch * train.seq_len, 2 if environment.precision == "bf16" else 4
+    activations = shape.activation_bytes(tokens, recompute=train.recompute, value_bytes=value_bytes)
     attention = attention_bytes(shape, train, environment, masked=train.mask_documents)
-    if shape.training_state_bytes + 2 * activations + attention > available_bytes():
+    if shape.training_state_bytes + SPARE * activations + attention > available_bytes():
         return None
     backend = make_backend(LanguageModel(shape).train(), train, environment)
     ids_BT = torch.randint(0, shape.vocab_size, (train.micro_batch, train.seq_len))

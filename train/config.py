@@ -11,6 +11,7 @@ from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.model.architectures import LINEAR_LAYERS, TRAITS, Architecture
 from slm.model.config import InitConfig, ModelConfig
+from slm.train.phases import Phase, check_phases
 
 MOST_NS_STEPS = 5
 """Newton-Schulz iterations for which Muon has coefficients."""
@@ -82,8 +83,6 @@ class OptimConfig:
     momentum_steps: int = 300
     ns_steps: int = 5
     """Muon's Newton-Schulz iterations, 1 to 5."""
-    second_moment: bool = True
-    """Muon: even out the rows of an update (NorMuon)."""
     schedule: Literal["cosine", "linear", "wsd", "range_test"] = "cosine"
     """The decay after the warm-up: a cosine over the whole run, or constant and then linear, or constant and then
     1 - sqrt (wsd). ``range_test`` grows exponentially instead (``make sweep``, ``sweep.range_test``)."""
@@ -94,9 +93,6 @@ class OptimConfig:
     """Final learning rate as a share of the peak."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0 leaves gradients alone."""
-    average: float = 0.0
-    """Validate and save a moving average of the weights: the share that each step keeps of it, for example 0.99; 0: the
-    weights themselves."""
     init_embed_std: float = InitConfig.embed_std
     """A new model's weights: deviation of the embedding of a model with a head of its own."""
     init_head_std: float = InitConfig.head_std
@@ -133,8 +129,6 @@ class OptimConfig:
         for name in ("warmup_steps", "momentum_steps", *decays, "grad_clip", *weights):
             if getattr(self, name) < 0:
                 raise UserError(f"optim.{name} must not be negative, not {getattr(self, name)}")
-        if not 0 <= self.average < 1:
-            raise UserError(f"optim.average must be from 0 to below 1, for example 0.99, not {self.average}")
         for name in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"optim.{name} must be from 0 to 1, not {getattr(self, name)}")
@@ -146,11 +140,6 @@ class OptimConfig:
         """The weights that a new model starts from."""
         fields = ("embed_std", "head_std", "tied_std", "matrix_std", "output_gain", "qk_gain")
         return InitConfig(**{name: getattr(self, f"init_{name}") for name in fields})
-
-
-def bags_fit(bag: int, seq_len: int) -> bool:
-    """Whether bags of so many tokens divide a sequence, into two at least where they hold more than one."""
-    return bag >= 1 and seq_len % bag == 0 and (bag == 1 or 2 * bag <= seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,15 +230,9 @@ class TrainConfig:
     qat_rounding: Literal["gptq", "nearest"] = "gptq"
     """How weights are rounded then: so that columns make up for each other's errors, or each to the nearest value.
     Q8_0 and TQ2_0 are always rounded to the nearest."""
-    superposition: int = 1
-    """Tokens of a bag: the first part of the run reads bags of so many tokens, each at one position, and predicts the
-    next bag; 1: single tokens from the start."""
-    superposition_share: float = 0.1
-    """The first share of the run for which ``superposition`` holds."""
-    short_seq_len: int = 0
-    """The first part of the run cuts its sequences into some of so many tokens, which take less attention; 0: never."""
-    short_seq_share: float = 0.5
-    """The first share of the run that does so, after the part of ``superposition``."""
+    phases: tuple[Phase, ...] = ()
+    """What the first parts of the run read: bags of tokens, or short sequences. After the last one, and where there is
+    none, steps read whole sequences."""
     sampled_softmax: int = 0
     """Words of the vocabulary whose logits a training step computes: the targets of a micro-batch, and others drawn at
     random, frequent ones more often, which stand for the rest; 0: all. Validation computes all."""
@@ -264,8 +247,6 @@ class TrainConfig:
     scored_questions: int = 50
     """Where questions are asked: most of them that are counted as right or wrong before the first step and at the end;
     fewer where they would take more than about 2 % of the run's time each."""
-    coherence_stories: int = 0
-    """Stories that a model of the tales writes at each validation, to be scored for coherence, 0 to 1; 0: none."""
     sample_temperature: float = 0.8
 
     def __post_init__(self) -> None:
@@ -280,7 +261,6 @@ class TrainConfig:
             "sample_questions",
             "scored_questions",
             "patience",
-            "coherence_stories",
             "qat_least_steps",
         )
         for name in (*not_negative, "sampled_softmax"):
@@ -298,7 +278,7 @@ class TrainConfig:
             )
         if not 0 < self.qat_share <= 1:
             raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.1, not {self.qat_share}")
-        self._check_early_part()
+        check_phases(self.phases, self.seq_len)
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
         if self.checkpoint_minutes is not None and not 0 <= self.checkpoint_minutes < math.inf:
@@ -307,30 +287,6 @@ class TrainConfig:
             )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
-
-    def _check_early_part(self) -> None:
-        if not bags_fit(self.superposition, self.seq_len):
-            raise UserError(
-                f"train.superposition={self.superposition} must divide train.seq_len={self.seq_len} into at least two "
-                "bags, for example 4, or be 1 for single tokens"
-            )
-        if self.short_seq_len and (self.short_seq_len < 0 or self.seq_len % self.short_seq_len):
-            raise UserError(
-                f"train.short_seq_len={self.short_seq_len} must divide train.seq_len={self.seq_len}, "
-                f"for example {max(1, self.seq_len // 4)}, or be 0 for whole sequences from the start"
-            )
-        for name in ("superposition_share", "short_seq_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise UserError(f"train.{name} must be above 0 and below 1, for example 0.1, not {getattr(self, name)}")
-
-    def bag(self, fraction_done: float) -> int:
-        """Tokens at one position when so much of the run is done."""
-        return self.superposition if fraction_done < self.superposition_share else 1
-
-    def length(self, fraction_done: float) -> int:
-        """Tokens of a sequence when so much of the run is done."""
-        short = self.short_seq_len and fraction_done < self.short_seq_share
-        return self.short_seq_len if short else self.seq_len
 
     def check_processes(self, size: int) -> None:
         """UserError where a step's micro-batches cannot be divided over ``size`` processes."""
@@ -472,10 +428,6 @@ class DistillConfig:
     of the run; 0: never."""
     cache: str | None = None
     """A folder that keeps the teacher's predictions: of every text it is asked once. None: it computes along."""
-    cache_top: int = 16
-    """The likeliest tokens of a prediction that are kept with their probabilities."""
-    cache_samples: int = 16
-    """Tokens drawn from all others, which share those's probability: so nothing is left out on average."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
@@ -488,9 +440,6 @@ class DistillConfig:
             )
         if self.born_again and self.teacher:
             raise UserError("distill.born_again makes a teacher of its own: leave it 0 with distill.teacher")
-        for name in ("cache_top", "cache_samples"):
-            if not 1 <= getattr(self, name) <= 1024:
-                raise UserError(f"distill.{name}={getattr(self, name)} must be from 1 to 1024, for example 16")
         if self.cache and not self.teacher:
             raise UserError("distill.cache keeps a teacher's predictions: name the teacher with distill.teacher=DIR")
 
@@ -529,6 +478,8 @@ class RunConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    components: dict[str, Any] = field(default_factory=dict)
+    """More components of the training loop: the name of a file in ``train/components/``, and its options."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the preset states about itself: parameters, FLOPs, memory (a test compares them with the formulas), and the
     learning rate and warm-up of the classic recipe."""
@@ -545,15 +496,7 @@ class RunConfig:
             self._check_preference()
         if self.distill.born_again:
             self._check_born_again()
-        if self.train.superposition > 1 and (self.data.has_chat or self.distill.teacher or self.init_from):
-            raise UserError(
-                f"train.superposition={self.train.superposition} is for a new model on plain text: leave it 1 with "
-                "init_from, conversations or a teacher"
-            )
-        if self.train.short_seq_len and self.data.has_chat:
-            raise UserError(
-                f"train.short_seq_len={self.train.short_seq_len} would cut conversations: leave it 0 with data=chat"
-            )
+        self._check_phases()
         if self.optim.init_bigrams and not self._has_new_head:
             raise UserError(
                 f"optim.init_bigrams={self.optim.init_bigrams} is for a new model with a head of its own "
@@ -564,6 +507,25 @@ class RunConfig:
                 f"train.sampled_softmax={self.train.sampled_softmax} computes the logits of words that are drawn anew: "
                 "leave it 0 with preference.loss or distill.cache"
             )
+
+    def check_processes(self, size: int) -> None:
+        """UserError where ``size`` processes cannot train together so."""
+        self.train.check_processes(size)
+        if size > 1 and self.distill.born_again:
+            raise UserError(
+                f"distill.born_again={self.distill.born_again:g} works with one process: leave it 0 with {size}, or "
+                "train a teacher first and name it with distill.teacher"
+            )
+
+    def _check_phases(self) -> None:
+        bags = any(each.bags > 1 for each in self.train.phases)
+        if bags and (self.data.has_chat or self.distill.teacher or self.init_from):
+            raise UserError(
+                "train.phases with bags are for a new model on plain text: leave them out with init_from, "
+                "conversations or a teacher"
+            )
+        if self.data.has_chat and any(each.seq_len for each in self.train.phases):
+            raise UserError("train.phases with seq_len would cut conversations: leave them out with data=chat")
 
     def _check_born_again(self) -> None:
         share = self.distill.born_again
@@ -583,8 +545,6 @@ class RunConfig:
             raise UserError("lora.rank trains an adapter of a model: name that model with init_from=DIR")
         if self.optim.name != "adamw":
             raise UserError(f"an adapter (lora.rank) is trained with optim=adamw, not {self.optim.name}")
-        if self.optim.average:
-            raise UserError("optim.average does not work with an adapter (lora.rank): leave it 0")
         if self.train.qat:
             raise UserError(
                 "train.qat trains all weights, an adapter (lora.rank) leaves them: continue the merged model"

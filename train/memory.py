@@ -33,8 +33,7 @@ def check_memory(
 
     The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights, their blocks and what
     rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
-    A step needs at least one micro-batch of hidden states on top: per layer 4 of the model's width (1 where layers are
-    recomputed) and 3 of the feed-forward's (0 where that is recomputed), of ``value_bytes`` each. Where the kernels
+    A step needs at least one micro-batch of hidden states on top (``ModelConfig.activation_bytes``). Where the kernels
     keep ``packed`` weights, there are two more copies of these.
 
     ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
@@ -55,9 +54,8 @@ def check_memory(
             f"{attention / GIB:,.1f} GiB, which grow with its square, but {free / GIB:.1f} GiB of memory are "
             f"available: use {ways}"
         )
-    widths = {"layer": shape.d_model, "mlp": 4 * shape.d_model, "none": 4 * shape.d_model + 3 * shape.ffn_dim}
-    per_layer = widths[config.recompute]
-    step = value_bytes * config.micro_batch * config.seq_len * shape.n_layers * per_layer + attention
+    tokens = config.micro_batch * config.seq_len
+    step = attention + shape.activation_bytes(tokens, recompute=config.recompute, value_bytes=value_bytes)
     step += 2 * value_bytes * shape.n_params if packed else 0
     if state + step > free:
         return (

@@ -27,6 +27,7 @@ READ, READ_CHATS = 8 << 20, 2 << 20
 ENCODED_CHARS, ENCODED_DOCUMENTS = 1 << 17, 256
 """Of the sample so much is tokenized to estimate how many tokens there are."""
 HELD_OUT = "held out for validation"
+TO_CALIBRATE = "kept to calibrate the head"
 IN_VALIDATION = "also in data.val_files"
 REFUSED = "refused by the chat template"
 TOO_LONG = "without an answer in the first train.seq_len tokens"
@@ -68,8 +69,8 @@ class Account:
 
     @property
     def removed(self) -> int:
-        """Records that are left out for another reason than the usual share of validation text."""
-        return self.left_out.total() - self.left_out[HELD_OUT]
+        """Records that are left out for another reason than the usual shares of text that is not trained on."""
+        return self.left_out.total() - self.left_out[HELD_OUT] - self.left_out[TO_CALIBRATE]
 
     @property
     def mostly_removed(self) -> bool:
@@ -79,7 +80,7 @@ class Account:
     def reasons(self, *, removed: bool = False) -> str:
         """Counts and reasons, the most frequent first; of what is ``removed`` only."""
         about = "" if self.exact else "about "
-        found = [each for each in self.left_out.most_common() if not (removed and each[0] == HELD_OUT)]
+        found = [each for each in self.left_out.most_common() if not (removed and each[0] in (HELD_OUT, TO_CALIBRATE))]
         return ", ".join(f"{about}{count:,} {why}" for why, count in found)
 
     def line(self) -> str:
@@ -138,11 +139,16 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
     for hashed, document in contents.documents.items():
         divided = plan.passage > 0 and document.is_long(plan.divided)
         if plan.leaves_out(hashed, document.chars, divided=divided):
-            found.left_out[IN_VALIDATION if hashed in apart else HELD_OUT] += document.copies
+            why = IN_VALIDATION if hashed in apart else HELD_OUT
+            if why == HELD_OUT and plan.calibrates(hashed) and not plan.holds_out(hashed, document.chars):
+                why = TO_CALIBRATE
+            found.left_out[why] += document.copies
             continue
         found.taken += document.copies
         found.passages += document.copies if divided else 0
-        found.taken_bytes += round(document.size * (1 - plan.passage)) if divided else document.size
+        kept = plan.passage if divided else 0.0
+        kept += plan.calibration if plan.gives_calibration(document.chars, divided=divided) else 0.0
+        found.taken_bytes += round(document.size * (1 - kept))
         text = contents.sample.get(hashed)
         if text is not None and not (plan.source.is_chat and len(text) < document.chars):  # half a conversation is none
             found.sample.append(text)

@@ -20,7 +20,7 @@ from slm.data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
 from slm.data.tales.story import story
 from slm.data.tokenizers.tokenizer import well_formed
 
-VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation
+VALIDATION_TALES = 20_000  # candidates, of which val_fraction are validation and some calibration text
 
 
 class TalesStream:
@@ -57,14 +57,21 @@ class TalesStream:
         self._index = state["index"]
 
 
-def make_plans(config: DataConfig, split: Split, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
+def make_plans(
+    config: DataConfig,
+    split: Split,
+    held: Sequence[dict[str, Any]] | None = None,
+    *,
+    calibrates: bool = False,
+) -> list[Plan]:
     """A plan for each source, with the list of duplicates that ``data.dedup`` asks for.
 
-    ``held``: what each source holds out (``Plan.held``), where a saved run has decided it.
+    ``held``: what each source holds out (``Plan.held``), where a saved run has decided it. ``calibrates``: whether the
+    training text keeps some for a calibration split.
     All text is read the first time, to list the duplicates. Raises UserError for what cannot be read: missing files,
     no network, no text.
     """
-    plans = plan_sources(config, split, held)
+    plans = plan_sources(config, split, held, calibrates=calibrates)
     if config.dedup == "none":
         return plans
     other: Split = "train" if split == "validation" else "validation"
@@ -94,7 +101,7 @@ def make_select(plan: Plan) -> Select:
     """A function from a document to what the plan's split reads of it; None: nothing, or a filter rejects it."""
     reason = make_filter(plan.source, validation_text=plan.is_validation_text)
     validation = plan.split == "validation"
-    by_hash = bool(plan.held_out or plan.also_held_out or (validation and plan.passage))
+    by_hash = bool(plan.held_out or plan.also_held_out or plan.calibration or (validation and plan.passage))
 
     def is_read(text: str, divided: bool) -> bool:
         """Whether the split has the document, or if it is ``divided`` its own share of it."""
@@ -104,10 +111,17 @@ def make_select(plan: Plan) -> Select:
         divided = undivided and plan.passage > 0 and len(text) >= plan.divided
         if not is_read(text, divided) or (reason is not None and reason(text) is not None):
             return None
-        if not divided:
-            return text
-        passage = middle(text, plan.passage)
-        return text[passage] if validation else without(text, passage)
+        passage = middle(text, plan.passage) if divided else None
+        if validation:
+            return text if passage is None else text[passage]
+        if not plan.gives_calibration(len(text), divided=divided):
+            return text if passage is None else without(text, passage)
+        around = middle(text, plan.calibration + (plan.passage if divided else 0.0))
+        if plan.split == "train":
+            return without(text, around)
+        if passage is None:
+            return text[around]
+        return without(text[around], slice(passage.start - around.start, passage.stop - around.start))
 
     return select
 
@@ -140,7 +154,7 @@ def open_stream(
     epochs = plan.source.max_epochs if repeat else 1
     stream: Repeated[Doc] | Repeated[str]
     if plan.source.kind == "story_chat":
-        count = VALIDATION_TALES if plan.split == "validation" else None
+        count = None if plan.split == "train" else VALIDATION_TALES
         make = functools.partial(_story_chat, plan.split == "validation")
 
         def conversations(epoch: int) -> TextStream:
@@ -148,7 +162,7 @@ def open_stream(
 
         stream = Repeated(conversations, epochs=None if repeat else 1)
     elif plan.source.kind == "tales":
-        count = VALIDATION_TALES if plan.split == "validation" else None
+        count = None if plan.split == "train" else VALIDATION_TALES
         accepts = make_accepts(plan)
 
         def tales(epoch: int) -> TextStream:

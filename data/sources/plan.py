@@ -19,10 +19,12 @@ from slm.data.sources.filters import options, settings
 from slm.data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
 from slm.data.storage import digest_of, fingerprint, stamps
 
-Split = Literal["train", "validation"]
+Split = Literal["train", "validation", "calibration"]
+"""``calibration``: the part of the training text that a run which calibrates its head does not train on."""
 
 SMALL_CORPUS = 64 << 20  # bytes; a smaller corpus is read once to check how much of it is held out
 LONG_DOCUMENT = 65536  # bytes; where documents of plain text may be longer, they are held out in part
+CALIBRATION = 0.02  # the share of the training text that is kept for calibrating a head, where a run does that
 FEW_PER_SHARD = 16  # with fewer documents per shard, all shards read all of them, and share out their blocks
 
 
@@ -44,6 +46,9 @@ class Plan:
     """The share of a divided document that is validation text, from its middle; 0: no document is divided."""
     divided: int = DIVIDED
     """The fewest characters of a document that is divided. It must be all of a file's plain text, too."""
+    calibration: float = 0.0
+    """The share of the training text that its calibration split has: the documents with the last unit hashes, and of a
+    long document a part of its middle, around the passage of the validation split if there is one. 0: it has none."""
     also_held_out: frozenset[float] = frozenset()
     """Unit hashes of more documents that are not trained on: another source holds them out, or they are in validation
     files."""
@@ -96,6 +101,8 @@ class Plan:
         what: tuple[Any, ...] = (self.corpus, self.held_out, self.split, sorted(self.also_held_out), options(s), listed)
         if self.longest_held_out:
             what = (*what, self.longest_held_out)
+        if self.calibration:
+            what = (*what, "calibration", self.calibration)
         return fingerprint((*what, self.passage, self.divided) if self.passage else what)
 
     @property
@@ -108,7 +115,9 @@ class Plan:
         how = (*how, self.document_bytes)
         if self._made_by:
             how = (*how, self._made_by)
-        divided = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
+        divided: tuple[Any, ...] = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
+        if self.calibration:
+            divided = (*divided, self.calibration)
         return fingerprint(
             (how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs, bool(self.duplicates))
         )
@@ -144,9 +153,25 @@ class Plan:
             if divided or not (self.held_out or self.passage):  # a split or files of its own
                 return False
             return hashed >= self.held_out or 0 < self.longest_held_out < chars
+        if self.holds_out(hashed, chars, divided=divided):
+            return True
+        if not self.calibration or self.gives_calibration(chars, divided=divided):
+            return False
+        return self.calibrates(hashed) is not (self.split == "calibration")
+
+    def holds_out(self, hashed: float, chars: int, *, divided: bool = False) -> bool:
+        """Whether training text lacks such a document since a validation split has it."""
         # Another source may hold out as a whole what this one divides, if it is short.
         whole = not divided or chars < DIVIDED
         return hashed in self.also_held_out or (whole and hashed < self.held_out)
+
+    def calibrates(self, hashed: float) -> bool:
+        """Whether a document of which all belongs to one split is calibration text, unless it is held out."""
+        return self.calibration > 0 and hashed >= 1 - self.calibration
+
+    def gives_calibration(self, chars: int, *, divided: bool) -> bool:
+        """Whether a document that is trained on gives some of its text for calibration, as long ones do."""
+        return self.calibration > 0 and (divided or chars >= DIVIDED)
 
     def few_documents(self, num_shards: int) -> bool:
         """Whether there are too few documents for each shard to read its own."""
@@ -155,18 +180,27 @@ class Plan:
         return sum(1 + text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
 
 
-def plan_sources(config: DataConfig, split: Split, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
+def plan_sources(
+    config: DataConfig,
+    split: Split,
+    held: Sequence[dict[str, Any]] | None = None,
+    *,
+    calibrates: bool = False,
+) -> list[Plan]:
     """A plan for each source, without a list of duplicates (``slm.data.sources.documents.make_plans`` has it).
 
-    ``held``: what each source holds out, where that is decided already.
+    ``held``: what each source holds out, where that is decided already. ``calibrates``: whether the training text
+    keeps some for a calibration split.
     Raises UserError for what cannot be read: missing files, no network, no text.
     """
     plans = [
         _plan_source(source, split, config.val_fraction, held[number] if held else None)
         for number, source in enumerate(config.all_sources())
-        if split == "train" or source.validated
+        if split != "validation" or source.validated
     ]
-    found = _without_held_out(plans) if split == "train" else plans
+    found = plans if split == "validation" else _without_held_out(plans)
+    if split == "calibration" or (calibrates and split == "train"):
+        found = [replace(plan, calibration=CALIBRATION) for plan in found]
     TALLY.report()  # of what was read to plan
     return found
 
@@ -211,7 +245,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float, held: d
         raise UserError(f"the corpus is empty: {files.few_names(paths)} hold no bytes; check data.files")
     plan = Plan(source=source, split=split, files=tuple(paths), document_bytes=source.document_chars)
     if source.val_files:
-        return plan if split == "train" else replace(plan, files=tuple(validation))
+        return replace(plan, files=tuple(validation)) if split == "validation" else plan
     if source.kind == "chat" and not val_fraction:
         return plan  # they are few: all are trained on, and scored
     if not held and size <= SMALL_CORPUS:

@@ -51,6 +51,8 @@ class Loader:
 
     ``pairs``: the blocks hold both answers of preference pairs, instead of the chosen ones only.
 
+    ``calibrates``: some of the training text is left out, for ``calibration_blocks``.
+
     ``room``: conversations share a block up to so many tokens, and a batch [micro_batch, T + 1] is only as long as the
     longest of its blocks (``ConversationPacker``).
 
@@ -75,14 +77,15 @@ class Loader:
         world_size: int = 1,
         pairs: bool = False,
         room: int | None = None,
+        calibrates: bool = False,
     ) -> None:
         assert 0 <= rank < world_size
         assert seq_len >= 1
         assert micro_batch >= 1
         if workers < 0:
             raise UserError(f"workers={workers} must be 0 (no extra process) or more")
-        plans = _plans(config, split, pairs)
-        self._config, self._pairs = config, pairs
+        plans = _plans(config, split, pairs, calibrates=calibrates)
+        self._config, self._pairs, self._calibrates = config, pairs, calibrates
         self.plans = plans
         """What is read of each source."""
         chats = any(each.source.is_chat for each in plans)
@@ -189,7 +192,7 @@ class Loader:
         """Hold out what the saved run holds out, though text was added since to a small corpus."""
         if held == [dict(plan.held) for plan in self.plans] or len(held) != len(self.plans):
             return
-        self.plans = _plans(self._config, self._split, self._pairs, held)
+        self.plans = _plans(self._config, self._split, self._pairs, held, calibrates=self._calibrates)
         self._options["plans"] = self.plans
         self._identity["text"] = [each.fingerprint for each in self.plans]
         self._read_so_far = self._files_of(self.plans)
@@ -367,8 +370,15 @@ def without_interrupts() -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _plans(config: DataConfig, split: Split, pairs: bool, held: Sequence[dict[str, Any]] | None = None) -> list[Plan]:
-    plans = make_plans(config, split, held)
+def _plans(
+    config: DataConfig,
+    split: Split,
+    pairs: bool,
+    held: Sequence[dict[str, Any]] | None = None,
+    *,
+    calibrates: bool = False,
+) -> list[Plan]:
+    plans = make_plans(config, split, held, calibrates=calibrates)
     for plan in plans if pairs else ():
         if plan.files:
             chat_files.check_pairs(plan.files, plan.source.column_pairs)
@@ -407,6 +417,46 @@ def as_it_began(tokenizer: Tokenizer, position: dict[str, Any]) -> Tokenizer:
     return tokenizer if "begins" in position or not tokenizer.begins else tokenizer.without_beginning()
 
 
+def _known_held(config: DataConfig, position: dict[str, Any] | None) -> list[dict[str, Any]] | None:
+    """What the run of a saved ``position`` holds out of each source."""
+    held = (position or {}).get("held")
+    return held if held and len(held) == len(config.all_sources()) else None
+
+
+def calibration_blocks(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    seq_len: int,
+    max_blocks: int,
+    seed: int,
+    *,
+    position: dict[str, Any] | None = None,
+) -> np.ndarray:
+    """At most ``max_blocks`` blocks of the training text that a ``Loader(calibrates=True)`` leaves out,
+    ``np.int32[n, seq_len + 1]``; n = 0 where it is less than one. Those of files are spread over several documents.
+
+    ``position``: that of a loader of the run that resumes, which says what was held out.
+    """
+    plans = _plans(config, "calibration", False, _known_held(config, position))
+    spread = SPREAD if all(plan.files for plan in plans) else 1
+    pipeline = open_pipeline(
+        plans=plans,
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        seed=seed,
+        shuffle_buffer=config.shuffle_buffer,
+        endless=False,
+    )
+    blocks = list(itertools.islice(pipeline, max_blocks * spread))
+    return _evenly(blocks, max_blocks) if blocks else np.empty((0, seq_len + 1), np.int32)
+
+
+def _evenly(blocks: list[np.ndarray], most: int) -> np.ndarray:
+    """At most so many blocks, spread evenly over all."""
+    n = min(most, len(blocks))
+    return np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
+
+
 def validation_blocks(
     config: DataConfig,
     tokenizer: Tokenizer,
@@ -427,8 +477,7 @@ def validation_blocks(
 
     They do not depend on the number of workers and ranks. Raises UserError if there is less than one block of text.
     """
-    held = (position or {}).get("held")
-    plans = _plans(config, "validation", pairs, held if held and len(held) == len(config.all_sources()) else None)
+    plans = _plans(config, "validation", pairs, _known_held(config, position))
     spread = SPREAD if len(plans) == 1 and plans[0].is_own_text else 1
     pipeline = open_pipeline(
         plans=plans,
@@ -452,6 +501,5 @@ def validation_blocks(
             f"the validation text is {pipeline.queued} tokens, less than one block of seq_len + 1 = {seq_len + 1}: "
             "give more text or data.val_files=[...], raise data.val_fraction, or lower the sequence length"
         )
-    n = min(max_blocks, len(blocks))
-    chosen = np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
+    chosen = _evenly(blocks, max_blocks)
     return chosen[:, : _used(chosen)] if any(plan.source.is_chat for plan in plans) else chosen

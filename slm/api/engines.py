@@ -7,13 +7,13 @@ Tested in tests/slm/api/test_api.py.
 """
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from slm.evaluate.exam.answers import CheckpointAnswers, GGUFAnswers, checkpoint_answers
+from slm.evaluate.exam.answers import Answers, GGUFAnswers, checkpoint_answers
 
 _BATCH = 512
 """Tokens of a prompt that llama.cpp reads at once."""
@@ -34,16 +34,26 @@ class Tokenizer(Protocol):
 class Engine(Protocol):
     """What a model computes."""
 
-    answers: CheckpointAnswers | GGUFAnswers
-    tokenizer: Tokenizer
-    stop_ids: frozenset[int]
-    """Tokens that end a text or a turn."""
+    @property
+    def answers(self) -> Answers:
+        """What renders chats and scores texts."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a text or a turn."""
+        ...
 
     def start(self, text: str) -> list[int]:
         """The ids of a prompt, with the token that begins a text where the model was trained with one."""
         ...
 
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, ids: list[int]) -> Generator[np.ndarray, int, None]:
         """f32 [V] of the token after ``ids``; each next item after the token that was sent. A generator."""
         ...
 
@@ -73,7 +83,7 @@ class TorchEngine:
         own = self.answers.tokenizer
         return [*own.begins, *own.encode(text)] or [*own.document_start]
 
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, ids: list[int]) -> Generator[np.ndarray, int, None]:
         """See ``Engine``."""
         import torch
 
@@ -82,7 +92,8 @@ class TorchEngine:
         while True:
             with torch.no_grad():  # not around the yield: it would reach the caller
                 row_V = model(torch.tensor([ids]), cache)[0, -1].float().numpy()
-            ids = [(yield row_V)]
+            token: int = yield row_V
+            ids = [token]
 
     def embeddings(self, ids: list[int]) -> np.ndarray:
         """See ``Engine``."""
@@ -138,7 +149,7 @@ class LlamaEngine:
         ids: list[int] = self._llama.tokenize(text, add_special=True, parse_special=False)
         return ids or [self._llama.bos if self._llama.bos >= 0 else self._llama.eos]
 
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, ids: list[int]) -> Generator[np.ndarray, int, None]:
         """See ``Engine``."""
         from slm.llama.context import Batch, Context
 
@@ -152,7 +163,8 @@ class LlamaEngine:
                     last = batch.extend(part, at, 0, True)
                     context.decode(batch)
                     at += len(part)
-                ids = [(yield context.row(last).copy())]
+                token: int = yield context.row(last).copy()
+                ids = [token]
 
     def embeddings(self, ids: list[int]) -> np.ndarray:
         """See ``Engine``."""

@@ -210,7 +210,7 @@ class Model:
 
     def _tokens(self, ids: list[int], most: int, sampling: Sampling) -> Iterator[int]:
         random = np.random.default_rng(sampling.seed)
-        steps: Any = self._engine.logits(ids)
+        steps = self._engine.logits(ids)
         row_V = next(steps)
         try:
             for left in reversed(range(min(most, self.context - len(ids)))):

@@ -220,6 +220,16 @@ COMMANDS: dict[str, Command] = {
         bare=("model", "prompt"),
         model_key="model",
     ),
+    "studio": Command(
+        module="slm.studio",
+        config="studio",
+        summary="open the whole way as one page in the browser: train, tune, export, chat",
+        examples=(
+            ("", "http://127.0.0.1:8765, for this machine only; runs are in runs/ of the current folder"),
+            ("folders=[~/texts,~/.lmstudio/models]", "more folders that the page may read"),
+            ("host=0.0.0.0 password=SECRET open=false", "for other machines, with a password"),
+        ),
+    ),
     "plan": Command(
         module="slm.train.tools.plan",
         config="plan",

@@ -46,7 +46,7 @@ def read_shape(contents: Contents) -> ModelConfig:
         )
     ids = {each: contents.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("bos", "eos")}
     return ModelConfig(
-        arch=contents.arch,  # type: ignore[arg-type]  # it is one of TRAITS
+        arch=contents.arch,
         vocab_size=contents.tensors["token_embd.weight"][1].shape[1],
         n_layers=n_layers,
         d_model=width,
@@ -155,15 +155,16 @@ def llama3_scaling(factors: np.ndarray, theta: float, head_dim: int, name: str) 
         high, old = 1 - 1 / offset, -slope / offset
     else:  # published models have these
         high, old = 4.0, 8192.0
+    highest, positions = round(float(high), 3), round(float(old))
     rounded = {
         "rope_type": "llama3",
         "factor": _shortest(largest),
         "low_freq_factor": 1.0,
-        "high_freq_factor": round(float(high), 3),
-        "original_max_position_embeddings": round(float(old)),
+        "high_freq_factor": highest,
+        "original_max_position_embeddings": positions,
     }
     waves = 2 * np.pi / frequencies
-    blend = np.clip((rounded["original_max_position_embeddings"] / waves - 1) / (rounded["high_freq_factor"] - 1), 0, 1)
+    blend = np.clip((positions / waves - 1) / (highest - 1), 0, 1)
     if not np.allclose(1 / (blend + (1 - blend) / largest), factors, rtol=1e-4):
         raise UserError(f"{name} scales RoPE by factors that are none of Llama 3's kind: not supported here")
     return rounded

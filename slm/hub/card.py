@@ -150,12 +150,11 @@ def _training(facts: Facts) -> str:
     train, optim, state = facts.config.get("train"), facts.config.get("optim", {}), facts.state
     if not train:
         return ""
+    bags = any((each.get("bags") or 1) > 1 for each in train.get("phases") or ())
     rows = {
         "optimizer steps": f"{state['step']:,}" if "step" in state else None,
         # A bag of several tokens takes one position.
-        "training positions" if (train.get("superposition") or 1) > 1 else "training tokens": (
-            f"{state['tokens']:,}" if "tokens" in state else None
-        ),
+        "training positions" if bags else "training tokens": (f"{state['tokens']:,}" if "tokens" in state else None),
         "time of training": f"{state['elapsed_s'] / 60:,.1f} minutes" if "elapsed_s" in state else None,
         "tokens per step": f"{train['seq_len'] * train['micro_batch'] * train['grad_accum']:,}",
         "sequence length": f"{train['seq_len']:,} tokens",

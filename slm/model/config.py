@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from slm.data.errors import UserError
 from slm.model.architectures import TRAITS, Architecture, Traits, known_classes
@@ -245,6 +245,17 @@ class ModelConfig:
     def training_state_bytes(self) -> int:
         """Bytes that training holds whatever the batch: f32 weights, gradients and AdamW's two moments."""
         return 16 * self.n_params
+
+    def activation_bytes(
+        self, tokens: int, *, recompute: Literal["none", "mlp", "layer"] = "none", value_bytes: int = 2
+    ) -> int:
+        """What the layers keep of a pass of so many tokens for the backward pass, bytes, attention's scores left out.
+
+        Per token and layer 4 of the model's width and 3 of the feed-forward's, of ``value_bytes`` each; ``recompute``:
+        ``mlp`` has gate and up again, ``layer`` all but its input. The head's logits come a chunk at a time.
+        """
+        kept = {"layer": self.d_model, "mlp": 4 * self.d_model, "none": 4 * self.d_model + 3 * self.ffn_dim}
+        return value_bytes * tokens * self.n_layers * kept[recompute]
 
     # Hugging Face's config.json.
 

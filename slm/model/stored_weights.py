@@ -68,7 +68,7 @@ def has_own_head(directory: str | Path) -> bool:
 def _own_head(files: tuple[tuple[str, int], ...]) -> bool:
     found: dict[str, Tensor] = {}
     try:
-        places = {}
+        places: dict[str, str] = {}
         for path, _ in files:
             with safe_open(path, framework="pt") as file:
                 places |= dict.fromkeys(file.keys(), path)

@@ -57,4 +57,6 @@ SERVE = {{"serve.threads": 1}}
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 6" in done.stdout or "step 12" in done.stdout
     assert "Q4_K_M.gguf: perplexity changed by" in done.stdout
-    assert done.stdout.rindex("Once upon a time") > done.stdout.rindex("bits per byte"), "the server's answer comes last"
+    assert done.stdout.rindex("Once upon a time") > done.stdout.rindex("bits per byte"), (
+        "the server's answer comes last"
+    )

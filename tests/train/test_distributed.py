@@ -181,8 +181,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, t
 
 
 def test_muon_and_its_quantization_are_the_same_in_two_processes_in_one_and_with_its_state_divided(words, tmp_path):
-    """Muon and an average of its weights; the last half of the run on quantized weights."""
-    muon = ("optim=muon", "optim.average=0.8", "train.qat=q4_k", "train.qat_share=0.5", "train.qat_least_steps=0")
+    """Muon; the last half of the run on quantized weights."""
+    muon = ("optim=muon", "train.qat=q4_k", "train.qat_share=0.5", "train.qat_least_steps=0")
     out, _ = run(two(words("pair", TWO, *muon)))
     assert "a q4_k_m file" in out
     assert "had drifted apart" not in out
@@ -215,27 +215,6 @@ def test_weights_that_begin_as_bigrams_are_the_same_in_two_processes_and_in_one(
     runs = tmp_path / "runs"
     assert losses(runs / "pair") == pytest.approx(losses(runs / "one"), rel=1e-4)
     assert losses(runs / "pair")[0] < 0.9 * losses(runs / "random")[0]
-
-
-def test_an_average_of_the_weights_is_what_a_run_validates_and_saves(words, tmp_path):
-    """Training itself goes the same way; resumed without the average, too."""
-    run(one(words("plain", ONE, "train.calibrate_head=false")))
-    run(one(words("averaged", ONE, "optim.average=0.9", "train.calibrate_head=false")))
-    plain, averaged = (tmp_path / "runs" / name for name in ("plain", "averaged"))
-    assert losses(averaged) == losses(plain)
-    assert [r["val_loss"] for r in records(averaged)[-1:]] != [r["val_loss"] for r in records(plain)[-1:]]
-    weights = [load_file(root / "checkpoints/step-00000008/model.safetensors") for root in (plain, averaged)]
-    state = load_file(averaged / "checkpoints/step-00000008/optimizer.safetensors")
-    for name, weight in weights[0].items():
-        assert torch.equal(state[f"{name}.trained"], weight), name
-        assert not torch.equal(weights[1][name], weight), name
-    longer = ("train.max_steps=10", "optim.schedule=linear", "optim.decay_fraction=0", "train.calibrate_head=false")
-    for root, option in ((plain, []), (averaged, ["optim.average=0"])):
-        run(one(words(root.name, ONE, *longer, *option)))
-    assert losses(averaged) == losses(plain)
-    assert not any(
-        key.endswith(".trained") for key in load_file(averaged / "checkpoints/step-00000010/optimizer.safetensors")
-    )
 
 
 def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words, tmp_path):

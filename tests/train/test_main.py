@@ -290,9 +290,9 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
 )
 def test_too_short_a_quantization_aware_training_is_told(options, says):
     """Not where any number of steps will do (make qat), and not of ternary weights, which cannot do without."""
-    from slm.train.start import _short_qat
+    from slm.train.beginning.messages import short_qat
 
-    line = _short_qat(TrainConfig(seq_len=8, micro_batch=1, **options))
+    line = short_qat(TrainConfig(seq_len=8, micro_batch=1, **options))
     assert line is None if says is None else line.startswith(says)
 
 
@@ -309,8 +309,8 @@ def test_a_vocabulary_that_the_text_fills_is_not_told(finished):
 
 @pytest.mark.parametrize(("steps", "says"), [(100, "the run ends in its warm-up: 100 steps"), (101, None)])
 def test_a_run_shorter_than_its_warm_up_is_told(steps, says):
-    from slm.train.start import _short_run
+    from slm.train.beginning.messages import short_run
 
-    line = _short_run(steps, 100)
+    line = short_run(steps, 100)
     assert (line or "").startswith(says or "")
     assert (line is None) == (says is None)

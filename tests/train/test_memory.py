@@ -11,6 +11,7 @@ from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.train import memory
 from slm.train.backend import attention_bytes
+from slm.train.budget import choice
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
 from slm.train.memory import advice, check_memory, resource_errors
@@ -49,6 +50,33 @@ def test_a_step_counts_what_the_kernels_keep_and_the_format_of_its_values(monkey
         assert check_memory(SMALL, config(), **options) is None
         monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed - 1)
         assert "warning: a step needs" in check_memory(SMALL, config(), **options)
+
+
+def test_all_estimates_of_a_steps_memory_are_of_one_formula():
+    """What the layers keep, by the tensors that autograd saves; and the choice for a budget counts the same."""
+    tokens = 128
+    ids = torch.zeros(4, 32, dtype=torch.long)
+    per_layer = []
+    for n_layers in (1, 3):
+        model = LanguageModel(replace(SMALL, n_layers=n_layers))
+        own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        kept: dict[int, int] = {}
+
+        def note(tensor, own=own, kept=kept):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model.hidden_states(ids).sum()
+        assert loss.isfinite()
+        per_layer.append(sum(kept.values()))
+    measured = (per_layer[1] - per_layer[0]) / 2
+    stated = SMALL.activation_bytes(tokens, value_bytes=4)
+    assert stated <= measured <= 3 * stated  # it is a lower bound: uncompiled steps keep more
+    assert SMALL.activation_bytes(tokens, recompute="layer") * 7 == SMALL.activation_bytes(tokens)
+    assert choice.memory_bytes(SMALL, 4, 32) == SMALL.training_state_bytes + stated + 2**29
 
 
 def test_what_rounding_makes_up_for_errors_with_counts(monkeypatch):

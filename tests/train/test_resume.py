@@ -78,11 +78,9 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(workers, kind, kills, text
 MUON = ("optim=muon",)
 
 
-@pytest.mark.parametrize(
-    "more", [("optim.average=0.9",), ("train.gradient_checkpointing=true", "optim.second_moment=false")]
-)
-def test_with_muon_too_killed_and_resumed_it_is_the_same_to_the_bit(more, texts, tmp_path):
-    common = [*data(texts, "large"), f"train.max_steps={STEPS}", "train.grad_accum=2", *MUON, *more]
+def test_with_muon_too_killed_and_resumed_it_is_the_same_to_the_bit(texts, tmp_path):
+    more = "train.gradient_checkpointing=true"
+    common = [*data(texts, "large"), f"train.max_steps={STEPS}", "train.grad_accum=2", *MUON, more]
     whole = SmallRun(tmp_path, "name=whole", "train.checkpoint_every=1000", *common).finish()
     for step in (5, 13):
         run = SmallRun(tmp_path, "name=parts", "train.checkpoint_every=2", *common)
@@ -95,7 +93,6 @@ def test_with_muon_too_killed_and_resumed_it_is_the_same_to_the_bit(more, texts,
     assert losses(whole.root)[STEPS] < losses(whole.root)[1] - 1
     last = load_file(whole.root / f"checkpoints/step-{STEPS:08d}/optimizer.safetensors")
     assert "model.layers.0.mlp.up_proj.weight.momentum" in last
-    assert ("model.norm.weight.trained" in last) == ("optim.average=0.9" in more)
     assert "model.embed_tokens.weight.exp_avg" in last
 
 
@@ -106,10 +103,6 @@ def test_a_run_of_another_optimizer_is_refused_in_one_line(texts, tmp_path):
     assert run.wait() == 2
     assert len(run.err.splitlines()) == 1
     assert "optim.name was 'muon', now 'adamw'" in run.err
-    run = SmallRun(tmp_path, *common, "train.max_steps=4", *MUON, "optim.second_moment=false")
-    assert run.wait() == 2
-    assert len(run.err.splitlines()) == 1
-    assert "Muon needs step, momentum: resume" in run.err
 
 
 def test_stopped_by_signals_and_resumed_it_is_the_same_to_the_bit(texts, tmp_path):

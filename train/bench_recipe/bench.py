@@ -27,7 +27,7 @@ from slm.train.bench_recipe.nanochat import nanochat, python_of, score_nanochat,
 from slm.train.bench_recipe.ours import NAME as OURS
 from slm.train.bench_recipe.ours import chosen, ours
 from slm.train.bench_recipe.score import score
-from slm.train.bench_recipe.texts import documents_of, validation_documents, write_documents
+from slm.train.bench_recipe.texts import check_unread, documents_of, validation_documents, write_documents
 from slm.train.resolve import AUTO, given_value
 
 NOT_TRAININGS = ("minutes", "budget", "name", "runs_dir", "resume")
@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
         name = config.bench.second_text.name
         name = str(config.bench.second_text) if name == texts[0][0] else name
         texts.append((name, documents_of(config.bench.second_text)))
+    print(check_unread(config, texts), flush=True)
     folder = folder.absolute()
     if not config.bench.resume:
         folder.mkdir(parents=True)

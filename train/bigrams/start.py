@@ -44,7 +44,15 @@ def _sequences(config: RunConfig, data: DataConfig, tokenizer: Tokenizer) -> Ite
     """Sequences [1, seq_len + 1] of the text of ``data`` in the order of training, until it ends."""
     train = config.train
     with (
-        Loader(data, tokenizer, seq_len=train.seq_len, micro_batch=1, seed=train.seed, workers=0) as loader,
+        Loader(
+            data,
+            tokenizer,
+            seq_len=train.seq_len,
+            micro_batch=1,
+            seed=train.seed,
+            workers=0,
+            calibrates=config.calibrates_head,
+        ) as loader,
         suppress(EndOfTextError),
     ):
         yield from loader

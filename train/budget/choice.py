@@ -9,7 +9,7 @@ from slm.model.config import ModelConfig
 from slm.train.budget.corpus import BYTES_PER_MERGE, CorpusSize
 from slm.train.budget.machine import SAMPLED_WORDS, Machine
 from slm.train.budget.shapes import SHAPES, Shape
-from slm.train.config import bags_fit
+from slm.train.phases import bags_fit
 from slm.train.predict.law import LossLaw, calibrated, learns_slower, taught, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
@@ -36,11 +36,15 @@ this, or more."""
 MORE_WORDS = 1.15
 """What a step computes of them, in units of that: micro-batches with many different targets take more."""
 SHORT_PIECES, LEAST_SHORT = 4, 128
-"""Into how many a sequence is cut in the first part of a run (``train.short_seq_len``), and their fewest tokens."""
+"""Into how many a sequence is cut in the first part of a run, and their fewest tokens."""
+SHORT_UNTIL = 0.5
+"""The share of the run after which that part ends."""
 MOST_RANDOM = 32768
 """The most ids of a vocabulary that does not begin as bigrams."""
 BAG = 4
-"""Tokens of a bag while ``train.superposition`` holds, where there is text enough."""
+"""Tokens of a bag at the beginning of a run, where there is text enough."""
+BAGS_UNTIL = 0.1
+"""The share of the run for which bags hold."""
 LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
 """The fewest and the most pairs of tokens that are counted for first weights (``optim.init_bigrams``), and the share of
 the time that this may take."""
@@ -96,11 +100,11 @@ class Wanted:
     """Passes of a step."""
     superposition: int | None = None
     """Tokens of a bag in the first part of the run."""
-    superposition_share: float = 0.1
+    superposition_share: float = BAGS_UNTIL
     """That part."""
     short_seq_len: int | None = None
     """Tokens of a sequence in the first part of the run; 0: as many as later."""
-    short_seq_share: float = 0.5
+    short_seq_share: float = SHORT_UNTIL
     """That part."""
     sampled_softmax: int | None = None
     """Words whose logits training computes; 0: all."""
@@ -401,9 +405,7 @@ def _readable(wanted: Wanted) -> float:
 
 def memory_bytes(model: ModelConfig, micro_batch: int, seq_len: int) -> float:
     """Bytes of a run: weights, gradients and moments, the activations of a pass in f32, and half a GiB for all else."""
-    per_layer = 6 * model.d_model + 3 * model.ffn_dim
-    activations = 4 * micro_batch * seq_len * (model.n_layers * per_layer + 2 * model.vocab_size)
-    return model.training_state_bytes + activations + GIB / 2
+    return model.training_state_bytes + model.activation_bytes(micro_batch * seq_len, value_bytes=4) + GIB / 2
 
 
 def best(found: Sequence[Candidate]) -> Candidate:

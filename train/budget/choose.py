@@ -24,6 +24,7 @@ from slm.train.budget.corpus import CorpusSize
 from slm.train.budget.machine import SECONDS, Machine, machine_name, measured
 from slm.train.config import OptimConfig, RunConfig
 from slm.train.model_shape import model_shape
+from slm.train.phases import bag_of, short_of
 from slm.train.predict import records
 from slm.train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
 from slm.train.resolve import Chosen, given_value, with_run_directory
@@ -138,7 +139,10 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
     grad_accum = base.train.grad_accum if given_value(argv, "train.grad_accum") is not None else None
     seq_len = base.train.seq_len if given_value(argv, "train.seq_len") is not None else None
     single = base.data.has_chat or base.init_from or base.distill.teacher
-    whole = base.data.has_chat or given_value(argv, "train.short_seq_len") is not None
+    phases = base.train.phases
+    typed_phases = given_value(argv, "train.phases") is not None
+    bag, bags_until = bag_of(phases) if bag_of(phases)[0] > 1 else (1, choice.BAGS_UNTIL)
+    short, short_until = short_of(phases) if short_of(phases)[0] else (0, choice.SHORT_UNTIL)
     all_words = base.preference.on or base.distill.teacher or given_value(argv, "train.sampled_softmax") is not None
     tied = base.model.tie_embeddings and typed("model.tie_embeddings", "model")
     once = single or base.preference.on or given_value(argv, "distill.born_again") is not None
@@ -151,10 +155,10 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         sequences=micro_batch * grad_accum if micro_batch and grad_accum else None,
         micro_batch=micro_batch,
         grad_accum=grad_accum,
-        superposition=base.train.superposition if single or given_value(argv, "train.superposition") else None,
-        superposition_share=base.train.superposition_share,
-        short_seq_len=base.train.short_seq_len if whole else None,
-        short_seq_share=base.train.short_seq_share,
+        superposition=bag if single or typed_phases else None,
+        superposition_share=bags_until,
+        short_seq_len=short if base.data.has_chat or typed_phases else None,
+        short_seq_share=short_until,
         sampled_softmax=base.train.sampled_softmax if all_words else None,
         init_bigrams=base.optim.init_bigrams if own_start else None,
         born_again=base.distill.born_again if once else None,
@@ -176,8 +180,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.seq_len": chosen.seq_len,
         "train.micro_batch": chosen.micro_batch,
         "train.grad_accum": chosen.sequences // chosen.micro_batch,
-        "train.superposition": chosen.superposition,
-        "train.short_seq_len": chosen.short_seq_len,
+        "train.phases": _phases(chosen),
         "train.sampled_softmax": chosen.sampled_softmax,
         "train.eval_every": every,
         "train.eval_blocks": chosen.validation_blocks,
@@ -199,6 +202,16 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         if chosen.epochs > 1:
             options |= decays(chosen, compose([*_spelled(options, argv), *argv]).optim)
     return [*_own_name(argv), *_spelled(options, argv)]
+
+
+def _phases(chosen: Candidate) -> str:
+    """``train.phases`` as on the command line."""
+    found = []
+    if chosen.superposition > 1:
+        found.append(f"{{bags: {chosen.superposition}, until: {choice.BAGS_UNTIL}}}")
+    if chosen.short_seq_len:
+        found.append(f"{{seq_len: {chosen.short_seq_len}, until: {choice.SHORT_UNTIL}}}")
+    return f"[{', '.join(found)}]"
 
 
 def _spelled(options: dict[str, Any], argv: list[str]) -> list[str]:

@@ -195,10 +195,9 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
         train.kernel_bits(new=True),
         optim.name,
         optim.ns_steps,
-        optim.second_moment,
     )
     build = (record["cpu"], record["cores"], record["versions"].get("torch"), sources_fingerprint())
-    path = cache_home() / "training_speed" / f"{fingerprint((4, what, build))}.json"
+    path = cache_home() / "training_speed" / f"{fingerprint((5, what, build))}.json"
     try:
         kept = json.loads(path.read_text())
         machine = Machine(**{**kept, "rates": tuple(Rates(**each) for each in kept["rates"])})

@@ -1,10 +1,10 @@
 """The state that the ranks of a run share: how it is started, saved and restored. A single process does the same."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,15 +19,33 @@ from slm.kernels.native import Kernels
 from slm.train.config import OptimConfig
 from slm.train.distributed.ranks import Ranks
 from slm.train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
-from slm.train.optim.average import TRAINED, Average
 from slm.train.optim.interface import Optimizer
 from slm.train.optim.make import make_optimizer
 from slm.train.optim.state import load_state_tensors, state_tensors
 from slm.train.optim.trained import Trained
-from slm.train.qat.fake_quant import FakeQuant, is_state
 from slm.train.run.resume import ResumePoint
 
 RNG = "rng.torch"
+
+
+class Stateful(Protocol):
+    """What has tensors of its own in a checkpoint (``slm.train.components.component``)."""
+
+    def owns(self, name: str) -> bool:
+        """Whether this tensor is one of them. Every rank gets it."""
+        ...
+
+    def shared(self) -> list[Tensor]:
+        """Those on which the ranks must agree."""
+        ...
+
+    def clear(self) -> None:
+        """A checkpoint is about to be loaded."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The weights are loaded, and these are its tensors."""
+        ...
 
 
 def broadcast_resume_point(ranks: Ranks, find: Callable[[], ResumePoint]) -> ResumePoint:
@@ -77,14 +95,15 @@ def make_shared_optimizer(
 
 
 def gather_state(
-    ranks: Ranks, trained: Trained, optimizer: Optimizer, average: Average, fake_quant: FakeQuant
+    ranks: Ranks, trained: Trained, optimizer: Optimizer, components: Sequence[Stateful]
 ) -> tuple[dict[str, Tensor], bool]:
-    """The tensors of a checkpoint besides the weights (complete on rank 0 only), and whether a resync was needed.
+    """The tensors of a checkpoint besides the weights and those of ``components`` (complete on rank 0 only), and
+    whether a resync was needed.
 
     The same sums may differ in a bit on other processors. A checkpoint is one state: every rank takes rank 0's, and
     the run goes on as one that is resumed from the checkpoint would.
     """
-    weights = [*trained.parameters(), *average.tensors(), *fake_quant.tensors()]
+    weights = [*trained.parameters(), *(tensor for each in components for tensor in each.shared())]
     if isinstance(optimizer, Zero1Optimizer):
         own = state_tensors(optimizer.shard, optimizer)
         resynced = ranks.resync(weights)
@@ -92,38 +111,30 @@ def gather_state(
         own = state_tensors(trained, optimizer)
         resynced = ranks.resync([*weights, *own.values()])
         own = own if ranks.main else {}
-    if ranks.main:
-        own |= average.trained()
     rng = torch.get_rng_state()
     return gather_tensors(ranks, own | {_rng_name(ranks.rank): rng}), resynced
 
 
 def restore(
-    ranks: Ranks,
-    point: ResumePoint,
-    trained: Trained,
-    optimizer: Optimizer,
-    average: Average,
-    fake_quant: FakeQuant,
+    ranks: Ranks, point: ResumePoint, trained: Trained, optimizer: Optimizer, components: Sequence[Stateful]
 ) -> None:
-    """Put weights, their quantization and average, optimizer state and random state of a checkpoint back on every
-    rank."""
-    fake_quant.end()
+    """Put weights, optimizer state, random state and the tensors of ``components`` back on every rank."""
+    for each in components:
+        each.clear()
     if ranks.main and point.checkpoint is not None:
         trained.load(point.checkpoint)
     ranks.broadcast(list(trained.parameters()))
     part = optimizer.shard if isinstance(optimizer, Zero1Optimizer) else trained
     names = tuple(f"{name}." for name, _ in part.named_parameters())
     rng = _rng_name(ranks.rank)
-    everywhere = (f".{TRAINED}", rng)
-    tensors = scatter_tensors(
-        ranks, point.tensors, lambda name: name.endswith(everywhere) or is_state(name) or name.startswith(names)
-    )
-    load_state_tensors(part, optimizer, {name: each for name, each in tensors.items() if not is_state(name)})
-    # model.safetensors holds the quantized values of the weights or, where there is one, of their average.
-    fake_quant.load(tensors)
-    average.load(tensors)
-    fake_quant.resume()
+
+    def owned(name: str) -> bool:
+        return any(each.owns(name) for each in components)
+
+    tensors = scatter_tensors(ranks, point.tensors, lambda name: name == rng or owned(name) or name.startswith(names))
+    load_state_tensors(part, optimizer, {name: each for name, each in tensors.items() if not owned(name)})
+    for each in components:
+        each.load({name: tensor for name, tensor in tensors.items() if each.owns(name)})
     if rng in tensors:  # absent where there were fewer ranks
         torch.set_rng_state(tensors[rng])
 

@@ -19,6 +19,10 @@ from slm.train.objective.sampled_softmax import plain_text
 from slm.train.objective.teacher import Named, frozen_teacher
 from slm.train.objective.teacher_cache import CachedTeacher
 
+CACHE_TOP = 16
+"""The likeliest tokens of a teacher's prediction that its cache keeps with their probabilities."""
+CACHE_SAMPLES = 16
+"""Tokens drawn from all others, which share those's probability: so nothing is left out on average."""
 SELF = "self"
 """``distill.teacher``: the model that the run starts from."""
 
@@ -85,16 +89,16 @@ def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer,
         "teacher": digest,
         "tokenizer": tokenizer.vocab_size,
         "temperature": distill.temperature,
-        "cache_top": distill.cache_top,
-        "cache_samples": distill.cache_samples,
+        "cache_top": CACHE_TOP,
+        "cache_samples": CACHE_SAMPLES,
     }
     return CachedTeacher(
         Path(distill.cache),
         facts,
         load,
         n_ids=tokenizer.vocab_size,
-        top=distill.cache_top,
-        samples=distill.cache_samples,
+        top=CACHE_TOP,
+        samples=CACHE_SAMPLES,
         eot_id=eot_id,
     )
 

@@ -60,7 +60,7 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, ke
         "momentum": config.momentum,
         "momentum_steps": config.momentum_steps,
         "ns_steps": config.ns_steps,
-        "second_moment": config.second_moment,
+        "second_moment": True,
     }
     tables: tuple[Literal["embedding", "head"], ...] = ("embedding", "head")
     rates: dict[str, float] = {

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from slm.data.errors import UserError
-from slm.train.optim.average import TRAINED
 from slm.train.optim.interface import Optimizer, Parameters
 from slm.train.optim.muon import Muon
 
@@ -29,7 +28,6 @@ def load_state_tensors(model: Parameters, optimizer: Optimizer, tensors: dict[st
     for name, parameter in model.named_parameters():
         prefix = f"{name}."
         found = {key[len(prefix) :]: value.clone() for key, value in tensors.items() if key.startswith(prefix)}
-        found.pop(TRAINED, None)
         needed = state_keys(optimizer, parameter)
         if found and set(found) != set(needed):
             raise UserError(

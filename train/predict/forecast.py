@@ -36,7 +36,7 @@ EXPECTED_ERROR = 0.2
 """Of the way that is left, as a share: how far the law is off there."""
 SKIPPED = 0.05
 """The first share of the curve, in which the weights forget where they began: at random numbers, or at bags of tokens
-(``train.superposition``), whose losses are not part of it."""
+(``train.phases``), whose losses are not part of it."""
 
 
 @dataclass(frozen=True)

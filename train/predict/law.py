@@ -34,7 +34,7 @@ VOCABULARY, VOCABULARY_GAIN = 2048, 0.1
 its longer tokens. The first 31 records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with
 .2."""
 SUPERPOSED_TEXT, MOST_SUPERPOSED = 0.25, 2.5e6
-"""A run that began with bags of four tokens for a tenth of its steps (``train.superposition``) counts as more text by
+"""A run that began with bags of four tokens for a tenth of its steps (``train.phases``) counts as more text by
 this share of that of its positions, at most by so many bytes. From docs/lab/recipe-choices.md: 1.8 % fewer bits
 per byte after 2.5M tokens, and .1 % after 7.7M."""
 BIGRAM_TEXT, BIGRAM_AT = 1e7, 1e7
@@ -158,7 +158,7 @@ def text_worth(
 ) -> float:
     """What the text of a run counts, bytes; ``n_bytes``: what its positions stand for as tokens.
 
-    ``bag``: tokens of each of the first positions (``train.superposition``; 1: all hold one). ``counted``: the text
+    ``bag``: tokens of each of the first positions (``train.phases``; 1: all hold one). ``counted``: the text
     whose bigrams were counted for the first weights, bytes. ``vocab_size``: rows that these begin.
     ``sampled``: whether training computes the logits of some words only (``train.sampled_softmax``). ``slower``:
     whether the matrices of a deep model learn at ``DEEP_LR``. ``readings``: how often the text is read.

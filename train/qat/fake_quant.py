@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -94,6 +95,11 @@ class FakeQuant:
         """Whether it is to begin."""
         return self.file_type is not None and not self.on and fraction_done >= 1 - self._share
 
+    @property
+    def rounds_once(self) -> bool:
+        """Whether the weights may be rounded at the end of the run, without training on rounded ones."""
+        return self._may_round_once and self._least_steps > 0 and not self.on
+
     def waits(self, steps_left: float | None) -> bool:
         """Whether so few steps are left that the weights are rounded once instead, at the end of the run."""
         return self._may_round_once and steps_left is not None and steps_left < self._least_steps
@@ -146,6 +152,36 @@ class FakeQuant:
                 turns=TURNS.get(kind, 1),
             )
 
+    @torch.no_grad()
+    def trial_seconds(self) -> float:
+        """About how long ``begin`` takes after its moments are measured: one matrix is rounded as it would be, and what
+        comes out is thrown away."""
+        from slm.llama.blocks import codec
+        from slm.llama.blocks.compensated import compensation
+        from slm.llama.blocks.tensor_types import tensor_types
+
+        assert self.file_type is not None
+        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
+        kinds = {name: k for name, k in tensor_types(self._model.config, shapes, self.file_type).items() if k != "f32"}
+        layers = [name for name in kinds if ".layers." in name]
+        name = min(layers or kinds, key=lambda each: self._parameters[each].numel())
+        master_OD, kind = self._parameters[name].detach(), kinds[name]
+        self._pool = self._pool or ThreadPoolExecutor(self._n_threads)
+        began = perf_counter()
+        trial = Quantized(
+            kind=kind,
+            master=master_OD,
+            rounded=torch.empty_like(master_OD),
+            blocks=torch.empty(len(master_OD), codec.row_bytes(kind, master_OD.shape[1]), dtype=torch.uint8),
+        )
+        if self.weighted:
+            trial.importance = torch.ones(master_OD.shape[1])
+            if self._compensated and kind in KINDS:
+                trial.compensation = compensation(torch.eye(master_OD.shape[1]), kind)
+        self._quantize([(trial, slice(None))])
+        weights = sum(self._parameters[each].numel() for each in kinds)
+        return (perf_counter() - began) * weights / master_OD.numel()
+
     def end(self) -> None:
         """The parameters are the masters again, for good."""
         self.show_masters()
@@ -175,24 +211,12 @@ class FakeQuant:
         finally:
             self._show_rounded()
 
-    @contextmanager
-    def rounded(self) -> Iterator[None]:
-        """Within it the parameters are their own quantized values: for an average of the masters that is in place."""
-        before = {name: self._parameters[name].data for name in self._matrices}
-        for name, tensor in before.items():
-            self._parameters[name].data = self._round(name, tensor)[0]
-        try:
-            yield
-        finally:
-            for name, tensor in before.items():
-                self._parameters[name].data = tensor
-
     # Checkpoints.
 
     def checkpoint(
         self, weights: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], QuantizedWeights | None]:
-        """What a checkpoint holds of unquantized ``weights``, which are the masters or their average.
+        """What a checkpoint holds of unquantized ``weights``, which are the masters.
 
         The model's tensors, what is to be added to the optimizer's, and the blocks of the former; None where it is off.
         """
@@ -202,12 +226,8 @@ class FakeQuant:
         more: dict[str, Tensor] = {}
         blocks: dict[str, Tensor] = {}
         for name, each in self._matrices.items():
-            unquantized = weights[name]
-            if unquantized.data_ptr() == each.master.data_ptr():
-                saved[name], blocks[name] = each.rounded, each.blocks
-            else:
-                saved[name], blocks[name] = self._round(name, unquantized)
-            more[name + UNQUANTIZED] = unquantized
+            saved[name], blocks[name] = each.rounded, each.blocks
+            more[name + UNQUANTIZED] = weights[name]
             more[f"{name}{BLOCKS}{each.kind}"] = each.blocks
             if each.importance is not None:
                 more[name + IMPORTANCE] = each.importance
@@ -215,7 +235,7 @@ class FakeQuant:
         return saved, more, QuantizedWeights(file_type=self.file_type, types=self.types, blocks=blocks)
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The model holds a checkpoint's ``model.safetensors``, ``tensors`` is its optimizer state.
 
         Afterwards the model holds what it would without quantization. ``resume`` follows when the masters are in place.
@@ -290,20 +310,6 @@ class FakeQuant:
     def _show_rounded(self) -> None:
         for name, each in self._matrices.items():
             self._parameters[name].data = each.rounded
-
-    def _round(self, name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """The quantized values of another tensor of this parameter's shape, and their blocks."""
-        each = self._matrices[name]
-        own = Quantized(
-            kind=each.kind,
-            master=tensor,
-            rounded=torch.empty_like(tensor),
-            blocks=torch.empty_like(each.blocks),
-            importance=each.importance,
-            compensation=each.compensation,
-        )
-        self._quantize([(own, slice(None))])
-        return own.rounded, own.blocks
 
     def _quantize(self, work: list[tuple[Quantized, slice]]) -> None:
         from slm.llama.blocks import codec

@@ -46,8 +46,6 @@ class Validation:
     loss: float | None
     """Nats per token."""
     bits_per_byte: float | None
-    coherence: float | None = None
-    """Of stories that the model wrote, 0 to 1."""
 
 
 class RunRecord:
@@ -122,7 +120,6 @@ class RunRecord:
                 elapsed_s=number(record.get("elapsed_s", before)),
                 loss=number(record.get("val_loss")),
                 bits_per_byte=number(record.get("val_bits_per_byte")),
-                coherence=number(record.get("coherence")),
             )
         )
 

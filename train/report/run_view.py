@@ -111,9 +111,6 @@ def _validation_figures(run: RunRecord, width: int) -> Iterator[tuple[str, Text]
     line = sparkline([each.bits_per_byte for each in run.validations], min(40, max(8, width - 50)))
     text = f"{number_text(first.bits_per_byte, 3)} {line} {number_text(last.bits_per_byte, 3)}"
     yield "bits per byte", Text(text + (f"  best at step {best.step:,}" if best else ""))
-    if last.coherence is not None:
-        line = sparkline([each.coherence for each in run.validations], min(40, max(8, width - 50)))
-        yield "coherence", Text(f"{last.coherence:.3f} of stories, 0 to 1  {line}")
 
 
 def _silence(run: RunRecord) -> str:

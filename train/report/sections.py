@@ -76,12 +76,7 @@ def _loss_tiles(run: RunRecord) -> list[dict[str, str]]:
     if loss is not None:
         of_tokens = not run.setting("preference.loss")
         loss_note = run.loss_unit + (f"; perplexity {math.exp(min(loss, 700)):,.4g}" if of_tokens else "")
-    stories = []
-    if last and last.coherence is not None:
-        known = [each.coherence for each in run.validations if each.coherence is not None]
-        stories = [_tile("coherence", f"{last.coherence:.3f}", f"of stories, 0 to 1; highest {max(known):.3f}")]
     return [
-        *stories,
         _tile("bits per byte", number_text(bits), bits_note),
         _tile("validation loss", number_text(loss), loss_note),
         _tile("training loss", number_text(run.recent("loss")), f"{run.loss_unit}; {run.recent_note('loss')}"),

@@ -13,8 +13,10 @@ from rich.live import Live
 from slm import cli
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
+from slm.report import final_json
 from slm.runs import LATEST, place
 from slm.train.report.run_record import RunRecord, find_run
+from slm.train.report.run_state import run_state
 from slm.train.report.run_view import headline, validation_line, view
 from slm.train.report.terminal_keys import leave_key
 from slm.train.run_lock import LOCK, is_locked
@@ -26,6 +28,8 @@ class WatchOptions:
 
     once: bool = False
     """Show the run once and leave."""
+    json: bool = False
+    """Print one line of JSON for each state of the run, for programs, and nothing else."""
     every_s: float = 1.0
     """Seconds between two readings of the files."""
     patience_s: float = 30.0
@@ -52,6 +56,8 @@ class FollowedRun:
     def __init__(self, root: Path, patience_s: float) -> None:
         self.root, self._patience = root, patience_s
         self.record, self.status = RunRecord(root), ""
+        self.changed = False
+        """Whether the last ``update`` found something new."""
         self._identity: tuple[int, int] | None = None
         self._gone_since: float | None = None
 
@@ -64,7 +70,7 @@ class FollowedRun:
                 self.record = RunRecord(self.root)
             self._identity = identity or self._identity
         held = is_locked(self.root / LOCK)
-        self.record.update()
+        self.changed = self.record.update()
         self.status = self.record.status(held)
 
     def is_over(self) -> bool:
@@ -92,7 +98,9 @@ def main(argv: list[str]) -> int:
     followed = FollowedRun(_find_when_begun(config), config.watch.patience_s)
     followed.update()
     console = Console()
-    if config.watch.once or followed.status != "running":
+    if config.watch.json:
+        _follow_in_json(followed, config.watch.every_s, once=config.watch.once)
+    elif config.watch.once or followed.status != "running":
         console.print(view(followed.record, followed.status, console), end="")
     elif console.is_terminal:
         _follow_live(followed, console, config.watch.every_s)
@@ -112,7 +120,7 @@ def _find_when_begun(config: WatchConfig) -> Path:
             starting = given.parent.glob("*") if given.name == LATEST else [given]
             if config.watch.once or not any(is_locked(each / LOCK) for each in starting):
                 raise
-        if not waiting:
+        if not waiting and not config.watch.json:
             print(f"waiting for the run in {config.run} to begin (Ctrl-C leaves)", flush=True)
             waiting = True
         time.sleep(config.watch.every_s)
@@ -148,6 +156,20 @@ def _follow_in_lines(followed: FollowedRun, every_s: float) -> None:
         time.sleep(every_s)
         followed.update()
     print(headline(followed.record, followed.status), flush=True)
+
+
+def _follow_in_json(followed: FollowedRun, every_s: float, *, once: bool) -> None:
+    """Print the run's state as one line of JSON, and again whenever something was written, until the run is over."""
+    shown: tuple[object, str, float | None] | None = None
+    while True:
+        state = (followed.record, followed.status, followed.record.last_change)
+        if state != shown or followed.changed:
+            final_json(run_state(followed.record, followed.status))
+            shown = state
+        if once or followed.is_over():
+            return
+        time.sleep(every_s)
+        followed.update()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A model in a run's directory besides its checkpoints: there as a whole or not at all.
 
-Tested in tests/train/lora/test_lora_run.py, tests/train/test_born_again.py.
+Tested in tests/train/lora/test_lora_run.py, tests/train/components/test_born_again_run.py.
 """
 
 import os

@@ -12,8 +12,7 @@ class MetricsFile:
     """Appends records to a run's ``metrics.jsonl``.
 
     Training records hold ``step tokens loss lr grad_norm tokens_per_s data_wait rss_gb elapsed_s``; validation
-    records ``step tokens val_loss val_bits_per_byte`` and, where stories are scored, ``coherence`` (0 to 1). Losses are
-    nats per token, memory GiB, time seconds.
+    records ``step tokens val_loss val_bits_per_byte``. Losses are nats per token, memory GiB, time seconds.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:

@@ -113,7 +113,7 @@ def remove_rolled_back(root: Path) -> None:
             checkpoint.remove(path)
 
 
-FIXED_SECTIONS = ("model", "tokenizer", "data", "lora", "preference", "distill")
+FIXED_SECTIONS = ("model", "tokenizer", "data", "lora", "preference", "distill", "components")
 FIXED_KEYS = (
     "init_from",
     "train.seq_len",

@@ -24,22 +24,6 @@ GUARD_EVENTS = {
         "the loss of step {from:,} was {loss:.4f}, {times:.1f} times the median: back to this checkpoint, "
         "on with the data after it ({tokens:,} tokens passed over)"
     ),
-    "quantized": (
-        "from here on the model computes with the weights of a {file_type} file ({tensors} tensors: {types})"
-    ),
-    "superposed": (
-        "bags of {bag} tokens for the first {share:.0%} of the run: the loss is that of the next bag's tokens, and "
-        "tokens/s counts bags"
-    ),
-    "single_tokens": "from here on single tokens: losses before this cannot be compared",
-    "born_again": (
-        "the model so far becomes the teacher of a new one, which begins here (distill.born_again={share:g}): its loss "
-        "is high at first, and ends lower"
-    ),
-    "calibrated": (
-        "the head is calibrated (train.calibrate_head): {before:.4f} -> {after:.4f} nats per token on {tokens:,} "
-        "held-out tokens"
-    ),
     "asked": "{line}",
     "slept": "the machine slept for {seconds:,} s; tokens/s, the time left and max_minutes do not count them",
 }
@@ -139,7 +123,6 @@ class RunLog:
         self._note(record)
         self._record(record)
         self._progress.validation = f"{record['val_loss']:.3f}"
-        coherence = record.get("coherence")
         bits = f"{record['val_bits_per_byte']:.4f} bits per byte"
         if "val_reward_accuracy" in record:
             text = (
@@ -150,15 +133,16 @@ class RunLog:
             text = f"{record['val_loss']:.4f} nats per token, {bits}"
             if risen_from is not None:
                 text += f", risen from {risen_from:.4f}"
-        self.print(
-            f"step {record['step']:,}: validation {text}"
-            + ("" if coherence is None else f", coherence of stories {coherence:.3f} (0 to 1)")
-        )
+        self.print(f"step {record['step']:,}: validation {text}")
 
     def guard_event(self, event: str, step: int, **facts: Any) -> None:
+        """One of ``GUARD_EVENTS``: its line, and a record among the metrics."""
+        self.event(event, step, GUARD_EVENTS[event].format(**facts), **facts)
+
+    def event(self, event: str, step: int, text: str, /, **facts: Any) -> None:
         """Something outside a step's ordinary course: a line, and a record among the metrics."""
         self._metrics.write({"event": event, "step": step, "time": time.time(), **facts})
-        self.print(f"step {step:,}: {GUARD_EVENTS[event].format(**facts)}")
+        self.print(f"step {step:,}: {text}")
 
     def asked(self, step: int, out: Outcome, line: str) -> None:
         """The score of a run's questions: a line, and a record among the metrics."""

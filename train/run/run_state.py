@@ -1,4 +1,4 @@
-"""How far a run is: steps, tokens, time, the last validation, and what guards and metrics remember."""
+"""How far a run is: steps, tokens, time, the last validation, and what the metrics remember."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from slm.data.errors import UserError
 from slm.report import duration
 from slm.train.config import TrainConfig
-from slm.train.guards import AwakeClock, Guards
+from slm.train.guards import AwakeClock
 from slm.train.run.metrics_window import MetricsWindow
 
 STATE_FORMAT = 1
@@ -25,18 +25,14 @@ class RunState:
         self.step = 0
         """Optimizer steps done."""
         self.tokens = 0
-        """Positions trained on: tokens, or bags of them while ``train.superposition`` holds."""
+        """Positions trained on: tokens, or bags of them in such a phase (``train.phases``)."""
         self.began = 0
         """The step at which the model in training began: not 0 once it has been born again."""
-        self.teacher = ""
-        """The digest of the model that the one in training learns from since then; empty before."""
-        self.bag = 1
-        """Tokens at one position in the last step."""
         self.validation: dict[str, Any] = {}
         """The last validation's record; empty before the first."""
-        self.best_loss, self.worse = math.inf, 0
-        """The lowest validation loss so far, and how many validations in a row have come after it."""
-        self.guards, self.window, self.clock = Guards(config), MetricsWindow(), AwakeClock()
+        self.best_loss = math.inf
+        """The lowest validation loss so far."""
+        self.window, self.clock = MetricsWindow(), AwakeClock()
         self.earlier_seconds = 0.0
         """Seconds of training before this start of the run."""
         self.setup_seconds = 0.0
@@ -55,27 +51,18 @@ class RunState:
         """Seconds of training, earlier starts of this run included."""
         return self.earlier_seconds + self.clock() - self._started
 
-    def validated(self, record: dict[str, Any]) -> None:
-        """Remember the record of a validation."""
+    def validated(self, record: dict[str, Any]) -> bool:
+        """Remember the record of a validation. Returns whether its loss is the lowest so far."""
         self.validation = record
         improved = record["val_loss"] < self.best_loss
-        self.best_loss, self.worse = (record["val_loss"], 0) if improved else (self.best_loss, self.worse + 1)
+        self.best_loss = min(self.best_loss, record["val_loss"])
+        return improved
 
     @property
     def risen(self) -> bool:
         """Whether the last validation loss lies clearly above the lowest one."""
         last = self.validation.get("val_loss")
         return last is not None and last > self.best_loss * (1 + RISEN)
-
-    def forget_losses(self) -> None:
-        """Earlier losses are those of another model: patience and the guards begin anew."""
-        self.best_loss, self.worse = math.inf, 0
-        self.guards.forget_losses()
-
-    @property
-    def out_of_patience(self) -> bool:
-        """Whether the last ``train.patience`` validations were all worse than an earlier one."""
-        return 0 < self._config.patience <= self.worse
 
     def fraction_done(self, elapsed: float) -> float:
         """The share of the run that is done after ``elapsed`` seconds: by steps or, where that is more, by time."""
@@ -100,34 +87,27 @@ class RunState:
             "format": STATE_FORMAT,
             "step": self.step,
             "tokens": self.tokens,
-            "bag": self.bag,
             "began": self.began,
-            "teacher": self.teacher,
             "elapsed_s": self.elapsed,
             "setup_s": self.setup_seconds,
             "closing_s": self.closing_seconds,
             "validation": self.validation,
-            "patience": {"best": self.best_loss if self.best_loss < math.inf else None, "worse": self.worse},
-            "guards": self.guards.state_dict(),
+            "best_loss": self.best_loss if self.best_loss < math.inf else None,
             "window": self.window.state_dict(),
         }
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue where a checkpoint's ``state`` was saved."""
         self.rewind(state)
-        self.guards.load_state_dict(state.get("guards", {}))
         self.earlier_seconds = state["elapsed_s"]
         self.setup_seconds = state.get("setup_s", 0.0)
         self.closing_seconds = state.get("closing_s", 0.0)
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Go back to a checkpoint's step. Guards, time and the data's position stay as they are."""
-        self.step, self.tokens, self.bag = state["step"], state["tokens"], state.get("bag", 1)
-        self.began, self.teacher = state.get("began", 0), state.get("teacher", "")
+        """Go back to a checkpoint's step. Time and the data's position stay as they are."""
+        self.step, self.tokens, self.began = state["step"], state["tokens"], state["began"]
         self.validation = state["validation"]
-        patience = state.get("patience") or {}
-        self.best_loss = math.inf if patience.get("best") is None else patience["best"]
-        self.worse = patience.get("worse", 0)
+        self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         self.window = MetricsWindow(state.get("window"))
 
 

@@ -3,6 +3,7 @@
 Tested in tests/train/tools/test_data_stats.py.
 """
 
+import itertools
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -65,6 +66,9 @@ class ChatStatistics:
             "scored_share": round(self.scored / max(1, int(lengths.sum())), 4),
             "longer_than_seq_len": self.too_long,
             "conversation_tokens": {name: int(value) for name, value in quantiles},
+            "found": self.found,
+            "why_refused": self.why,
+            "examples": [_pieces(each) for each in self.examples],
         }
 
 
@@ -158,6 +162,14 @@ def colored(rendered: Rendered, *, terminal: bool) -> str:
         parts += [_short(rendered.text[at:begin]), opening + _short(rendered.text[begin:end]) + closing]
         at = end
     return "".join([*parts, _short(rendered.text[at:])])
+
+
+def _pieces(rendered: Rendered) -> list[dict[str, Any]]:
+    """The conversation's text in pieces, each with whether it is scored; long ones are cut in the middle."""
+    cuts = [0, *(at for span in rendered.scored for at in span), len(rendered.text)]
+    pieces = itertools.pairwise(cuts)
+    found = [(rendered.text[begin:end], number % 2 == 1) for number, (begin, end) in enumerate(pieces)]
+    return [{"text": _short(text), "scored": scored} for text, scored in found if text]
 
 
 def _short(text: str) -> str:

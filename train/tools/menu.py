@@ -10,6 +10,7 @@ from typing import Any
 
 from slm.cli import spelled
 from slm.data.storage import atomic_write_bytes
+from slm.durations import seconds_of
 from slm.report import duration, final_json, table
 from slm.train.budget import choice
 from slm.train.budget.choice import Candidate
@@ -72,6 +73,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
         "chosen": entry(chosen, basis),
         "menu": [entry(each, basis) for each in sizes],
         "costs": money.record(),
+        "curve": [_at(seconds_of(each, "plan.times"), basis) for each in options.times],
         "corpus": asdict(basis.corpus) | {"difficulty": basis.corpus.difficulty},
         "law": asdict(basis.law),
         "machine": asdict(basis.machine),
@@ -84,6 +86,11 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     print(f"next: {spelled('train', budget=budget)} with the same options")
     final_json(record)
     return 0
+
+
+def _at(seconds: float, basis: Basis) -> dict[str, Any]:
+    """The best size for another time, as the JSON line has it."""
+    return {"budget_s": seconds} | entry(choice.best(candidates(basis, seconds)), basis)
 
 
 def costs_of(candidate: Candidate, basis: Basis, options: PlanOptions) -> Costs:

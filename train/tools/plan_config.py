@@ -17,6 +17,8 @@ class PlanOptions:
     """What this machine costs in an hour, in any currency. About what two cores of a cloud machine cost, in USD."""
     api_price: float = 0.60
     """What an API takes for a million tokens that it writes, in the same currency; that of a small hosted model."""
+    times: list[str] = field(default_factory=list)
+    """With a budget: more lengths of time, of whose best sizes the JSON line holds a list (``curve``)."""
     plot: str = "runs/plan.png"
     """With a budget: the picture of the sizes and their predicted losses; empty: none is drawn."""
     machine: str | None = None

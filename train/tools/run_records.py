@@ -7,11 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from slm.configuration import build
 from slm.data.errors import UserError
 from slm.machine.record import cpu_name
 from slm.model.config import ModelConfig
 from slm.runs import VALIDATION
 from slm.train.budget.corpus import BOOKS_BITS, bits_of
+from slm.train.phases import Phase, bag_of
 from slm.train.predict import records
 from slm.train.predict.law import DEEP_LR, calibrated, learns_slower, text_read, text_worth
 from slm.train.predict.records import Record
@@ -47,7 +49,7 @@ def record_of(root: Path) -> Record:
     bytes_per_token = last.loss / math.log(2) / last.bits_per_byte
     predicted: dict[str, Any] = run.setting("facts.predicted") or {}
     n_bytes = last.tokens * bytes_per_token
-    bag, share = int(run.setting("train.superposition") or 1), run.setting("train.superposition_share") or 0.0
+    bag, share = bag_of([build(Phase, each) for each in run.setting("train.phases") or ()])
     read = text_read(n_bytes, bag=bag, share=share)
     # The plan knew how much text there is, and the run may have read more of it, or less.
     planned = predicted.get("tokens") or 0

@@ -34,6 +34,8 @@ OWN_ANSWERS = 0.2
 """Share of a downloaded model's own answers to general questions."""
 LORA_LR_RATIO = 5.0
 """The learning rate of an adapter over that of all weights."""
+OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
+"""What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
 """Of AdamW's, for a model whose own training is not known, and for an adapter."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
@@ -117,7 +119,7 @@ def start_from(
     if (own := _own_optimizer(run)) and (not given("optim") or optim == own["name"]):
         options["optim"] = own["name"]
         lr = float(own["lr"]) * lr_scale
-        kept = {k: v for k, v in own.items() if k not in ("name", "lr", "warmup_steps", "min_lr_ratio")}
+        kept = {k: v for k, v in own.items() if k not in OF_A_BEGINNING}
         kept |= {name: float(f"{own[name] * other:.3g}") for name in OTHER_RATES if name in own}
         options |= {f"optim.{name}": value for name, value in kept.items()}
     else:

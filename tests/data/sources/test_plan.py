@@ -7,8 +7,8 @@ import pytest
 from slm.data.config import DataConfig, SourceConfig
 from slm.data.errors import UserError
 from slm.data.sources.contents import unit_hash
-from slm.data.sources.documents import iter_documents, make_plans
-from tests.helpers.documents import local, write_jsonl
+from slm.data.sources.documents import iter_documents, make_plans, open_documents
+from tests.helpers.documents import local, take, write_jsonl
 
 
 def test_a_small_text_file_can_be_split(tmp_path):
@@ -208,3 +208,44 @@ def test_a_large_file_stays_streamed(tmp_path, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 << 20 < size
+
+
+def kept_for_calibration(config):
+    """What the training text of ``config`` keeps, what is left of it, and all of it, as lists of documents."""
+
+    def of(split, **more):
+        return take(open_documents(make_plans(config, split, **more), seed=1))
+
+    return of("calibration"), of("train", calibrates=True), of("train")
+
+
+def test_some_documents_are_kept_for_calibration_and_none_of_validation(tmp_path):
+    config = local(write_jsonl(tmp_path / "a.jsonl", [f"Document {i}." for i in range(1000)]))
+    kept, trained, all_of_it = kept_for_calibration(config)
+    assert 8 < len(kept) < 40
+    assert sorted(kept + trained) == sorted(all_of_it)
+    assert not set(kept) & set(iter_documents(config, "validation", 1))
+    apart = local(*config.files, val_files=[write_jsonl(tmp_path / "b.jsonl", kept[:3])])
+    assert set(kept_for_calibration(apart)[0]) == set(kept[3:])
+
+
+def test_long_documents_give_a_part_of_their_middle_for_calibration(tmp_path):
+    books = [book(number, 100) for number in range(20)]
+    (tmp_path / "a.txt").write_text(book(1))
+    for config in (local(tmp_path / "a.txt"), local(write_jsonl(tmp_path / "a.jsonl", books))):
+        kept, trained, all_of_it = kept_for_calibration(config)
+        validation = list(iter_documents(config, "validation", 1))
+        assert len(kept) == len(trained) == len(all_of_it)
+        for own, rest, text in zip(*map(sorted, (kept, trained, all_of_it)), strict=True):
+            assert 0.01 < len(own) / len(text) < 0.06
+            assert len(own) + len(rest) == len(text)
+            beginning = own[: len(own) // 4]
+            assert beginning in text
+            assert not any(beginning in each for each in (*trained, *validation))
+
+
+def test_positions_of_text_with_and_without_calibration_differ(tmp_path):
+    config = local(write_jsonl(tmp_path / "a.jsonl", [f"Document {i}." for i in range(100)]))
+    (plain,), (keeping,) = make_plans(config, "train"), make_plans(config, "train", calibrates=True)
+    assert plain.fingerprint != keeping.fingerprint
+    assert plain.selection != keeping.selection

@@ -53,7 +53,7 @@ def test_a_stage_that_fails_ends_the_demo(monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_the_demo_goes_the_whole_way_in_an_empty_folder(tmp_path):
-    words = [*SMALL, "train.max_steps=20", "train.eval_every=20", "train.coherence_stories=2"]
+    words = [*SMALL, "train.max_steps=20", "train.eval_every=20"]
     done = subprocess.run(
         [sys.executable, "-m", "slm", "demo", *words],
         cwd=tmp_path,
@@ -67,11 +67,6 @@ def test_the_demo_goes_the_whole_way_in_an_empty_folder(tmp_path):
     assert "make serve MODEL=runs/demo" in done.stdout
     record = json.loads((tmp_path / "runs/demo/gguf/export.json").read_text())
     assert record["published"]
-    # Twenty steps write no stories yet.
-    metrics = [json.loads(line) for line in (tmp_path / "runs/demo/metrics.jsonl").read_text().splitlines()]
-    (validation,) = (each for each in metrics if "val_loss" in each)
-    assert 0 <= validation["coherence"] < 0.6
-    assert "coherence of stories 0." in done.stdout
     assert "coherence of 64 stories by step-00000020: 0." in done.stdout
 
 

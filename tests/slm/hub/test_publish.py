@@ -208,7 +208,7 @@ def test_a_second_export_keeps_the_first_ones_figures(run, hub):
         ({"preference": {"loss": "dpo"}}, "the mean DPO loss of the held-out pairs", "each token"),
         ({"data": {"name": "x", "kind": "chat"}}, "each token of the held-out answers", "the held-out text"),
         (
-            {"train": {"seq_len": 8, "micro_batch": 1, "grad_accum": 1, "superposition": 4}},
+            {"train": {"seq_len": 8, "micro_batch": 1, "grad_accum": 1, "phases": [{"bags": 4, "until": 0.1}]}},
             "training positions",
             "training tokens",
         ),

@@ -29,6 +29,7 @@ from slm.train.bench_recipe.contender import (
 from slm.train.bench_recipe.nanochat import rehearsal_iterations, scaled_rates, step_seconds, steps_that_fit
 from slm.train.bench_recipe.ours import chosen
 from slm.train.bench_recipe.score import score
+from slm.train.bench_recipe.texts import check_unread, validation_documents
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.report.run_record import RunRecord
 from slm.train.run.run_state import check_set_up
@@ -50,6 +51,22 @@ def code_of(words: list[str]) -> int | None:
         if "is too short: set-up" in str(error):
             return None
         raise
+
+
+def test_a_document_that_is_scored_may_not_be_trained_on(corpus, tmp_path):
+    words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs"]
+    lines = corpus.read_text().splitlines()
+    other = [json.dumps({"text": "words that nobody has trained on"})]
+    scored = tmp_path / "scored.jsonl"
+    scored.write_text("\n".join([*other, *lines[:9]]))
+    with pytest.raises(UserError, match=r"of the 10 documents that are scored are in the training text.*scored\.jsonl"):
+        bench.main([*words, f"bench.validation={scored}"])
+    with pytest.raises(UserError, match=r"data\.decontaminate"):
+        bench.main([*words, f"bench.second_text={scored}"])
+    assert not (tmp_path / "runs").exists()
+    config = load(BenchRecipeConfig, "bench_recipe", words)
+    held_out = validation_documents(config)
+    assert check_unread(config, [held_out]).startswith(f"none of the {len(set(held_out[1])):,} scored documents")
 
 
 @pytest.mark.slow

@@ -5,12 +5,17 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy, linear
 
 from slm.configuration import build, load_config
+from slm.data.sources.documents import iter_documents, make_plans, open_documents
+from slm.data.stream.loader import calibration_blocks, validation_blocks
+from slm.data.tokenizers.make import load_tokenizer
+from slm.model.checkpoint import load_model
 from slm.runs import list_checkpoints
-from slm.train.calibration.end_of_run import COUNTS, HEAD
+from slm.train.components.head_calibration import COUNTS, POSITIONS, TRAINED, blocks_needed
 from slm.train.config import RunConfig
-from slm.train.optim.average import TRAINED
+from tests.helpers.documents import take
 from tests.helpers.small_run import SmallRun, differences, records
 
 WORDS = (
@@ -25,23 +30,45 @@ WORDS = (
 LAST = "step-00000040"
 
 
-def test_the_calibrated_head_is_what_is_validated_and_saved(whole, runs, words):
-    plain = SmallRun(runs, "name=plain", "train.calibrate_head=false", *words).finish()
+def test_it_is_fitted_to_training_text_that_is_not_trained_on(whole):
+    """Validation text is what heads are compared on: fitted to it, a calibrated one would be flattered."""
+    config = build(RunConfig, load_config("train", whole.argv))
+    tokenizer = load_tokenizer(whole.root / "tokenizer")
+    blocks = calibration_blocks(config.data, tokenizer, 32, blocks_needed(32), config.train.seed)
+    (event,) = [each for each in records(whole.root) if each.get("event") == "calibrated"]
+    assert event["tokens"] == min(POSITIONS, blocks[:, 1:].size)
+    pieces = [piece for row in blocks for piece in tokenizer.decode(row).split("<|endoftext|>") if len(piece) > 30]
+    assert len(pieces) > 10
+    trained = take(open_documents(make_plans(config.data, "train", calibrates=True), seed=1))
+    validation = list(iter_documents(config.data, "validation", 1))
+    for piece in pieces:
+        assert not any(piece in document for document in (*trained, *validation))
+
+
+def test_the_calibrated_head_is_what_is_validated_and_saved(whole):
     assert "step 40: the head is calibrated (train.calibrate_head): " in whole.out
-    assert "calibrated" not in plain.out
-    ours, theirs = ([each for each in records(run.root) if "val_loss" in each] for run in (whole, plain))
-    assert [each["step"] for each in ours] == [20, 40]
-    assert ours[0]["val_loss"] == theirs[0]["val_loss"]
-    assert ours[1]["val_loss"] < theirs[1]["val_loss"]
-    saved, other = (load_file(run.root / "checkpoints" / LAST / "model.safetensors") for run in (whole, plain))
-    assert {name for name in saved if not saved[name].equal(other[name])} == {HEAD}
+    validated = {each["step"]: each["val_loss"] for each in records(whole.root) if "val_loss" in each}
+    assert list(validated) == [20, 40]
+    config = build(RunConfig, load_config("train", whole.argv))
+    tokenizer = load_tokenizer(whole.root / "tokenizer")
+    blocks = torch.from_numpy(validation_blocks(config.data, tokenizer, 32, 24, config.train.seed)).long()
     state = load_file(whole.root / "checkpoints" / LAST / "optimizer.safetensors")
-    assert state[f"{HEAD}.{TRAINED}"].equal(other[HEAD])
+    model = load_model(whole.root / "checkpoints" / LAST)
+    saved = model.lm_head.weight.detach().clone()
+
+    @torch.no_grad()
+    def loss() -> float:
+        states = model.hidden_states(blocks[:, :-1])
+        return cross_entropy(linear(states, model.lm_head.weight).flatten(0, 1), blocks[:, 1:].flatten()).item()
+
+    assert loss() == pytest.approx(validated[40], rel=1e-4)
+    model.lm_head.weight.data = state[TRAINED]
+    assert loss() > validated[40] * 1.001
     assert state[COUNTS].sum() == 40 * 4 * 32
     never = state[COUNTS] == 0
     assert 100 < never.sum() < 290
     # They have the same row: nothing tells one word that never came from another.
-    assert torch.equal(saved[HEAD][: len(never)][never], saved[HEAD][never.nonzero()[0]].expand(int(never.sum()), -1))
+    assert torch.equal(saved[: len(never)][never], saved[never.nonzero()[0]].expand(int(never.sum()), -1))
 
 
 def test_it_goes_on_where_it_was_stopped_to_the_bit(whole, runs, words):
@@ -63,7 +90,7 @@ def test_a_longer_run_goes_on_from_what_was_trained(whole, runs, words):
     # Another schedule, so that nothing is equal to a run of 60 steps; but the rows of words that never came were
     # pushed on from where training had left them.
     never = (state[COUNTS] == 0).nonzero()[:, 0]
-    trained = state[f"{HEAD}.{TRAINED}"][never]
+    trained = state[TRAINED][never]
     assert trained.std(0).max() > 1e-4
 
 

@@ -15,10 +15,10 @@ from slm.model import lora
 from slm.model.checkpoint import load_config, load_model, load_weights, verify
 from slm.model.fingerprint import fingerprint
 from slm.runs import list_checkpoints
+from slm.train.beginning.model import starting_shape
 from slm.train.config import LoraConfig
 from slm.train.lora.adapter import AdapterParameters
 from slm.train.lora.base import BASE
-from slm.train.start import _starting_shape
 from slm.train.tune.__main__ import tuning
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
@@ -160,9 +160,9 @@ def test_a_base_that_has_changed_is_refused(whole):
 
 def test_a_rank_over_the_width_is_one_line(base):
     directory = str(list_checkpoints(base)[-1])
-    assert _starting_shape(directory, 32, None, 256).d_model == 256
+    assert starting_shape(directory, 32, None, 256).d_model == 256
     with pytest.raises(UserError, match=r"a LoRA rank of 257 is over the width of .* \(256\).*: use for example 16"):
-        _starting_shape(directory, 32, None, 257)
+        starting_shape(directory, 32, None, 257)
 
 
 def test_what_does_not_work_is_one_line(words):

@@ -223,7 +223,6 @@ def test_it_heals_what_rounding_costs():
     [
         ({"alpha": 0.0}, "above 0 and at most 1"),
         ({"temperature": 0.0}, "from 0.1 to 100"),
-        ({"cache_samples": 0}, "from 1 to 1024"),
         ({"cache": "there"}, "name the teacher"),
     ],
 )

@@ -31,7 +31,7 @@ def figures(root: Path) -> list[dict]:
 
 
 def test_it_goes_on_where_it_was_stopped_to_the_bit(base, words, tmp_path):
-    runs, more = base.parent, (f"distill.cache={tmp_path}/cache", "distill.cache_top=8")
+    runs, more = base.parent, (f"distill.cache={tmp_path}/cache",)
     whole = SmallRun(runs, "name=kept", *words, *more).finish()
     assert (tmp_path / "cache" / FACTS).is_file()
     shutil.rmtree(tmp_path / "cache")  # the second run computes everything that it needs again

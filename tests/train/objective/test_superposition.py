@@ -63,7 +63,7 @@ def test_batches_are_joined_in_their_order():
 
 def test_a_run_changes_from_bags_to_tokens_and_is_resumed_exactly(tmp_path):
     corpus = write_corpus(tmp_path / "documents.jsonl")
-    words = [f"data.files=[{corpus}]", "train.superposition=4", "train.superposition_share=0.5", "train.max_steps=8"]
+    words = [f"data.files=[{corpus}]", "train.phases=[{bags:4,until:0.5}]", "train.max_steps=8"]
     words += ["train.checkpoint_every=2", "train.keep_last=9"]
     whole = SmallRun(tmp_path / "runs", "name=whole", *words).finish()
     assert "step 0: bags of 4 tokens for the first 50% of the run" in whole.out
@@ -80,16 +80,15 @@ def test_a_run_changes_from_bags_to_tokens_and_is_resumed_exactly(tmp_path):
         assert ("step 4: from here on single tokens" in resumed.out) == (step <= 4)
         assert differences(*(each / "checkpoints" / "step-00000008" for each in (whole.root, parts))) == []
     state = json.loads((whole.root / "checkpoints" / "step-00000004" / "trainer_state.json").read_text())
-    assert state["bag"] == 4
+    assert state["phases"]["bag"] == 4
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.superposition=3"], "train.superposition=3 must divide train.seq_len=320"),
-        (["train.superposition=320"], "into at least two bags"),
-        (["train.superposition_share=1"], "above 0 and below 1"),
-        (["train.superposition=4", "init_from=runs/mine"], "for a new model on plain text"),
+        (["train.phases=[{bags:3,until:0.1}]"], "bags=3 must divide train.seq_len=320"),
+        (["train.phases=[{bags:320,until:0.1}]"], "into at least two bags"),
+        (["train.phases=[{bags:4,until:0.1}]", "init_from=runs/mine"], "for a new model on plain text"),
     ],
 )
 def test_what_does_not_fit_is_said(words, message):

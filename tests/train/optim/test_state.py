@@ -14,7 +14,6 @@ SHAPE = ModelConfig(vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads
 CONFIGS = {
     "adamw": OptimConfig(lr=1e-2),
     "muon": OptimConfig(name="muon", lr=1e-2, tied_lr=1e-2),
-    "muon without second moment": OptimConfig(name="muon", lr=1e-2, tied_lr=1e-2, second_moment=False),
 }
 
 

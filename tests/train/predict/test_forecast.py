@@ -8,10 +8,10 @@ import pytest
 
 from slm.configuration import build, load_config
 from slm.train.config import RunConfig
+from slm.train.optim.schedule import learning_rate
 from slm.train.predict import records
 from slm.train.predict.forecast import UNDECAYED, Forecast, make_forecast
 from slm.train.predict.law import fit
-from slm.train.schedule import learning_rate
 
 TOKENS, N = 2_000_000, 2_359_296
 LAW = fit(records.load())

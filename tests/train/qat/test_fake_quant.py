@@ -12,7 +12,6 @@ from slm.llama.blocks.compensated import round_compensated
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import quantize_rows
 from slm.model.transformer import LanguageModel
-from slm.train.optim.average import Average
 from slm.train.qat.fake_quant import FakeQuant
 from slm.train.qat.moments import input_moments
 from tests.helpers import tiny_checkpoint as tiny
@@ -256,42 +255,28 @@ def test_types_that_search_long_take_turns():
     assert seen.float().mean() > 0.9
 
 
-@pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.parametrize(("kind", "compensated"), [("q4_0", False), ("q4_0", True), ("q4_k", False), ("q4_k", True)])
-def test_a_checkpoint_brings_back_masters_blocks_and_average(kind, compensated, averaged):
+def test_a_checkpoint_brings_back_masters_and_blocks(kind, compensated):
     model, fake_quant, _ = started(kind)
     if compensated:
         fake_quant.end()
         fake_quant.begin(correlated(model), steps_left=30)
-    average = Average(model, 0.5 if averaged else 0.0)
     for step in (1, 2, 3):
         update(model, fake_quant, step, size=0.3)
-        with fake_quant.masters():
-            average.update()
     with fake_quant.masters():
-        weights = model.state_dict() | average.weights()
-        saved, more, _ = fake_quant.checkpoint(weights)
-        state = {key: value.clone() for key, value in (more | average.trained()).items()}
+        saved, more, _ = fake_quant.checkpoint(model.state_dict())
+        state = {key: value.clone() for key, value in more.items()}
         masters = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    if averaged:
-        with fake_quant.masters(), average.in_place(), fake_quant.rounded():
-            scored = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        assert all(torch.equal(saved[name], tensor) for name, tensor in scored.items())
     again = LanguageModel(model.config)
     again.load_state_dict(saved)
     other = FakeQuant(again, kind, 0.25, 1)
     other.load(state)
-    kept = Average(again, 0.5 if averaged else 0.0)
-    kept.load(state)
     other.resume()
     assert other.on
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
     with other.masters():
         assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in masters.items())
-    assert kept.on == averaged
-    for name, tensor in average.weights().items():
-        assert torch.equal(kept.weights()[name], tensor)
     for step in (4, 5, 6):
         update(model, fake_quant, step, size=0.3)
         update(again, other, step, size=0.3)

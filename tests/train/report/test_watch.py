@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from slm.configuration import build
-from slm.train.report.watch import FollowedRun, WatchConfig
+from slm.train.report.watch import FollowedRun, WatchConfig, main
 from slm.train.run_lock import take_lock
 from tests.helpers import REPOSITORY
 
@@ -332,3 +332,23 @@ def test_the_options_have_limits():
     for options in ({"every_s": 0}, {"patience_s": -1}):
         with pytest.raises(ValueError, match="must be from"):
             build(WatchConfig, {"watch": options})
+
+
+def test_programs_get_one_line_of_json(tmp_path, capsys):
+    root = tmp_path / "mine"
+    root.mkdir()
+    (root / "config.yaml").write_text("train: {max_steps: 4}\nfacts: {predicted: {bits_per_byte: 1.5}}\n")
+    records = [{"step": n, "loss": 5.0 - n, "lr": 0.1, "tokens": n, "elapsed_s": n} for n in (1, 2)]
+    records.append({"step": 2, "tokens": 2, "val_loss": 3.0, "val_bits_per_byte": 2.0})
+    (root / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert main([f"run={root}", "watch.json=true"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    state = json.loads(line)
+    assert (state["status"], state["step"], state["progress"], state["predicted"]) == (
+        "stopped",
+        2,
+        0.5,
+        {"bits_per_byte": 1.5},
+    )
+    assert state["curve"]["loss"] == [4.0, 3.0]
+    assert state["validations"][0]["bits_per_byte"] == 2.0

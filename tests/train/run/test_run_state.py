@@ -9,8 +9,8 @@ from slm.data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.guards import AwakeClock
+from slm.train.optim.schedule import learning_rate
 from slm.train.run.run_state import RunState, check_set_up, limit_seconds
-from slm.train.schedule import learning_rate
 
 CONFIG = TrainConfig(max_steps=1_000_000, max_minutes=10, minutes_of="process", seq_len=8, micro_batch=1)
 OPTIM = build(RunConfig, load_config("train", ["preset=tiny"])).optim

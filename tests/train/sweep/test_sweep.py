@@ -9,8 +9,8 @@ import pytest
 
 from slm.data.errors import UserError
 from slm.train.config import OptimConfig
+from slm.train.optim.schedule import learning_rate
 from slm.train.run_lock import take_lock
-from slm.train.schedule import learning_rate
 from slm.train.sweep import sweep
 from slm.train.sweep.config import SweepOptions
 from slm.train.sweep.grid import read_grid

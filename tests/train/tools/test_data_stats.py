@@ -23,6 +23,7 @@ def test_the_command(tmp_path, capsys):
     assert (source["documents"], source["near_duplicates"], source["exact_duplicates"]) == (61, 1, 0)
     assert source["complete"] is False
     assert source["tokens"] > 5000
+    assert source["examples"] == [row[:2000] for row in rows[:3]]
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "61+" in out
     assert "near duplicates" in out
@@ -55,6 +56,8 @@ def test_conversations_are_counted_and_shown_with_what_is_scored(tmp_path, capsy
     source = json.loads(out.splitlines()[-1])["sources"][str(path)]
     assert source["conversations"] == source["messages"] / 2
     assert 20 < source["conversations"] < 40  # the rest is held out
+    asked, learned, *_ = source["examples"][0]
+    assert (asked["scored"], learned["scored"], learned["text"].startswith("yes ")) == (False, True, True)
     assert 0 < source["scored_tokens"] < source["tokens"]
     assert source["longer_than_seq_len"] > 0
 

@@ -81,12 +81,15 @@ def test_a_preset_with_sampled_words_is_planned_at_their_speed(capsys, monkeypat
 def test_the_menu_of_a_time_is_a_table_a_picture_and_one_json_line(capsys, monkeypatch, tmp_path, corpus):
     monkeypatch.setattr(choose, "measured", lambda *_: MACHINE)
     argv = ["budget=20m", "preset=auto", "data=local", f"data.files=[{corpus}]", f"plan.plot={tmp_path}/plan.png"]
+    argv.append("plan.times=[2m,20m]")
     assert plan.main(argv) == 0
     out = capsys.readouterr().out
     record = json.loads(out.splitlines()[-1])
     assert "two of three" in out
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert record["chosen"] in record["menu"]
+    assert [each["budget_s"] for each in record["curve"]] == [120, 1200]
+    assert record["curve"][1] == record["chosen"] | {"budget_s": 1200}
     lowest = min(each["bits_per_byte"] for each in record["menu"])
     assert record["chosen"]["bits_per_byte"] <= 1.002 * lowest
     for each in record["menu"]:
@@ -129,7 +132,7 @@ def test_a_finished_run_becomes_a_record_and_an_unfinished_one_does_not(tmp_path
 
 def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(tmp_path, corpus):
     words = [f"data.files=[{corpus}]", "name=done", "train.max_steps=20", "train.eval_every=20"]
-    run = SmallRun(tmp_path, *words, "train.superposition=2", "train.superposition_share=0.5").finish()
+    run = SmallRun(tmp_path, *words, "train.phases=[{bags:2,until:0.5}]").finish()
     assert record_of(run.root).unique_bytes == math.inf  # nobody planned it, so nobody knows
     config = OmegaConf.load(run.root / "config.yaml")
     planned = {"tokens": 2560 // 2, "epochs": 0.6}  # it then did twice as much

@@ -246,6 +246,17 @@ def test_the_bases_own_optimizer_typed_keeps_the_bases_rates(base, tmp_path):
     assert tuning([*words, "optim=classic"]).optim.lr == pytest.approx(2e-3 * 0.8)
 
 
+def test_what_begins_new_weights_is_not_taken_over(base, tmp_path):
+    """A run with preset=auto has begun as a model of neighbouring tokens; its weights are not new any more."""
+    runs = tmp_path / "runs"
+    shutil.copytree(base, runs / "base")
+    path = runs / "base/config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    saved["optim"]["init_bigrams"] = 1000
+    path.write_text(yaml.safe_dump(saved))
+    assert tuning([f"base={runs / 'base'}", f"runs_dir={runs}"]).optim.init_bigrams == 0
+
+
 def test_duplicates_are_left_out_with_the_bases_text_mixed_in_too(base, chats, tmp_path):
     words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "data.dedup=exact"]
     assert tuning([*words, "tune.replay=0.25"]).data.dedup == "exact"

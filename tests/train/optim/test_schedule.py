@@ -3,7 +3,7 @@
 import pytest
 
 from slm.train.config import OptimConfig
-from slm.train.schedule import learning_rate
+from slm.train.optim.schedule import learning_rate
 
 CONFIG = OptimConfig(lr=1.0, warmup_steps=10, min_lr_ratio=0.1)
 

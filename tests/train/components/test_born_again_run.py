@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,21 +10,17 @@ from safetensors.torch import load_file
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.runs import list_checkpoints
-from slm.train.born_again import TEACHER, BornAgain
+from slm.train.components.born_again import TEACHER
 from slm.train.config import RunConfig
-from slm.train.objective.objective import CROSS_ENTROPY
 from tests.helpers.small_run import SmallRun, differences, records
 
 WORDS = (
     "optim=muon",
     "optim.init_bigrams=2000",
-    "optim.average=0.5",
     "model.tie_embeddings=false",
     "distill.born_again=0.5",
     "distill.alpha=0.5",
-    "train.short_seq_len=16",
-    "train.superposition=4",
-    "train.superposition_share=0.25",
+    "train.phases=[{bags:4,until:0.25},{seq_len:16,until:0.5}]",
     "train.max_steps=8",
     "train.checkpoint_every=2",
     "train.keep_last=9",
@@ -41,7 +36,7 @@ def test_the_second_part_is_another_model_that_learns_from_the_first(whole):
     assert [each["lr"] for each in kept[:4]] == [each["lr"] for each in kept[4:]]  # each part has a whole schedule
     assert whole.out.count("sequences of 16 tokens for the first 50% of this part") == 2
     assert [each["step"] for each in records(whole.root) if "val_loss" in each] == [4, 8]
-    # What was validated is the average of the weights, and so is the teacher.
+    # What was validated is the teacher.
     taught = load_file(whole.root / TEACHER / "model.safetensors")
     last = load_file(whole.root / "checkpoints" / "step-00000004" / "model.safetensors")
     assert taught.keys() == last.keys()
@@ -102,16 +97,6 @@ def test_patience_is_the_second_models(runs, words):
     assert "stopped early" in run.out
     assert max(losses) > 6
     assert "is finished" in SmallRun(runs, "name=impatient", *words, *rising).finish().out
-
-
-def test_the_first_part_is_the_run_where_nothing_is_born_again():
-    plain = build(RunConfig, load_config("train", ["preset=tiny"]))
-    run = BornAgain(plain, None, None, Path("run"), CROSS_ENTROPY)  # type: ignore[arg-type]
-    assert not run.due(1.0, 0)
-    assert run.part_done(0.3, 0) == 0.3
-    assert run.options(0) is plain.train
-    assert run.objective(0, "") is CROSS_ENTROPY
-    assert not run.has_student(0)
 
 
 @pytest.mark.parametrize(

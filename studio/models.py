@@ -1,0 +1,191 @@
+"""Every model on this machine that studio was shown, as the cards of its first page."""
+
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slm import runs
+from slm.data.errors import UserError
+from slm.exported import MODELFILE, RECORD_FILE
+from slm.llama.gguf_check import read_header
+from slm.studio import run_files
+from slm.studio.places import Places
+
+DEEPEST = 5
+"""Folders below a given one in which GGUF files are looked for."""
+
+
+def models(places: Places) -> list[dict[str, Any]]:
+    """A card each, the newest first: runs, then downloaded models and GGUF files of others."""
+    own = [_run(places, root) for root in _run_folders(places.runs)]
+    found = own + [_directory(places, path) for path in _model_directories(places.models)]
+    for folder in (places.models, *places.folders):
+        found += [_gguf(places, path) for path in _ggufs(folder)]
+        found += [_gguf(places, path, name) for name, path in _of_ollama(folder)]
+    return sorted(found, key=lambda card: card["date"], reverse=True)
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() or path.name.startswith("."):
+            continue
+        if (path / runs.CONFIG).is_file() or (path / "checkpoints").is_dir():
+            yield path
+
+
+def _run(places: Places, root: Path) -> dict[str, Any]:
+    run = runs.Run(root=root)
+    found = run_files.summary(root)
+    checkpoints = run.checkpoints()
+    return {
+        **found,
+        "base": str(found["base"]).removeprefix(f"{places.root}/") if found["base"] else None,
+        "files": [name for each in found["files"] if each for name in _file_names(places, str(each))],
+        "path": places.shown(root),
+        "name": root.name,
+        "checkpoints": len(checkpoints),
+        "ggufs": exported(places, run.gguf_dir),
+        "modelfile": modelfile(places, run.gguf_dir),
+        "adapters": [places.shown(path) for path in run.adapters()],
+        "report": (root / "report.html").is_file(),
+        "bytes": size(root),
+        "date": _changed(root / "metrics.jsonl", root),
+        "own": True,
+    }
+
+
+def _file_names(places: Places, given: str) -> list[str]:
+    """What a run's option ``data.files`` names; of an upload the files' own names."""
+    path = places.root / given
+    if not path.is_relative_to(places.uploads):
+        return [given]
+    return sorted(each.name for each in path.iterdir()) if path.is_dir() else ["files that are gone"]
+
+
+def exported(places: Places, folder: Path) -> list[dict[str, Any]]:
+    """The GGUF files of a run, with what their proof measured."""
+    try:
+        record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+        rows = {row["file"]: row for row in record["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        rows = {}
+    kept = ("type", "perplexity", "perplexity_change", "kl", "same_top", "bits_per_weight")
+    return [
+        {
+            "path": places.shown(path),
+            "name": path.name,
+            "bytes": path.stat().st_size,
+            **{key: rows.get(path.name, {}).get(key) for key in kept},
+        }
+        for path in runs.model_files(folder)
+    ]
+
+
+def modelfile(places: Places, folder: Path) -> str | None:
+    """Ollama's description of a run's file, where there is one."""
+    path = folder / MODELFILE
+    return places.shown(path) if path.is_file() else None
+
+
+def _directory(places: Places, path: Path) -> dict[str, Any]:
+    """A downloaded model in Hugging Face's form."""
+    shown = places.shown(path)
+    return {
+        **_card("model", path.name, shown, size(path), _changed(path / "config.json", path)),
+        "checkpoints": 1,
+        "ggufs": exported(places, path / "gguf"),
+        "own": True,
+    }
+
+
+def _gguf(places: Places, path: Path, name: str | None = None) -> dict[str, Any]:
+    shown, n_bytes = places.shown(path), path.stat().st_size
+    about = _header(path, n_bytes, path.stat().st_mtime_ns)
+    return {
+        **_card("gguf", name or path.name, shown, n_bytes, path.stat().st_mtime),
+        **about,
+        "ggufs": [{"path": shown, "name": name or path.name, "bytes": n_bytes}],
+        "own": path.is_relative_to(places.models),
+    }
+
+
+def _card(kind: str, name: str, path: str, n_bytes: int, date: float) -> dict[str, Any]:
+    empty: dict[str, Any] = {
+        "base": None,
+        "files": [],
+        "n_params": None,
+        "bits_per_byte": None,
+        "asked": [],
+        "curve": [],
+        "step": 0,
+    }
+    more = {"kind": kind, "name": name, "path": path, "bytes": n_bytes, "date": date, "checkpoints": 0, "adapters": []}
+    return {**empty, **more, "report": False}
+
+
+@functools.lru_cache(maxsize=512)
+def _header(path: Path, *_stamp: int) -> dict[str, Any]:
+    """What a GGUF file's header says; what is wrong with it where it cannot be read."""
+    try:
+        header = read_header(path)
+    except (UserError, OSError) as error:
+        return {"fault": str(error)}
+    n_params = sum(math.prod(each.shape) for each in header.tensors)
+    return {"n_params": n_params, "architecture": header.metadata.get("general.architecture")}
+
+
+def _ggufs(folder: Path) -> Iterator[Path]:
+    """The models among the GGUF files below a folder; what is hidden, and what exports made of runs, left out."""
+    for root, folders, names in os.walk(folder):
+        deep = len(Path(root).relative_to(folder).parts)
+        own = {"gguf", "checkpoints", "runs"} if folder.name == "models" else {"checkpoints"}
+        folders[:] = [name for name in folders if name[0] != "." and deep < DEEPEST and name not in own]
+        for name in sorted(names):
+            path = Path(root, name)
+            is_model = name.endswith(".gguf") and not name.startswith(("imatrix", "mmproj"))
+            if is_model and not runs.is_adapter(path) and path.is_file():
+                yield path
+
+
+def _of_ollama(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The models of Ollama's folder by name: its manifests say which of its nameless files is the model."""
+    for manifest in sorted((folder / "manifests").glob("*/*/*/*")):
+        try:
+            layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
+            digests = [each["digest"] for each in layers if each["mediaType"] == "application/vnd.ollama.image.model"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for digest in digests:
+            path = folder / "blobs" / str(digest).replace(":", "-")
+            if path.is_file():
+                yield f"{manifest.parent.name}:{manifest.name}", path
+
+
+def _model_directories(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*/config.json")):
+        yield path.parent
+
+
+def _changed(*paths: Path) -> float:
+    for path in paths:
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files below."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except OSError:
+                continue  # a save has just replaced it
+    return total

@@ -1,0 +1,1 @@
+"""What the page asks for, a module for each screen."""

@@ -1,0 +1,165 @@
+"""New models: uploads, a look at the text, the plan, and the commands that train, tune and export.
+
+Tested in tests/studio/test_app.py.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slm.data.errors import UserError
+from slm.studio import run_files, uploads
+from slm.studio.asking import ask
+from slm.studio.routes.base import (
+    Studio,
+    answer,
+    body,
+    files_word,
+    model,
+    new_name,
+    seconds,
+    sources,
+    studio,
+    text,
+    unless_gone,
+)
+
+LOOKED_DOCS = 20_000
+"""The most documents of which tokens are counted for the first look."""
+TIMES = ("2m", "5m", "10m", "20m", "1h", "2h", "4h", "8h", "1d", "3d")
+"""The points of the dial."""
+GOALS = {"smallest": "auto:4%", "balanced": "q4_k_m", "best": "q8_0"}
+"""What export makes for a goal without a number."""
+LORA_RANK = 16
+ASIDE = 0.1
+"""The share of conversations that is held out where a person asks for it."""
+
+
+async def new_upload(request: Request) -> Response:
+    """A folder for files that are dropped."""
+    return answer({"id": uploads.new(studio(request).places)})
+
+
+async def upload(request: Request) -> Response:
+    """One file of an upload."""
+    found = studio(request)
+    length = request.headers.get("content-length", "")
+    written = await uploads.save(
+        found.places,
+        request.path_params["id"],
+        request.query_params.get("name", ""),
+        int(length) if length.isdigit() else None,
+        request.stream(),
+        round(found.config.upload_gb * 1e9),
+    )
+    return answer({"bytes": written})
+
+
+def _text_words(found: Studio, values: dict[str, Any]) -> list[str]:
+    words = ["data=local", files_word(found.places, sources(found.places, values))]
+    if values.get("dedup"):
+        words.append("data.dedup=near")
+    if values.get("mask_personal"):
+        words.append("data.mask_personal=true")
+    return words
+
+
+async def look(request: Request) -> Response:
+    """What ``slm data-stats`` says of a text, or of conversations."""
+    found, values = studio(request), await body(request)
+    words = ["data-stats", f"stats.max_docs={LOOKED_DOCS}", "stats.plot="]
+    if values.get("chat"):
+        words += ["data=chat", files_word(found.places, sources(found.places, values))]
+    else:
+        words += _text_words(found, values)
+    return answer(await unless_gone(request, ask(words, found.places.root)))
+
+
+async def plan(request: Request) -> Response:
+    """What ``slm plan`` says of every time on the dial."""
+    found, values = studio(request), await body(request)
+    price = values.get("price")
+    words = ["plan", "preset=auto", "budget=1h", "plan.plot=", f"plan.times=[{','.join(TIMES)}]"]
+    if isinstance(price, int | float) and not isinstance(price, bool) and price >= 0:
+        words.append(f"plan.price_per_hour={price:g}")
+    words += _text_words(found, values)
+    return answer(await unless_gone(request, ask(words, found.places.root)))
+
+
+async def samples(request: Request) -> Response:
+    """What the runs of this machine wrote, with their bits per byte: so a text of that quality reads."""
+    runs = studio(request).places.runs
+    return answer({"samples": await asyncio.to_thread(_samples, runs)})
+
+
+def _samples(runs: Path) -> list[dict[str, Any]]:
+    roots = [each.parent for each in runs.glob("[!.]*/samples.md") if not each.parent.is_symlink()]
+    return [{"run": root.name, **each} for root in roots for each in run_files.samples(root)]
+
+
+async def train(request: Request) -> Response:
+    """Put a training in the queue."""
+    found, values = studio(request), await body(request)
+    name, time = new_name(found, values), seconds(values)
+    if time is None:
+        raise UserError("choose the time of the training")
+    words = ["train", "preset=auto", f"budget={time}s", f"name={name}", *_text_words(found, values)]
+    return await _queued(found, "train", name, words, f"runs/{name}")
+
+
+async def tune(request: Request) -> Response:
+    """Put a tuning in the queue."""
+    found, values = studio(request), await body(request)
+    base, name, time = model(found.places, text(values, "base")), new_name(found, values), seconds(values)
+    words = ["tune", f"base={base}", f"name={name}", "data=chat"]
+    words.append(files_word(found.places, sources(found.places, values)))
+    if values.get("lora"):
+        words.append(f"tune.lora={LORA_RANK}")
+    if values.get("aside"):
+        words.append(f"data.val_fraction={ASIDE}")
+    if time is not None:
+        words.append(f"train.max_minutes={time / 60:.4g}")
+    return await _queued(found, "tune", name, words, f"runs/{name}")
+
+
+async def export(request: Request) -> Response:
+    """Put an export in the queue."""
+    found, values = studio(request), await body(request)
+    source = model(found.places, text(values, "model"))
+    words = ["export", f"run={source}", f"quant={_quant(values)}"]
+    return await _queued(found, "export", f"{source}: {_quant(values)}", words, source)
+
+
+def _quant(values: dict[str, Any]) -> str:
+    """The type or the goal of an export, as ``quant=`` takes it."""
+    goal, number = values.get("goal"), values.get("number")
+    if goal in GOALS:
+        return GOALS[goal]
+    if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
+        raise UserError("give the number of the goal: megabytes, or tokens a second")
+    if goal == "size":
+        return f"auto:{number:g}MB"
+    if goal == "speed":
+        return f"auto:{number:g}tok/s"
+    raise UserError("choose what the file is to be: smallest, balanced, best, a size or a speed")
+
+
+async def _queued(found: Studio, kind: str, title: str, words: list[str], run: str) -> Response:
+    job = await asyncio.to_thread(found.queue.add, kind, title, words, run)
+    return answer({"id": job.id})
+
+
+ROUTES = [
+    Route("/api/uploads", new_upload, methods=["POST"]),
+    Route("/api/uploads/{id}", upload, methods=["PUT"]),
+    Route("/api/look", look, methods=["POST"]),
+    Route("/api/plan", plan, methods=["POST"]),
+    Route("/api/samples", samples),
+    Route("/api/train", train, methods=["POST"]),
+    Route("/api/tune", tune, methods=["POST"]),
+    Route("/api/export", export, methods=["POST"]),
+]

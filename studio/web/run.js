@@ -1,0 +1,120 @@
+// One run, live: curves, samples as it learns, answers before and after, what happened, and what can be done.
+
+import { Action, api, count, duration, fixed, follow, Heading, html, Problem, Progress, Tile, useEffect, useMemo, useState } from "./lib.js";
+import { Chart } from "./chart.js";
+import { Log } from "./queue.js";
+
+const ANSWERED = /^> (.*)\nexpected: (.*)\ngiven: ([^]*)$/;
+
+// The samples of each step: [{step, texts}].
+function bySteps(samples) {
+  const steps = [...new Set(samples.map((each) => each.step))];
+  return steps.map((step) => ({ step, texts: samples.filter((each) => each.step === step).map((each) => each.text) }));
+}
+
+function Samples({ samples, validations }) {
+  const plain = useMemo(() => bySteps(samples.filter((each) => !ANSWERED.test(each.text))), [samples]);
+  const [at, setAt] = useState(null);
+  if (!plain.length) return null;
+  const here = Math.min(at ?? plain.length - 1, plain.length - 1);
+  const { step, texts } = plain[here];
+  const validation = validations.find((each) => each.step === step);
+  return html`<section><h2>What it writes</h2>
+    <label class="field"><span>after step ${step.toLocaleString("en")}${validation?.bits_per_byte ? `, at ${fixed(validation.bits_per_byte)} bits per byte` : ""}</span>
+      <input type="range" min="0" max=${plain.length - 1} value=${here} aria-valuetext="step ${step}" onInput=${(event) => setAt(Number(event.target.value))} /></label>
+    ${texts.map((text) => html`<div class="text">${text}</div>`)}
+  </section>`;
+}
+
+function AnswersSoFar({ samples, events }) {
+  const asked = samples.map((each) => ({ step: each.step, found: ANSWERED.exec(each.text) })).filter((each) => each.found);
+  const lines = events.filter((event) => event.kind === "asked");
+  if (!asked.length && !lines.length) return null;
+  const questions = [...new Set(asked.map((each) => each.found[1]))].map((question) => {
+    const all = asked.filter((each) => each.found[1] === question);
+    return { question, expected: all[0].found[2], first: all[0], last: all.at(-1) };
+  });
+  return html`<section><h2>Its answers</h2>
+    ${lines.map((event) => html`<p>${event.step ? "After" : "Before"}: ${event.text}</p>`)}
+    <div class="scroll"><table>
+      <thead><tr><th>Question</th><th>Expected</th><th>Before (step ${questions[0]?.first.step})</th><th>Now (step ${questions[0]?.last.step})</th></tr></thead>
+      <tbody>${questions.map((each) => html`<tr><td>${each.question}</td><td>${each.expected}</td><td>${each.first.found[3]}</td>
+        <td class=${each.last.found[3].trim() === each.expected.trim() ? "learned" : ""}>${each.last === each.first ? "" : each.last.found[3]}</td></tr>`)}</tbody>
+    </table></div>
+  </section>`;
+}
+
+function Buttons({ job, run, state }) {
+  const [time, setTime] = useState("");
+  const trains = job && ["train", "tune"].includes(job.kind);
+  const query = new URLSearchParams({ model: run });
+  const timed = trains && /(budget|max_minutes)=/.test(job.command);
+  return html`<div class="row">
+    ${job?.state === "running" && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
+    ${job?.state === "waiting" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Remove from the queue<//>`}
+    ${trains && ["stopped", "failed", "gone"].includes(job.state) && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/again`, {})}>Resume<//>`}
+    ${timed && !["running", "waiting"].includes(job.state) && html`<span class="row">
+      <input size="6" aria-label="More time, in all" placeholder="20m" value=${time} onInput=${(event) => setTime(event.target.value)} />
+      <${Action} disabled=${!time.trim()} run=${() => api(`/api/jobs/${job.id}/again`, { time })}>Go on until so much time in all<//></span>`}
+    ${state && job?.state !== "running" && html`
+      <a class="button plain small" href="#/export?${query}">Export</a>
+      <a class="button plain small" href="#/answers?${new URLSearchParams({ base: run })}">Tune</a>`}
+    ${state && html`<a class="button plain small" target="_blank" rel="noopener" href=${`/api/report?run=${encodeURIComponent(run)}`}>Report</a>`}
+  </div>`;
+}
+
+export function Run({ query, jobs }) {
+  const { run } = query;
+  const [state, setState] = useState(null);
+  const [error, setError] = useState(null);
+  const [attempt, setAttempt] = useState(0);
+  const job = jobs.findLast((each) => each.run === run && each.kind !== "export");
+  const live = job?.state === "running" || job?.state === "waiting";
+  useEffect(() => {
+    let timer = null;
+    const close = follow(`/api/run/events?run=${encodeURIComponent(run)}`, (found) => {
+      if (found.error) {
+        setError(found.error);
+        if (live) timer = setTimeout(() => setAttempt((n) => n + 1), 2000); // its directory comes with its first steps
+      } else {
+        setError(null);
+        setState(found);
+      }
+    }, () => { if (live && !state) timer = setTimeout(() => setAttempt((n) => n + 1), 2000); });
+    return () => { close(); clearTimeout(timer); };
+  }, [run, job?.state, attempt]);
+  const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) ? job.state : state?.status ?? job?.state ?? "";
+  const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
+  return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
+    <${Problem} text=${job?.error} />
+    ${job?.state === "running" && job.line && html`<p class="quiet">${job.line}</p>`}
+    ${job?.state === "running" && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
+    <${Buttons} job=${job} run=${run} state=${state} />
+    ${!job && !state && html`<${Problem} text=${error} />`}
+    ${state && html`
+      <div class="tiles">
+        <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>
+        <${Tile} name="tokens read">${count(state.tokens)}<//>
+        <${Tile} name="time">${duration(state.elapsed_s)}${state.seconds_left !== null ? html` <span class="quiet">${duration(state.seconds_left)} left</span>` : ""}<//>
+        <${Tile} name="speed">${count(state.tokens_per_s)}/s<//>
+        <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)}<//>
+        ${state.predicted && html`<${Tile} name="planned bits per byte">${fixed(state.predicted.bits_per_byte, 2)} <span class="quiet">${fixed(state.predicted.low, 2)} to ${fixed(state.predicted.high, 2)}</span><//>`}
+        ${state.forecast && state.status === "running" && html`<${Tile} name="forecast of the end">${state.forecast.split(" ")[0]} <span class="quiet">${state.forecast.split(" ").slice(1).join(" ")}</span><//>`}
+        <${Tile} name="parameters">${count(state.model.n_params)}<//>
+      </div>
+      <div class="two">
+        <${Chart} title="Loss, ${state.loss_unit}" xName="step" xText=${(value) => count(value)}
+          lines=${[
+            { name: "training", kind: "thin", x: state.curve.step, y: state.curve.loss },
+            { name: "validation", kind: "second", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.loss) },
+          ]} />
+        <${Chart} title="Bits per byte of held-out text" xName="step" xText=${(value) => count(value)}
+          lines=${[{ name: "validation", kind: "first", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.bits_per_byte) }]} />
+      </div>
+      <${AnswersSoFar} samples=${state.samples} events=${state.events} />
+      <${Samples} samples=${state.samples} validations=${state.validations} />
+      <section><h2>What happened</h2>
+        <ul class="events">${told.map((event) => html`<li class=${event.serious ? "problem" : ""}><span class="quiet">step ${count(event.step)}${event.time ? `, ${new Date(event.time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}` : ""}</span> ${event.text}</li>`)}</ul>
+      </section>`}
+    ${job && html`<section><${Log} job=${job} /></section>`}`;
+}

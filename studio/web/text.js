@@ -1,0 +1,168 @@
+// A model from my text: what is in it, what each time would give, and the start.
+
+import { api, bytes, count, duration, fixed, Heading, html, Problem, Tile, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { Chart } from "./chart.js";
+import { Files } from "./files.js";
+
+const SHORT = { 120: "2m", 300: "5m", 600: "10m", 1200: "20m", 3600: "1h", 7200: "2h", 14400: "4h", 28800: "8h", 86400: "1d", 259200: "3d" };
+const timeText = (seconds) => SHORT[Math.round(seconds)] ?? duration(seconds);
+
+// A name for a run that there is not yet, from the files' name.
+export function suggested(sources, taken) {
+  const stem = (sources[0]?.label ?? "").replace(/(, …)? \(\d+ files\)$/, "").replace(/[/\\]+$/, "").split(/[/\\]/).at(-1).replace(/\.\w+$/, "");
+  const base = stem.normalize("NFD").replace(/[^A-Za-z0-9._-]/g, "").replace(/^[^A-Za-z0-9]+/, "").slice(0, 40) || "mine";
+  let name = base;
+  for (let n = 2; taken.includes(name); n += 1) name = `${base}-${n}`;
+  return name;
+}
+
+// Runs a command that may take long, and shows for how long it has: {value} | {error} | {seconds}. cancel() ends it.
+export function useCommand() {
+  const [state, setState] = useState({});
+  const abort = useRef(null);
+  const cancel = () => abort.current?.abort();
+  useEffect(() => cancel, []);
+  const run = async (path, values) => {
+    cancel();
+    const own = new AbortController();
+    abort.current = own;
+    const began = Date.now();
+    const tick = setInterval(() => setState({ seconds: Math.round((Date.now() - began) / 1000) }), 1000);
+    setState({ seconds: 0 });
+    try {
+      const value = await api(path, values, { signal: own.signal });
+      clearInterval(tick);
+      if (abort.current === own) setState({ value });
+      return value;
+    } catch (error) {
+      clearInterval(tick);
+      if (abort.current === own) setState(error.name === "AbortError" ? {} : { error: error.message });
+      return null;
+    }
+  };
+  return [state, run, cancel];
+}
+
+export const Waiting = ({ state, what, cancel }) => (state.seconds === undefined ? null
+  : html`<p role="status">${what} (${state.seconds} s) <button type="button" class="plain small" onClick=${cancel}>Cancel</button></p>`);
+
+const sum = (counts) => Object.values(counts ?? {}).reduce((a, b) => a + b, 0);
+const named = (counts) => Object.entries(counts ?? {}).map(([why, n]) => `${why}: ${n.toLocaleString("en")}`).join(", ");
+
+// What data-stats found in a text.
+function Found({ result }) {
+  const sources = Object.values(result.sources);
+  const total = (key) => sources.reduce((all, each) => all + each[key], 0);
+  const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
+  const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
+  const reasons = result.text.map((each) => named(each.left_out)).filter(Boolean);
+  const changed = result.text.map((each) => named(each.changed)).filter(Boolean);
+  return html`<section aria-label="What is in the text">
+    <h2>What is in it</h2>
+    <div class="tiles">
+      <${Tile} name="files">${kinds.map(([kind, each]) => `${each.files} ${kind}`).join(", ") || "?"}<//>
+      <${Tile} name="documents">${total("documents").toLocaleString("en")}${sources.every((each) => each.complete) ? "" : "+"}<//>
+      <${Tile} name="text">${bytes(total("bytes"))}<//>
+      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${count(total("tokens"))}<//>
+      <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}<//>
+      <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
+    </div>
+    ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}
+    ${reasons.map((text) => html`<p class="quiet">Left out: ${text}</p>`)}
+    ${changed.map((text) => html`<p class="quiet">Masked or cut out: ${text}</p>`)}
+    <details><summary>Three documents to read</summary>
+      ${sources.flatMap((each) => each.examples).slice(0, 3).map((text) => html`<div class="text cut" tabindex="0">${text}</div>`)}
+    </details>
+  </section>`;
+}
+
+// What text of a quality reads like: what a run of this machine wrote at about these bits per byte.
+function ReadsLike({ bits, samples }) {
+  const near = samples.reduce((best, each) => (!best || Math.abs(each.bits_per_byte - bits) < Math.abs(best.bits_per_byte - bits) ? each : best), null);
+  if (!near || Math.abs(near.bits_per_byte - bits) > 0.25) return null;
+  return html`<div><h3>Text of about this quality</h3>
+    <p class="quiet">${near.run} wrote this at ${fixed(near.bits_per_byte, 2)} bits per byte (of its own text)</p>
+    <div class="text cut" tabindex="0">${near.text}</div></div>`;
+}
+
+// The dial: times along the plan's curve.
+function Dial({ plan, time, setTime, samples, price, setPrice }) {
+  const curve = plan.curve;
+  const at = Math.max(0, curve.findIndex((each) => timeText(each.budget_s) === time));
+  const chosen = curve[at];
+  const x = curve.map((each) => each.budget_s);
+  return html`<section aria-label="Time">
+    <h2>How long may it take?</h2>
+    <div class="two">
+      <div>
+        <label class="field"><span>Time: ${duration(chosen.budget_s)}</span>
+          <input id="dial" type="range" min="0" max=${curve.length - 1} step="1" value=${at} aria-valuetext=${duration(chosen.budget_s)}
+            onInput=${(event) => setTime(timeText(curve[event.target.value].budget_s))} /></label>
+        <${Chart} title="Predicted bits per byte (lower is better)" logX=${true} at=${x} xName="time" xText=${timeText} yText=${(value) => value.toFixed(2)} mark=${chosen.budget_s}
+          lines=${[{ name: "predicted", kind: "first", x, y: curve.map((each) => each.bits_per_byte) }]}
+          band=${{ x, low: curve.map((each) => each.bits_per_byte_low), high: curve.map((each) => each.bits_per_byte_high) }} />
+      </div>
+      <div>
+        <div class="tiles">
+          <${Tile} name="bits per byte">${fixed(chosen.bits_per_byte, 2)} <span class="quiet">two of three runs: ${fixed(chosen.bits_per_byte_low, 2)} to ${fixed(chosen.bits_per_byte_high, 2)}</span><//>
+          <${Tile} name="parameters">${count(chosen.n_params)}<//>
+          <${Tile} name="file (Q4_K_M)">${bytes(chosen.q4_k_m_bytes)}<//>
+          <${Tile} name="memory">${(chosen.memory_bytes / 2 ** 30).toFixed(1)} GiB<//>
+          <${Tile} name="reads">${count(chosen.tokens)} tokens <span class="quiet">the text ${chosen.epochs < 10 ? chosen.epochs.toFixed(1) : Math.round(chosen.epochs)} times</span><//>
+          <${Tile} name="money">${((chosen.seconds / 3600) * price).toFixed(2)} <span class="quiet">at <input class="price" aria-label="Price of an hour" type="number" min="0" step="0.01" value=${price} onInput=${(event) => setPrice(Number(event.target.value))} /> an hour</span><//>
+        </div>
+        ${chosen.seconds < 0.9 * chosen.budget_s && html`<p class="note">With this text the run ends after ${duration(chosen.seconds)}: reading it again would teach a small model little. More text helps, more time does not.</p>`}
+        <${ReadsLike} bits=${chosen.bits_per_byte} samples=${samples} />
+      </div>
+    </div>
+  </section>`;
+}
+
+export function FromText({ jobs }) {
+  const [sources, setSources] = useState([]);
+  const [options, setOptions] = useState({ dedup: false, mask_personal: false });
+  const [looked, look, stopLooking] = useCommand();
+  const [planned, plan, stopPlanning] = useCommand();
+  const [time, setTime] = useState("1h");
+  const [name, setName] = useState("");
+  const [price, setPrice] = useState(0.1);
+  const [samples, setSamples] = useState([]);
+  const [state, setState] = useState({});
+  const values = useMemo(() => ({ sources, ...options }), [sources, options]);
+  useEffect(() => { api("/api/samples").then((found) => setSamples(found.samples), () => {}); }, []);
+  useEffect(() => {
+    if (!sources.length) return;
+    api("/api/home").then((home) => setName((now) => now || suggested(sources, home.models.map((card) => card.name))), () => {});
+    look("/api/look", values).then((found) => found && plan("/api/plan", values));
+  }, [values]);
+  const start = async (event) => {
+    event.preventDefault();
+    setState({ busy: true });
+    try {
+      await api("/api/train", { ...values, name, time });
+      location.hash = `#/run?${new URLSearchParams({ run: `runs/${name}` })}`;
+    } catch (error) {
+      setState({ error: error.message });
+    }
+  };
+  const check = (key, label) => html`<label class="check"><input type="checkbox" checked=${options[key]} onChange=${(event) => setOptions({ ...options, [key]: event.target.checked })} />${label}</label>`;
+  const busy = jobs.some((job) => job.state === "running");
+  return html`<${Heading} title="A model from my text" />
+    <section><${Files} sources=${sources} take=${setSources} what="text, Markdown, PDF, Word, EPUB, HTML, JSON, parquet, …, or a folder" /></section>
+    ${sources.length > 0 && html`
+      <div class="row">${check("dedup", "leave out near duplicates")}${check("mask_personal", "mask e-mail addresses, telephone numbers and keys")}</div>
+      <${Waiting} state=${looked} what="Reading the text" cancel=${stopLooking} />
+      <${Problem} text=${looked.error} />
+      ${looked.value && html`<${Found} result=${looked.value.result} />`}
+      <${Waiting} state=${planned} what=${busy ? "Planning; a job is running, so this machine may seem slower than it is" : "Planning; the first time this machine is measured, which takes a minute"} cancel=${stopPlanning} />
+      <${Problem} text=${planned.error} />
+      ${planned.value && html`<${Dial} plan=${planned.value.result} time=${time} setTime=${setTime} samples=${samples} price=${price} setPrice=${setPrice} />`}
+      ${looked.value && html`<form class="sheet" onSubmit=${start}>
+        <div class="row low">
+          <label class="field grow"><span>Name</span><input id="name" required value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+          <label class="field"><span>Time (90s, 30m, 8h, 3d)</span><input id="time" required size="8" value=${time} onInput=${(event) => setTime(event.target.value)} /></label>
+          <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
+        </div>
+        <${Problem} text=${state.error} />
+      </form>`}`}`;
+}

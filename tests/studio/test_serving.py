@@ -1,0 +1,48 @@
+"""Models that are loaded to chat with: a real server, one line where it does not start, an end with studio."""
+
+import json
+import signal
+import subprocess
+
+import psutil
+from starlette.testclient import TestClient
+
+from slm.studio.app import make_app
+from slm.studio.config import StudioConfig
+from slm.studio.jobs import job as jobs
+from tests.helpers import tiny_gguf
+from tests.studio.conftest import PORT, URL
+
+
+def test_a_model_is_loaded_answers_and_is_unloaded(client, workspace):
+    (workspace / "models").mkdir()
+    tiny_gguf.write(workspace / "models" / "tiny.gguf", chat_template=tiny_gguf.CHAT_TEMPLATE)
+    (workspace / "models" / "torn.gguf").write_bytes(b"GGUF" + b"\0" * 50)
+    told = client.post("/api/chat/load", json={"path": "models/torn.gguf"})
+    assert told.status_code == 400
+    assert "torn.gguf" in told.json()["error"]
+    loaded = client.post("/api/chat/load", json={"path": "models/tiny.gguf"}).json()
+    assert loaded["model"]["meta"]["chat_template"]
+    again = client.post("/api/chat/load", json={"path": "models/tiny.gguf"}).json()
+    assert again["id"] == loaded["id"]
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "temperature": 0}
+    reply = client.post(f"/api/chat/{loaded['id']}/say", json=asked)
+    events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[0])["choices"]
+    wrong = client.post(f"/api/chat/{loaded['id']}/say", json=asked | {"temperature": -1})
+    assert (wrong.status_code, "temperature" in wrong.json()["error"]["message"]) == (400, True)
+    kept = json.loads((workspace / "runs" / ".studio" / "servers.json").read_text())["processes"]
+    assert client.post(f"/api/chat/{loaded['id']}/unload").status_code == 200
+    assert "not loaded any more" in client.post(f"/api/chat/{loaded['id']}/say", json=asked).json()["error"]
+    psutil.wait_procs([psutil.Process(each["pid"]) for each in kept if psutil.pid_exists(each["pid"])], timeout=10)
+    assert not any(psutil.pid_exists(each["pid"]) and psutil.Process(each["pid"]).status() != "zombie" for each in kept)
+
+
+def test_what_a_killed_studio_left_is_ended_at_the_next_start(tmp_path):
+    left = subprocess.Popen(["sleep", "60"])
+    state = tmp_path / "runs" / ".studio"
+    state.mkdir(parents=True)
+    (state / "servers.json").write_text(json.dumps({"processes": [jobs.identity(left.pid)]}))
+    with TestClient(make_app(StudioConfig(), tmp_path, PORT)[0], base_url=URL):
+        assert left.wait(10) == -signal.SIGTERM

@@ -1,0 +1,1 @@
+"""What some runs add to the loop, a file each. The trainer knows none of them by name."""

@@ -1,0 +1,56 @@
+"""The components that a run's configuration asks for.
+
+Tested in tests/train/components/test_component.py.
+"""
+
+import dataclasses
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from slm.configuration import build
+from slm.data.errors import UserError, nearest
+from slm.train import components
+from slm.train.components.born_again import BornAgain
+from slm.train.components.component import Component
+from slm.train.components.head_calibration import HeadCalibration
+from slm.train.components.patience import Patience
+from slm.train.components.phases import Phases
+from slm.train.components.quantization import Quantization
+from slm.train.components.spike_guard import SpikeGuard
+from slm.train.config import RunConfig
+
+
+def make_components(config: RunConfig) -> list[Component]:
+    """In the order of their hooks. The last ones are those of ``components``."""
+    train = config.train
+    found: list[Component] = []
+    if train.patience:  # first: it notes that it has ended the run before others change the model at its end
+        found.append(Patience(train.patience))
+    if train.qat:
+        found.append(Quantization(train))
+    if config.distill.born_again:
+        found.append(BornAgain(config.distill.born_again))
+    if train.phases:
+        found.append(Phases(train.phases))
+    if config.calibrates_head:
+        found.append(HeadCalibration())
+    if train.spike_factor:
+        found.append(SpikeGuard(train.spike_factor))
+    found += [_named(name, options) for name, options in config.components.items()]
+    for each in found:
+        each.check(config)
+    return found
+
+
+def _named(name: str, options: Any) -> Component:
+    """The component of the file ``name`` with these options of its ``Options``."""
+    where = f"components.{name}"
+    modules = {each.name for each in iter_modules(components.__path__)}
+    module = import_module(f"slm.train.components.{name}") if name in modules else None
+    own: Any = getattr(module, "Options", None)
+    if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
+        hint = nearest(name, sorted(modules)) or "a file of that name in train/components/ would be one"
+        raise UserError(f"{where}: there is no such component with options of its own; {hint}")
+    made: Component = build(own, options or {}, where).make()  # type: ignore[attr-defined]
+    return made

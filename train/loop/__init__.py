@@ -1,0 +1,1 @@
+"""What every run does around a step: records, validations, checkpoints."""
