@@ -126,14 +126,18 @@ def make_plan(
         for sequence in generating
     )
     if limits.mixed:
-        room = limits.batch - sum(len(chunk.tokens) for chunk in decode)
-        room = min(room, limits.prefill_chunk if generating else limits.alone_chunk)
-        plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, kept or {}, room, enough=limits.batch)
+        most = limits.batch - sum(len(chunk.tokens) for chunk in decode)
+        room = min(most, limits.prefill_chunk if generating else limits.alone_chunk)
+        plan = _plan_prefill(
+            running, waiting, free_slots, limits, cached or {}, kept or {}, room, most, enough=limits.batch
+        )
         return replace(plan, chunks=decode + plan.chunks)
     room = min(limits.batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
     if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
         return Plan((), decode)
-    plan = _plan_prefill(running, waiting, free_slots, limits, cached or {}, kept or {}, room, enough=SMALL_CHUNK)
+    plan = _plan_prefill(
+        running, waiting, free_slots, limits, cached or {}, kept or {}, room, limits.batch, enough=SMALL_CHUNK
+    )
     return plan if plan.chunks else replace(plan, chunks=decode)
 
 
@@ -145,12 +149,13 @@ def _plan_prefill(
     cached: Mapping[int, Seq[int]],
     kept: Mapping[int, Seq[int]],
     room: int,
+    n_batch: int,
     *,
     enough: int,
 ) -> Plan:
-    """Prefill chunks of at most ``room`` tokens; once they have ``enough`` tokens, no other is added."""
+    """Prefill chunks of at most ``room`` tokens (of ``n_batch`` where a rest would be short); once they have ``enough``
+    tokens, no other is added."""
     chunks: list[Chunk] = []
-    n_batch = limits.batch - (len(running) if limits.mixed else 0)
     admitted: list[tuple[str, int]] = []
     n_cached: list[int] = []
     copied_from: list[int | None] = []

@@ -12,7 +12,6 @@ from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
 from slm.serve.engine import generation
 from slm.serve.engine.batch_plan import Chunk, Limits, without_drafts
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.constraints import Constraint, Constraints
 from slm.serve.engine.embedder import Embedder
 from slm.serve.engine.generation import Generation
 from slm.serve.engine.messages import (
@@ -40,6 +39,7 @@ from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
+from slm.serve.grammar.constraints import Constraint, Constraints
 
 _KEPT_BEFORE_END = 4
 """Tokens. A template may end a prompt in some that are not in the next turn's, and the same prompt may come again."""

@@ -15,7 +15,6 @@ import numpy as np
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.serve.engine.batch_plan import Chunk
-from slm.serve.engine.constraints import Constraint
 from slm.serve.engine.messages import (
     Delta,
     Failure,
@@ -30,6 +29,7 @@ from slm.serve.engine.messages import (
 from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.tokenize import Detokenizer, tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
+from slm.serve.grammar.constraints import Constraint
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -1,5 +1,6 @@
 """Constrained sequences in the engine: forced tokens, late masks, grammars that cost too much."""
 
+import itertools
 import json
 import re
 import threading
@@ -7,11 +8,11 @@ import threading
 import pytest
 from llguidance import LLParserLimits
 
-from slm.serve.engine import constraints
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.constraints import Constraint
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
+from slm.serve.grammar import constraints
+from slm.serve.grammar.constraints import Constraint
 from slm.serve.grammar.forms import as_text, of_choice, of_grammar, of_json, of_regex
 
 SCHEMA = {"type": "object", "properties": {"first_name": {"enum": ["Ada", "Bo"]}, "is_member": {"type": "boolean"}},
@@ -97,6 +98,21 @@ def test_penalties_and_bias_apply_to_what_fits(engine):
     banned = tuple((token, -float("inf")) for token, piece in enumerate(engine._model.spellings) if piece[:1] == b"q")
     failed = run(engine, [ask("a", of_regex("q{6}").text, sampling={"logit_bias": banned})])[0]["a"][1]
     assert (failed.code, "no token fits" in failed.message) == ("invalid_request", True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_text_ends_where_its_grammar_may_but_not_before_min_tokens(engine, monkeypatch, late):
+    if late:  # every other time that the engine asks
+        there, wait = itertools.cycle([False, True]), Constraint.wait
+        monkeypatch.setattr(
+            Constraint, "wait", lambda self, timeout_s=None: wait(self) and (timeout_s is None or next(there))
+        )
+    ends = {"logit_bias": tuple((token, 50.0) for token in engine._model.eog_tokens)}
+    grammar = of_regex("[a-z]*").text
+    assert run(engine, [ask("a", grammar, sampling=ends)])[0]["a"][1].completion_tokens == 1
+    text, event = run(engine, [ask("a", grammar, sampling={**ends, "min_tokens": 6})])[0]["a"]
+    assert (event.finish, event.completion_tokens) == ("stop", 7)
+    assert re.fullmatch("[a-z]{6,}", text)
 
 
 def test_others_go_on_while_a_mask_is_late(engine, monkeypatch):

@@ -204,6 +204,26 @@ def test_a_prompt_waits_at_the_end_of_its_slot_and_holds_nobody_up():
     assert (chunk.sequence_id, chunk.start, len(chunk.tokens), chunk.logits) == ("long", 40, 60, "last")
 
 
+def test_a_prompt_takes_what_forced_tokens_leave_of_a_batch():
+    """Also where the prompt's rest would be below a tile."""
+    limits = Limits(batch=64, prefill_chunk=64, kv_tokens=1000, tile=16)
+    stream = generating("stream", 0, n_more=32)
+    stream.n_computed, stream.n_forced = stream.n_computed - 31, 31
+    long = Sequence(id="long", tokens=list(range(40)), n_prompt=40, slot=1)
+    forced, prompt = make_plan([stream, long], [], [], limits).chunks
+    assert (forced.sequence_id, len(forced.tokens), prompt.sequence_id) == ("stream", 32, "long")
+    assert len(prompt.tokens) <= 32
+
+
+def test_who_waits_for_a_mask_is_no_prompt():
+    scheduler = Scheduler(slots=2, limits=LIMITS)
+    scheduler.add(waiting("late", 5))
+    assert (scheduler.prefilling, scheduler.has_work) == (True, True)
+    scheduler.commit(scheduler.plan())
+    assert (scheduler.prefilling, scheduler.has_work) == (False, False)
+    assert scheduler.plan().chunks == ()
+
+
 @pytest.mark.parametrize("n", range(16, 200, 7))
 @pytest.mark.parametrize("mixed", [True, False])
 def test_no_rest_below_a_tile_is_left(n, mixed):

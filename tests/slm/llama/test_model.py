@@ -87,7 +87,7 @@ def test_missing_and_damaged_files(tiny_path, tmp_path):
             Model(bad)
 
     refused(b"", "0 bytes")
-    refused(b"PK\x03\x04" + raw[4:], "starts with")
+    refused(b"PK\x03\x04" + raw[4:], "zip file")
     refused(raw[: len(raw) // 2], "ends at byte")
     refused(raw[:300], "left|past the end")
     refused(raw[:8] + struct.pack("<Q", 2**62) + raw[16:], "left")

@@ -67,6 +67,21 @@ def test_json_schema(post):
     assert json.loads(text) in (True, False)
 
 
+def test_what_of_a_schema_is_not_enforced_is_named(chat_server, post):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
+    word = "schema at /: 'uniqueItems' is not enforced: items may repeat"
+    several = post("/completion", prompt=["x", "y"], json_schema=schema, n_predict=40)
+    assert [each["warnings"] for each in several] == [[word], [word]]
+    for each in several:
+        fits(shapes.NativeCompletion, each)
+    body = {"prompt": "x", "json_schema": schema, "n_predict": 40, "stream": True, "return_progress": True}
+    streamed = httpx.post(chat_server.url + "/completion", json=body)
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert [each.get("warnings") for each in events] == [[word], *[None] * (len(events) - 1)]
+    fits(shapes.NativeChunk, events[0])
+    assert streamed.headers["x-slm-warnings"] == word
+
+
 def test_prompts_and_their_tokens(post):
     prompt = post("/apply-template", messages=HELLO)["prompt"]
     assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"

@@ -45,6 +45,18 @@ def test_chat_and_generate(post):
     assert json.loads(text)["ok"] in (True, False)
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_of_a_format_is_not_enforced_is_named(post, raw):
+    form = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
+    body = {"prompt": "hello", "raw": raw, "format": form, "options": {"num_predict": 40}}
+    word = "schema at /: 'uniqueItems' is not enforced: items may repeat"
+    whole = post("/api/generate", **body, stream=False)
+    assert whole["warnings"] == [word]
+    fits(shapes.OllamaText, whole)
+    lines = post("/api/generate", **body, stream=True)
+    assert [each.get("warnings") for each in lines] == [[word], *[None] * (len(lines) - 1)]
+
+
 def test_streams_by_default(chat_server):
     body = {"model": "tiny-chat", "messages": HELLO, "options": OPTIONS}
     with httpx.stream("POST", chat_server.url + "/api/chat", json=body) as answer:

@@ -50,8 +50,8 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         ),
         (
             ChatRequest,
-            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            "response_format.json_schema.name",
+            {**CHAT, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
             "missing",
         ),
         (ChatRequest, {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function", "missing"),

@@ -104,3 +104,19 @@ def test_chat_limits_and_logprobs():
     assert chat(logprobs=True, top_logprobs=2).n_top() == 2
     with pytest.raises(ApiError, match="logprobs=true"):
         chat(top_logprobs=2).n_top()
+
+
+def test_vllms_constraints():
+    def constraint(**given):
+        return parse(CompletionRequest, json.dumps({"prompt": "x", "structured_outputs": given}).encode()).constraint()
+
+    schema = {"type": "object"}
+    assert constraint(json_object=True).text == constraint(json=schema).text
+    assert constraint(json_object=False) is None
+    with pytest.raises(ApiError, match="json and json_object exclude each other"):
+        constraint(json_object=True, json={})
+    with pytest.raises(ApiError, match="structural_tag is not supported") as refused:
+        constraint(structural_tag="x")
+    assert refused.value.body["error"]["param"].startswith("structured_outputs")
+    with pytest.raises(ApiError, match="exclude each other"):
+        constraint(regex="a", choice=["a"])

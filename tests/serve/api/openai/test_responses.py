@@ -128,7 +128,10 @@ def test_function_calls_and_their_results(client):
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 3}, "max_tokens"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"pattern": "(?=a)"}}}}, "response_format"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"pattern": "(?=a)"}, "strict": True}}},
+            "response_format",
+        ),
     ],
 )
 def test_what_is_refused(chat_server, more, param):

@@ -3,8 +3,9 @@
 A constraint follows one sequence. After each of its tokens a thread computes the mask of the next one; the engine takes
 it when the model has the logits. Where a mask is late, the engine keeps the logits and goes on with other sequences.
 
-Limits are llguidance's, in work: the same request fails or succeeds on any machine. Tested in
-tests/serve/engine/test_constraints.py.
+Limits are llguidance's, in work: the same request fails or succeeds on any machine.
+
+Tested in tests/serve/engine/test_constraints.py.
 """
 
 from __future__ import annotations
