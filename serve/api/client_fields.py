@@ -111,11 +111,10 @@ RULES: tuple[Rule, ...] = (
     Rule(names=("audio", "web_search_options", "plugins"), only=({}, []), why="the server has no such thing"),
     Rule(names=("mcp_servers",), only=([],), why="the server runs no tools", routes=("messages",)),
     Rule(names=("echo",), only=(False,), why="use /v1/completions", routes=("chat",)),
-    Rule(names=("json_schema",), only=({},), why='use "response_format"', routes=("chat", "completions")),
     Rule(
-        names=("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+        names=("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         only=({}, [], ""),
-        why='use "response_format" or "grammar"',
+        why='use "structured_outputs"',
     ),
     Rule(names=("chat_template",), only=("",), why="the template is the model file's", routes=("chat",)),
     Rule(names=("tools",), only=([],), why="only a chat has tools", routes=("completions", "embeddings")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -41,9 +41,10 @@ class EventStream(Response):
         on_end: Callable[[], None],
         write_timeout_s: float,
         media_type: str = "text/event-stream",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(headers=headers, media_type=media_type)
+        unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=unbuffered | dict(headers or {}), media_type=media_type)
         del self.headers["content-length"]
         self._events, self._on_end, self._write_timeout_s = events, on_end, write_timeout_s
 

@@ -111,18 +111,19 @@ def make_plan(
     tokens computed since the last decode step, while sequences generate. ``kept``: of slots that cannot be cut back
     everywhere, the numbers of tokens after which their state is kept.
 
-    Every generating sequence gets its newest token and its draft tokens. The rest of the batch goes to prompts in
-    order of arrival, those that run first. A waiting sequence is admitted when a slot is free and its tokens fit into
-    the cache next to what the others hold. Nobody overtakes the head of the queue, with one exception: a sequence with
-    a pending prefix-cache hit (its prefix is being computed for another) waits until that can be copied. A slot and
-    room in the cache are reserved for it.
+    Every generating sequence gets its newest token, those that a grammar forced behind it, and its draft tokens. The
+    rest of the batch goes to prompts in order of arrival, those that run first. A waiting sequence is admitted when a
+    slot is free and its tokens fit into the cache next to what the others hold. Nobody overtakes the head of the queue,
+    with one exception: a sequence with a pending prefix-cache hit (its prefix is being computed for another) waits
+    until that can be copied. A slot and room in the cache are reserved for it.
 
     Where batches are not mixed, prompts come first, one after the other, so that each gets its first token early. The
     next decode step comes when the prompts have had their ``prefill_chunk``, or when there are none.
     """
     generating = [sequence for sequence in running if sequence.generating]
     decode = tuple(
-        _with_drafts(_chunk(sequence, sequence.slot, 1), (drafts or {}).get(sequence.id, ())) for sequence in generating
+        _with_drafts(_chunk(sequence, sequence.slot, sequence.n_to_compute), (drafts or {}).get(sequence.id, ()))
+        for sequence in generating
     )
     if limits.mixed:
         room = limits.batch - sum(len(chunk.tokens) for chunk in decode)
@@ -158,7 +159,9 @@ def _plan_prefill(
     for sequence in running:
         if room < least_room:
             break
-        if not sequence.generating and (most := _most(sequence, sequence.n_computed, room, n_batch, limits)):
+        if sequence.n_to_compute == 0 or sequence.generating:
+            continue
+        if most := _most(sequence, sequence.n_computed, room, n_batch, limits):
             chunks.append(_chunk(sequence, sequence.slot, most))
             room -= len(chunks[-1].tokens)
             n_batch -= len(chunks[-1].tokens)

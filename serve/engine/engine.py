@@ -6,10 +6,13 @@ import math
 import time
 from dataclasses import replace
 
+import numpy as np
+
 from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
 from slm.serve.engine import generation
 from slm.serve.engine.batch_plan import Chunk, Limits, without_drafts
 from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.constraints import Constraint, Constraints
 from slm.serve.engine.embedder import Embedder
 from slm.serve.engine.generation import Generation
 from slm.serve.engine.messages import (
@@ -40,6 +43,16 @@ from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 
 _KEPT_BEFORE_END = 4
 """Tokens. A template may end a prompt in some that are not in the next turn's, and the same prompt may come again."""
+MOST_FORCED = 32
+"""Most tokens that a grammar forces and that are computed together."""
+LEAST_FORCED = 4
+"""Fewer are not worth a pass of their own: the mask lets nothing else through, so they come one by one."""
+_PATIENCE_S = 0.002
+"""How long a step waits for a mask before it goes on with other sequences."""
+
+
+def _blame(error: LlamaError) -> FailureCode:
+    return "invalid_request" if isinstance(error, GrammarDeadEndError) else "engine_error"
 
 
 class Engine:
@@ -72,6 +85,8 @@ class Engine:
             adapter=self._runner.adapter,
         )
         self._vocabulary = Vocabulary(self._model)
+        self._constraints = Constraints(self._model)
+        self._most_forced = min(MOST_FORCED, self._runner.batch_limit // config.slots - 1)
         self._proposer = make_proposer(config, self._runner)
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
@@ -166,7 +181,10 @@ class Engine:
         )
         self._generations[request.id] = begun
         self._next_deadline = min(self._next_deadline, begun.deadline)
-        self._scheduler.add(begun.sequence)
+        if request.sampling.grammar is None:
+            self._scheduler.add(begun.sequence)
+        else:
+            self._constraints.begin(request.id, request.sampling.grammar)
         return []
 
     def count_tokens(self, request: Generate) -> int:
@@ -177,6 +195,7 @@ class Engine:
         ended = self._generations.pop(sequence_id, None)
         if ended is None:
             return
+        self._constraints.cancel(sequence_id)
         slot = self._scheduler.remove(sequence_id)
         if self._proposer is not None:
             self._proposer.forget(sequence_id)
@@ -194,7 +213,8 @@ class Engine:
         self._runner.adapt_threads()
         self._step_began = time.monotonic()
         try:
-            return self._expire() + self._generate() + self._embedder.step()
+            events = self._expire() + self._add_constrained() + self._resume_late() + self._generate()
+            return events + self._embedder.step()
         finally:
             self._step_began = None
 
@@ -214,6 +234,40 @@ class Engine:
                 events += self._fail([each.sequence.id], message, code="deadline_exceeded")
         self._next_deadline = min((each.deadline for each in self._generations.values()), default=math.inf)
         return events
+
+    def _add_constrained(self) -> list[Event]:
+        """Queues the sequences whose grammars have been compiled."""
+        events: list[Event] = []
+        if self._constraints.busy:
+            for sequence_id, result in self._constraints.take_ready(patient=self._only_waits()):
+                if isinstance(result, Constraint):
+                    self._generations[sequence_id].constraint = result
+                    self._scheduler.add(self._generations[sequence_id].sequence)
+                else:
+                    events += self._fail([sequence_id], str(result), code="invalid_request")
+        return events
+
+    def _resume_late(self) -> list[Event]:
+        """Samples for the sequences whose masks were late and are there now."""
+        events: list[Event] = []
+        for each in list(self._generations.values()):
+            row = each.late_row
+            if row is None:
+                continue
+            assert each.constraint is not None
+            if each.constraint.wait(_PATIENCE_S if self._only_waits() else 0):
+                each.late_row = None
+                try:
+                    delta = self._sample_one(each, row)
+                except LlamaError as error:
+                    events += self._fail([each.sequence.id], str(error), code=_blame(error))
+                else:
+                    events += [delta] if delta is not None else []
+        return events
+
+    def _only_waits(self) -> bool:
+        """Whether there is nothing to compute until a grammar or a mask is there."""
+        return not self._scheduler.has_work and not self._embedder.busy
 
     def _generate(self) -> list[Event]:
         slot_tokens = self._runner.grow(self._scheduler.longest)
@@ -267,10 +321,8 @@ class Engine:
         for chunk, row in zip(plan.chunks, last_rows, strict=True):
             try:
                 events += self._advance(self._generations[chunk.sequence_id], chunk, row)
-            except GrammarDeadEndError as error:
-                events += self._fail([chunk.sequence_id], str(error), code="invalid_request")
             except LlamaError as error:
-                events += self._fail([chunk.sequence_id], str(error))
+                events += self._fail([chunk.sequence_id], str(error), code=_blame(error))
         return events
 
     def _make_room(self, first_id: str) -> list[Event]:
@@ -305,7 +357,7 @@ class Engine:
         most = {}
         for sequence in generating:
             each = self._generations[sequence.id]
-            if each.request.speculate:
+            if each.request.speculate and sequence.n_to_compute == 1:
                 # The row after the last accepted draft token gives one more token.
                 most[sequence.id] = each.max_generated - each.n_generated - 1
         return self._proposer.propose(generating, most, self._runner.batch_limit)
@@ -325,12 +377,50 @@ class Engine:
             events.append(current.end_prefill())
         if current.max_generated == 0:
             return [*events, self._finish(current, "", "length")]
-        delta = self._sample_chunk(current, chunk, last_row)
+        constraint, current.late_row = current.constraint, None  # a row from before it was preempted
+        if constraint is not None and not chunk.n_drafted and not constraint.wait(_PATIENCE_S):
+            current.late_row = self._runner.logits(last_row)
+            return events
+        delta = self._sample_chunk(current, chunk, last_row) if chunk.n_drafted else self._sample_one(current, last_row)
         return [*events, delta] if delta is not None else events
 
+    def _sample_one(self, current: Generation, row: int | np.ndarray) -> Delta | None:
+        """Samples a token, and adds those that its grammar forces behind it."""
+        text, finish = self._sample(current, row)
+        return self._sampled(current, text, finish)
+
+    def _sampled(self, current: Generation, text: str, finish: FinishReason | None) -> Delta | None:
+        """What a step gave a sequence, and what its grammar forces."""
+        if finish is None and current.constraint is not None:
+            more, finish = self._take_forced(current, current.constraint)
+            text += more
+        if finish is not None:
+            return self._finish(current, text, finish)
+        if current.constraint is not None:
+            self._constraints.compute(current.constraint)
+        return current.delta(text)
+
+    def _take_forced(self, current: Generation, constraint: Constraint) -> tuple[str, FinishReason | None]:
+        """Adds the tokens that must come next: they need no logits, and the next step computes them together."""
+        if current.request.top_logprobs is not None:
+            return "", None
+        # With a cache per slot, llama.cpp computes the longer of two sequences in a pass of its own.
+        least = 1 if self._runner.mixes or self._scheduler.n_running == 1 else LEAST_FORCED
+        text = ""
+        forced = constraint.forced(least, min(self._most_forced, current.max_generated - current.n_generated))
+        current.sequence.n_forced = len(forced)
+        for token in forced:
+            constraint.accept(token)
+            current.sampler.accept(token)
+            more, finish = self._append(current, token)
+            text += more
+            if finish is not None:
+                return text, finish
+        return text, None
+
     def _sample_chunk(self, current: Generation, chunk: Chunk, last_row: int) -> Delta | None:
-        """Samples a token from the last row of a chunk. Where there are draft tokens: from the row before them, and
-        then from each draft token's own row, for as long as the sampler picks the draft tokens."""
+        """Samples a token from the row before the draft tokens of a chunk, and then from each draft token's own row,
+        for as long as the sampler picks the draft tokens."""
         sequence, n = current.sequence, chunk.n_drafted
         text, n_accepted = "", 0
         drafts = chunk.tokens[len(chunk.tokens) - n :]
@@ -343,36 +433,46 @@ class Engine:
             if finish is not None:
                 break
             sequence.n_computed += 1
-        if n:
-            assert self._proposer is not None
-            current.n_drafted += n
-            current.n_accepted += n_accepted
-            self._proposer.observe(sequence.id, n, n_accepted)
-        if finish is not None:
-            return self._finish(current, text, finish)
-        if n_accepted < n and not self._runner.truncate(chunk.slot, sequence.n_computed):
+        assert self._proposer is not None
+        current.n_drafted += n
+        current.n_accepted += n_accepted
+        self._proposer.observe(sequence.id, n, n_accepted)
+        if finish is None and n_accepted < n and not self._runner.truncate(chunk.slot, sequence.n_computed):
             raise LlamaError("llama.cpp cannot take back tokens of this model; use serve.speculate=none")
-        return current.delta(text)
+        return self._sampled(current, text, finish)
 
-    def _sample(self, current: Generation, row: int) -> tuple[str, FinishReason | None]:
-        """The sequence's next token, from a row of logits. Returns the text that comes out, and the reason to finish
-        if the token is the last."""
-        request, detokenizer = current.request, current.detokenizer
+    def _sample(self, current: Generation, row: int | np.ndarray) -> tuple[str, FinishReason | None]:
+        """The sequence's next token, from a row of logits: an index of the batch, or a copy. Returns the text that
+        comes out, and the reason to finish if the token is the last."""
+        request, constraint = current.request, current.constraint
         waits = current.n_generated < request.sampling.min_tokens
-        token = self._runner.sample(current.sampler, row, self._endings(current) if waits else ())
-        is_eog = self._model.is_eog(token) and not request.sampling.ignore_eos
+        mask = None if constraint is None else constraint.mask()
+        token = self._runner.sample(current.sampler, row, mask, self._endings(current) if waits else ())
         if request.top_logprobs is not None:
-            logprobs = log_probabilities(self._runner.logits(row))
-            entry = self._vocabulary.logprob(token, logprobs, request.top_logprobs, offset=detokenizer.n_decoded)
-            current.pending_logprobs.append(replace(entry, is_eog=True) if is_eog else entry)
+            logprobs = log_probabilities(self._runner.logits(row) if isinstance(row, int) else row)
+            offset = current.detokenizer.n_decoded
+            entry = self._vocabulary.logprob(token, logprobs, request.top_logprobs, offset=offset)
+            current.pending_logprobs.append(replace(entry, is_eog=True) if self._ends(current, token) else entry)
+        if constraint is not None:
+            constraint.accept(token)
+        return self._append(current, token)
+
+    def _ends(self, current: Generation, token: int) -> bool:
+        return self._model.is_eog(token) and not current.request.sampling.ignore_eos
+
+    def _append(self, current: Generation, token: int) -> tuple[str, FinishReason | None]:
+        """Makes a token the sequence's. Returns as ``_sample``."""
+        detokenizer = current.detokenizer
         current.sequence.tokens.append(token)
         if token in current.stop_tokens:
             return detokenizer.stop_at(current.stop_tokens[token]), "stop"
-        if is_eog:
+        if self._ends(current, token):
             return detokenizer.finish(), "stop"
         text = detokenizer.push(self._vocabulary.piece(token))
         if detokenizer.stopped:
             return text, "stop"
+        if current.constraint is not None and current.constraint.finished:
+            return text + detokenizer.finish(), "stop"
         if current.n_generated >= current.max_generated:
             text += detokenizer.finish()
             return text, "stop" if detokenizer.stopped else "length"
@@ -389,4 +489,5 @@ class Engine:
         if self._proposer is not None:
             self._proposer.close()
         self._embedder.close()
+        self._constraints.close()
         self._runner.close()

@@ -15,6 +15,7 @@ import numpy as np
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.serve.engine.batch_plan import Chunk
+from slm.serve.engine.constraints import Constraint
 from slm.serve.engine.messages import (
     Delta,
     Failure,
@@ -38,6 +39,10 @@ class Generation:
     request: Generate
     sequence: Sequence
     sampler: Sampler
+    constraint: Constraint | None = None
+    """What its grammar allows next."""
+    late_row: np.ndarray | None = None
+    """float32 [n_vocab]: logits from which the next token is sampled when its mask is there."""
     detokenizer: Detokenizer
     stop_tokens: dict[int, str | None]
     """Tokens that end it, with the stop strings that name them; None: an id of the request."""
@@ -247,7 +252,7 @@ def _prompt_tokens(request: Generate, model: Model, context: int) -> tuple[list[
 
 
 def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, context: int) -> Sampler:
-    """One sequence's sampler chain, in llama.cpp's order: grammar, logit bias, penalties, DRY, top-n-sigma, top-k,
+    """One sequence's sampler chain, in llama.cpp's order: logit bias, penalties, DRY, top-n-sigma, top-k,
     typical, top-p, min-p, XTC, temperature, draw. Mirostat comes in place of those from top-n-sigma to XTC.
 
     The frequency and presence penalties count the reply's tokens. The repeat penalty also counts the prompt's, within
@@ -256,8 +261,6 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     """
     chain = Sampler(model)
     try:
-        if params.grammar is not None:
-            chain.grammar(params.grammar)
         bias = _biases(model, params.logit_bias)
         if params.ignore_eos:
             bias |= dict.fromkeys(model.eog_tokens, -math.inf)

@@ -61,7 +61,7 @@ class SamplingParams:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     grammar: str | None = None
-    """A GBNF grammar that serve/grammar/gbnf.py has checked."""
+    """A grammar in llguidance's form that serve/grammar has checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

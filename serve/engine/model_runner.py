@@ -201,17 +201,23 @@ class ModelRunner:
         """float32 [n_vocab] of a batch entry that asked for logits."""
         return self.context.logits(index)
 
-    def sample(self, sampler: Sampler, index: int, held_back: Sequence[int] = ()) -> int:
-        """The token that a sampler picks from the logits of a batch entry, none of ``held_back``."""
-        if not held_back:
-            return sampler.sample(self.context, index)
-        row, ids = self.context.row(index), np.array(held_back)
-        kept = row[ids]
-        row[ids] = -np.inf
-        try:
-            return sampler.sample(self.context, index)
-        finally:
-            row[ids] = kept  # log-probabilities are the model's own
+    def sample(
+        self, sampler: Sampler, row: int | np.ndarray, mask: np.ndarray | None = None, held_back: Sequence[int] = ()
+    ) -> int:
+        """The token that a sampler picks, none of ``held_back``, from the logits of a batch entry, or from a copy of
+        some (then with a mask). See ``Sampler.sample``."""
+        if held_back:
+            logits, ids = self.context.row(row) if isinstance(row, int) else row, np.array(held_back)
+            kept = logits[ids]
+            logits[ids] = -np.inf
+            try:
+                return self.sample(sampler, row, mask)
+            finally:
+                logits[ids] = kept  # log-probabilities are the model's own
+        if isinstance(row, int):
+            return sampler.sample(self.context, row, mask)
+        assert mask is not None
+        return sampler.sample_row(row, mask)
 
     def truncate(self, slot: int, n: int) -> bool:
         """Cuts a slot back to its first ``n`` positions; returns whether it then holds exactly those. It does not where

@@ -34,6 +34,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def has_work(self) -> bool:
+        """Whether any sequence has tokens to compute."""
+        return bool(self._waiting) or any(sequence.n_to_compute > 0 for sequence in self._running)
+
+    @property
     def n_computed(self) -> int:
         """Tokens of running sequences in the cache."""
         return sum(sequence.n_computed for sequence in self._running)
@@ -70,7 +75,9 @@ class Scheduler:
     @property
     def prefilling(self) -> bool:
         """Whether a prompt waits or is being computed."""
-        return bool(self._waiting) or not all(sequence.generating for sequence in self._running)
+        return bool(self._waiting) or any(
+            sequence.n_to_compute > 0 and not sequence.generating for sequence in self._running
+        )
 
     @property
     def longest(self) -> int:

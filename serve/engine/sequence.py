@@ -16,6 +16,8 @@ class Sequence:
     tokens: list[int]
     """The prompt and what has been generated so far."""
     n_prompt: int
+    n_forced: int = 0
+    """Its newest tokens that a grammar forced, behind the one that was sampled last."""
     n_computed: int = 0
     """Leading tokens that are in the KV cache."""
     slot: int | None = None
@@ -38,5 +40,6 @@ class Sequence:
 
     @property
     def generating(self) -> bool:
-        """Whether its prompt is computed, so that only its newest token remains to compute."""
-        return self.n_to_compute == 1 and self.n_computed >= self.n_prompt
+        """Whether its prompt is computed, so that only its newest token remains to compute, and what a grammar forced
+        behind it."""
+        return 1 <= self.n_to_compute <= 1 + self.n_forced and self.n_computed >= self.n_prompt

@@ -1,40 +1,27 @@
-"""GBNF grammars, parsed and checked before llama.cpp sees them.
+"""GBNF, the syntax in which llama.cpp's clients write grammars, read into trees.
 
-llama.cpp parses a grammar recursively and expands it while sampling. A grammar with hidden left recursion (through
-rules that may be empty), or one that branches without end, fills the memory or hangs the process, and neither can be
-caught. So a grammar is parsed here, checked, and written out again: llama.cpp compiles exactly what was checked.
-
-Not promised: that a grammar which passes is fast. An ambiguous one can take longer with every token; the sampler gives
-it up when a token takes too long.
+Tested in tests/serve/grammar/test_gbnf.py.
 """
 
 from __future__ import annotations
 
-from slm.serve.grammar.rules import check_rules
-from slm.serve.grammar.tree import (
-    ANY,
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_REPEATS,
-    MAX_RULES,
-    Chars,
-    Choice,
-    GrammarError,
-    Item,
-    Literal,
-    Ref,
-    Repeat,
-    format_choice,
-)
+from slm.serve.grammar.errors import GrammarError
+from slm.serve.grammar.tree import ANY, Chars, Choice, Item, Literal, Ref, Repeat
+
+MAX_BYTES = 64 * 1024
+"""Of a grammar's text."""
+_MAX_DEPTH = 48
+"""Levels of groups within groups."""
+_MAX_RULES = 4000
+_MAX_REPEATS = 50_000
+"""The largest bound of a repetition."""
 
 
-def check(text: str) -> str:
-    """The grammar in canonical form. Raises ``GrammarError`` where it is malformed, endless, too deep or too large."""
+def parse(text: str) -> dict[str, Choice]:
+    """The rules by name. Raises ``GrammarError`` where the text is malformed, too deep or too large."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
         raise GrammarError(f"the grammar is longer than {MAX_BYTES} bytes")
-    rules = _Parser(text).grammar()
-    check_rules(rules)
-    return "\n".join(f"{name} ::= {format_choice(body)}" for name, body in rules.items()) + "\n"
+    return _Parser(text).grammar()
 
 
 class _Parser:
@@ -58,13 +45,13 @@ class _Parser:
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
                 raise self._error("a rule must end at the end of its line")
             self._space(newlines=True)
-            if len(rules) > MAX_RULES:
-                raise self._error(f"more than {MAX_RULES} rules")
+            if len(rules) > _MAX_RULES:
+                raise self._error(f"more than {_MAX_RULES} rules")
         return rules
 
     def _choice(self, depth: int) -> Choice:
-        if depth > MAX_DEPTH:
-            raise self._error(f"groups are nested more than {MAX_DEPTH} deep")
+        if depth > _MAX_DEPTH:
+            raise self._error(f"groups are nested more than {_MAX_DEPTH} deep")
         alternatives = [self._sequence(depth)]
         while self._peek() == "|":
             self._at += 1
@@ -137,8 +124,8 @@ class _Parser:
         digits = self._text[start : self._at]
         if not digits:
             raise self._error("a number is missing")
-        if len(digits) > 5 or int(digits) > MAX_REPEATS:
-            raise self._error(f"a repetition of more than {MAX_REPEATS}")
+        if len(digits) > 5 or int(digits) > _MAX_REPEATS:
+            raise self._error(f"a repetition of more than {_MAX_REPEATS}")
         return int(digits)
 
     def _literal(self) -> Literal:

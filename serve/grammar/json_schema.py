@@ -1,391 +1,550 @@
-"""JSON Schema to GBNF, for the part of JSON Schema that a grammar can express.
+"""JSON Schema as clients write it, made into what llguidance enforces.
 
-Whatever the grammar allows is valid under the schema. The reverse is not promised: properties come in the order
-in which the schema names them, properties that it does not name are left out, numbers have at most 16 digits
-before and 15 after the point, and there is little white space. A keyword that would constrain and is not supported is
-refused by name. It is never ignored, as other converters do (see docs/lab/decisions.md).
+Whatever a grammar allows is valid under its schema. What cannot be enforced is relaxed to the next looser rule and
+named in a warning, or refused where the schema is to hold strictly. The reverse is not promised: properties come in the
+order in which the schema names them, an object that names properties has no others unless the schema says so, and
+numbers without bounds stay below 2^53.
+
+Tested in tests/serve/grammar/test_json_schema.py.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from slm.serve.grammar import numbers
-from slm.serve.grammar.gbnf import check
-from slm.serve.grammar.patterns import format_rule, pattern_rule
-from slm.serve.grammar.tree import MAX_REPEATS, GrammarError, quote
+from slm.serve.grammar.errors import GrammarError
+from slm.serve.grammar.finite import check_ends
+from slm.serve.grammar.overlap import Overlap
+from slm.serve.grammar.patterns import FORMATS, translated
+from slm.serve.grammar.work import problem
 
-MAX_DEPTH = 32
+MAX_BYTES = 256 * 1024
+"""Of a schema's text."""
+_MAX_DEPTH = 64
 """Levels of schemas within schemas; references are not counted."""
-MAX_SCHEMA_BYTES = 64 * 1024
-MAX_COMPARISONS = 50_000
-"""Pairs of values or schemas that are compared for ``oneOf`` at most. So many take a fraction of a second."""
+_EXACT = 2**53 - 1
+"""Numbers up to this are the same in every JSON library."""
 
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OF_TYPE = {
-    "object": {"properties", "required", "additionalProperties"},
-    "array": {"items", "minItems", "maxItems"},
+    "object": {
+        *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+        *("minProperties", "maxProperties"),
+    },
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
-    "number": {*numbers.KEYWORDS},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
 _COMBINING = {"enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
-_SUPPORTED = {"type"}.union(_COMBINING, *_OF_TYPE.values())
-# These describe a schema and constrain nothing.
+_SUPPORTED = {"type", "not", "nullable", "unevaluatedProperties"}.union(_COMBINING, *_OF_TYPE.values())
+_NOT_ENFORCED = {
+    *("if", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("unevaluatedItems", "$dynamicRef"),
+}
+# These describe a schema and constrain nothing. Next to "if" or "contains", some would; those are named then.
 _ANNOTATIONS = {
-    "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator",
-    "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "contentMediaType", "contentEncoding",
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    *("$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions"),
+    *("contentMediaType", "contentEncoding", "contentSchema", "then", "else", "xml", "externalDocs"),
+    "markdownDescription",
+    *("enumNames", "enumDescriptions", "errorMessage", "strict", "name", "optional", "propertyOrdering", "order"),
 }  # fmt: skip
 
-BASE_RULES = r"""
-ws ::= (" " | "\n" [ \t]{0,16})?
-value ::= object | array | string | number | boolean | null
-object ::= "{" ws (member ("," ws member)*)? "}"
-member ::= string ":" ws value ws
-array ::= "[" ws (value ws ("," ws value ws)*)? "]"
-string ::= "\"" char* "\""
-char ::= [^"\\\x01-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" escape)
-escape ::= [0-9abcefABCEF] hex{3} | [dD] [0-7] hex{2}
-hex ::= [0-9a-fA-F]
-integer ::= "-"? whole
-whole ::= "0" | [1-9] [0-9]{0,15}
-number ::= integer ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})?
-boolean ::= "true" | "false"
-null ::= "null"
-"""
-"""The rules that all schemas share."""
+
+def enforceable(schema: Any, *, strict: bool, of_object: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """The schema in the part of JSON Schema that llguidance enforces, and a warning for everything that was relaxed.
+
+    ``strict``: what would be relaxed is refused instead. ``of_object``: every value must be an object. Raises
+    ``GrammarError``, which names the place.
+    """
+    _check_size(schema)
+    made = _Converter(schema, strict=strict)
+    out = made.convert()
+    if of_object:
+        if "type" in out and out["type"] != "object" and "object" not in out["type"]:
+            raise GrammarError("it must be a schema of type 'object'")
+        out = {**out, "type": "object"}
+    check_ends(out)
+    said = problem(json.dumps({"grammars": [{"json_schema": out}]}))
+    if not said:
+        return out, list(made.warnings)
+    if strict or "nsatisfiable" in said:
+        raise GrammarError(f"the schema cannot be enforced: {said}")
+    anything: dict[str, Any] = {"type": "object"} if of_object or out.get("type") == "object" else {}
+    kind = "object" if anything else "value"
+    return anything, [*made.warnings, f"the schema is not enforced, any JSON {kind} is allowed: {said}"]
 
 
-def json_object_grammar() -> str:
-    """Any JSON object."""
-    return check("root ::= object ws\n" + BASE_RULES)
-
-
-def schema_grammar(schema: Any) -> str:
-    """The grammar of a JSON Schema. Raises ``GrammarError``, which names what is not supported, and where."""
-    converter = _Converter(_checked(schema))
-    root = converter.convert()
-    try:
-        return check(f"root ::= {root} ws\n{BASE_RULES}{converter.text()}")
-    except GrammarError as error:
-        raise GrammarError(f"the schema cannot be turned into a grammar: {error}") from None
-
-
-def object_rules(schema: Any, *, prefix: str) -> tuple[str, str]:
-    """The rule of a schema of objects, and all rules that it needs besides ``BASE_RULES``, their names beginning with
-    ``prefix``. Raises ``GrammarError``, also for a schema of something else than objects."""
-    if not isinstance(schema, dict) or schema.keys() <= _ANNOTATIONS:
-        schema = {"type": "object"} if schema is True or isinstance(schema, dict) else schema
-    if not isinstance(schema, dict) or schema.get("type", "object") != "object" or _COMBINING & schema.keys():
-        raise GrammarError("it must be a schema of type 'object'")
-    converter = _Converter(_checked({"type": "object", **schema}), prefix=prefix)
-    return converter.convert(), converter.text()
-
-
-def _checked(schema: Any) -> Any:
-    """The schema, if it is of a size that can be converted."""
+def _check_size(schema: Any) -> None:
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except RecursionError:
         raise GrammarError("the schema is nested too deeply") from None
     except ValueError:
         raise GrammarError("the schema holds a number that JSON cannot write") from None
-    if size > MAX_SCHEMA_BYTES:
-        raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} characters")
-    return schema
+    if size > MAX_BYTES:
+        raise GrammarError(f"the schema is longer than {MAX_BYTES} characters")
 
 
 class _Converter:
-    """Collects the rules. A schema behind a ``$ref`` becomes one rule, so that it may refer to itself."""
+    """Visits a schema and all that it refers to. ``closed`` is whether an object that names its properties has no
+    others: not where several schemas hold for one value, each of which names some."""
 
-    def __init__(self, document: Any, *, prefix: str = "") -> None:
-        self._document, self._prefix = document, prefix
-        self._rules: list[tuple[str, str]] = []
-        self._named: dict[str, str] = {}
-        """Pointer -> rule."""
-        self._to_visit: list[tuple[str, Any]] = []
-        """Schemas behind references, with their pointers. They are visited one after the other, so that a chain of
-        references is no deep recursion."""
-        self._to_compare: list[tuple[str, list[Any]]] = []
-        """Where each ``oneOf`` is, and its schemas. They are compared last, when all references are known to lead
-        somewhere."""
-        self._n_compared = 0
+    def __init__(self, document: Any, *, strict: bool) -> None:
+        self._document, self._strict = document, strict
+        self._overlap = Overlap(self._find)
+        self._names: dict[tuple[str, bool], str] = {}
+        """(pointer, closed) -> name of the definition."""
+        self._todo: list[tuple[str, bool]] = []
+        """Definitions to visit: one after the other, so that a chain of references is no deep recursion."""
+        self.warnings: dict[str, None] = {}
 
-    def convert(self) -> str:
-        """Visits the document; returns the name of its rule."""
-        root = self.visit(self._document, "", 0)
-        while self._to_visit:
-            pointer, schema = self._to_visit.pop()
-            self._rules.append((self._named[pointer], self.visit(schema, pointer[1:], 0)))
-        for where, schemas in self._to_compare:
-            for (i, a), (j, b) in combinations(enumerate(schemas), 2):
-                if not self._disjoint(a, b):
-                    raise GrammarError(
-                        f"{_at(where)}: oneOf is supported where no value can fit two of its schemas; {i} and {j} "
-                        f"may overlap (use anyOf)"
-                    )
-        return root
+    def convert(self) -> dict[str, Any]:
+        """The whole document."""
+        out = self._visit(self._document, "", 0, closed=True)
+        if out is False:
+            raise GrammarError("the schema allows no value")
+        definitions = {}
+        while self._todo:
+            pointer, closed = self._todo.pop()
+            target = self._find(pointer)
+            definitions[self._names[pointer, closed]] = self._visit(target, pointer[1:], 0, closed=closed)
+        return {**out, "$defs": definitions} if definitions else out
 
-    def text(self) -> str:
-        """All rules in GBNF."""
-        return "".join(f"{name} ::= {body}\n" for name, body in self._rules)
+    def _relax(self, where: str, what: str) -> None:
+        if self._strict:
+            raise GrammarError(f"{_at(where)}: {what}")
+        self.warnings[f"{_at(where)}: {what}"] = None
 
-    def _rule(self, body: str) -> str:
-        name = f"{self._prefix}r{len(self._rules)}"
-        self._rules.append((name, body))
-        return name
+    # -- one schema ----------------------------------------------------------------------------------------
 
-    def visit(self, schema: Any, where: str, depth: int) -> str:
-        """Adds the rules of the schema at JSON pointer ``where``; returns the name of its rule."""
-        if depth > MAX_DEPTH:
-            raise GrammarError(f"{_at(where)} is more than {MAX_DEPTH} levels deep")
+    def _visit(self, schema: Any, where: str, depth: int, *, closed: bool) -> Any:
+        """The schema at JSON pointer ``where``: a dict, or False where no value fits."""
         if schema is True or schema == {}:
-            return "value"
+            return {}
+        if schema is False:
+            return False
         if not isinstance(schema, dict):
-            raise GrammarError(f"{_at(where)} must be a schema (an object), not {json.dumps(schema)[:40]}")
-        for keyword in schema:
-            if keyword not in _SUPPORTED and keyword not in _ANNOTATIONS:
-                raise GrammarError(f"{_at(where)}: the keyword {keyword!r} is not supported")
-        combining = sorted(_COMBINING & schema.keys())
-        if combining:
-            return self._combined(schema, combining, where, depth)
-        kinds = self._kinds(schema, where)
-        names = [self._typed(kind, schema, where, depth) for kind in kinds]
-        return names[0] if len(names) == 1 else self._rule(" | ".join(names))
+            raise GrammarError(f"{_at(where)} must be a schema (an object or a boolean), not {_short(schema)}")
+        if depth > _MAX_DEPTH:
+            self._relax(where, f"it is more than {_MAX_DEPTH} levels deep; any value is allowed")
+            return {}
+        own = self._known(schema, where)
+        kinds = self._kinds(own, where, closed=closed)
+        if kinds == []:
+            return False
+        parts = [key for key in ("$ref", "anyOf", "oneOf") if key in own]
+        several = own.get("allOf", [])
+        if not isinstance(several, list):
+            raise GrammarError(f"{_at(where)}: allOf must be a list of schemas")
+        n_holding = len(parts) + len(several) + any(own.keys() & keys for keys in _OF_TYPE.values())
+        closed = closed and n_holding <= 1
+        out: dict[str, Any] = {} if kinds is None else {"type": kinds[0] if len(kinds) == 1 else kinds}
+        all_of: list[Any] = [
+            self._visit(each, f"{where}/allOf/{i}", depth + 1, closed=closed) for i, each in enumerate(several)
+        ]
+        self._values(own, out, where)
+        if "$ref" in own:
+            out.update(self._reference(own["$ref"], where, closed=closed))
+            if out.keys() <= {"$ref", "type"} and out.get("type") == self._type_behind(own["$ref"]):
+                # llguidance cannot combine a schema that refers to itself with others: not with what it says anyway.
+                out.pop("type", None)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in own:
+                choice = self._choice(keyword, own[keyword], where, depth, closed=closed)
+                if "anyOf" in out:
+                    all_of.append({"anyOf": choice})
+                else:
+                    out["anyOf"] = choice
+        self._string(own, out, all_of, where)
+        self._number(own, out, where)
+        if own.keys() & _OF_TYPE["array"]:
+            self._array(own, out, where, depth, closed=closed)
+        if own.keys() & _OF_TYPE["object"]:
+            self._object(own, out, where, depth, closed=closed)
+        if False in all_of:
+            return False
+        if all_of == [each for each in all_of if each == {}]:
+            all_of = []
+        if all_of:
+            out["allOf"] = all_of
+        if own.get("nullable") is True:
+            return {"anyOf": [out, {"type": "null"}]}
+        return out
 
-    def _kinds(self, schema: dict[str, Any], where: str) -> list[str]:
-        given = schema.get("type")
+    def _known(self, schema: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The keywords that hold; the others are named, unless they are notes."""
+        own = {}
+        for keyword, value in schema.items():
+            if value is None and keyword in _SUPPORTED - {"const"}:
+                raise GrammarError(f"{_at(where)}: {keyword} must not be null")
+            if keyword in _SUPPORTED:
+                own[keyword] = value
+            elif keyword in _NOT_ENFORCED:
+                if keyword not in ("minContains", "maxContains") or "contains" in schema:
+                    self._relax(where, f"{keyword!r} is not enforced")
+            elif keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
+                self._relax(where, f"{keyword!r} is not a keyword of JSON Schema and is ignored")
+        if "unevaluatedProperties" in own:
+            rest = own.pop("unevaluatedProperties")
+            if rest is not True and rest != {}:
+                if own.keys() & {"anyOf", "oneOf", "allOf", "$ref"} or rest is not False:
+                    self._relax(where, "'unevaluatedProperties' is not enforced")
+                else:
+                    own.setdefault("additionalProperties", False)
+        return own
+
+    def _kinds(self, own: dict[str, Any], where: str, *, closed: bool) -> list[str] | None:
+        """The types that a value may have; None: any."""
+        given = own.get("type")
         kinds = [given] if isinstance(given, str) else given
-        if "type" not in schema:
+        if "type" in own:
+            if not isinstance(kinds, list) or not kinds or not all(isinstance(each, str) for each in kinds):
+                raise GrammarError(f"{_at(where)}: type must be one of {', '.join(TYPES)}, or a list of them")
+            unknown = next((each for each in kinds if each not in TYPES), None)
+            if unknown is not None:
+                self._relax(where, f"type {unknown[:40]!r} is not one of {', '.join(TYPES)}; any type is allowed")
+                kinds = None
+        elif closed and not own.keys() & (_COMBINING | {"not"}):
             # Keywords that belong to one type stand for that type.
-            kinds = [kind for kind, own in _OF_TYPE.items() if own & schema.keys()]
-            if not kinds:
-                return ["value"]  # nothing but annotations
-        if not isinstance(kinds, list) or not kinds or any(kind not in _TYPES for kind in kinds):
-            raise GrammarError(f"{_at(where)}: type must be one of {', '.join(_TYPES)}, or a list of them")
-        if "number" in kinds:
-            kinds = [kind for kind in kinds if kind != "integer"]
-        return list(dict.fromkeys(kinds))
+            kinds = [kind for kind, keys in _OF_TYPE.items() if keys & own.keys()] or None
+        excluded = self._excluded(own, where)
+        if excluded:
+            kinds = [each for each in kinds or TYPES if each not in excluded]
+            if "number" in excluded:
+                kinds = [each for each in kinds if each != "integer"]
+        if kinds and "number" in kinds:
+            kinds = [each for each in kinds if each != "integer"]
+        return None if kinds is None else list(dict.fromkeys(kinds))
 
-    def _typed(self, kind: str, schema: dict[str, Any], where: str, depth: int) -> str:
-        match kind:
-            case "object":
-                return self._object(schema, where, depth)
-            case "array":
-                return self._array(schema, where, depth)
-            case "string":
-                return self._string(schema, where)
-            case "number" | "integer" if not schema.keys().isdisjoint(numbers.KEYWORDS):
-                return numbers.number_rule(schema, kind, _at(where), self._rule)
-        return kind
+    def _excluded(self, own: dict[str, Any], where: str) -> set[str]:
+        """Types that ``not`` excludes; all for ``not: {}``."""
+        if "not" not in own or own["not"] is False:
+            return set()
+        value = own["not"]
+        if value is True or value == {}:
+            return set(TYPES)
+        kinds = value.get("type") if isinstance(value, dict) and value.keys() - _ANNOTATIONS == {"type"} else None
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if isinstance(kinds, list) and kinds and all(each in TYPES for each in kinds) and "integer" not in kinds:
+            return set(kinds)
+        self._relax(where, "'not' is not enforced")
+        return set()
 
-    # -- types ---------------------------------------------------------------------------------------------
-
-    def _object(self, schema: dict[str, Any], where: str, depth: int) -> str:
-        properties = schema.get("properties", {})
-        required = schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise GrammarError(f"{_at(where)}: properties must be an object")
-        if not isinstance(required, list) or any(not isinstance(name, str) for name in required):
-            raise GrammarError(f"{_at(where)}: required must be a list of property names")
-        for name in required:
-            if name not in properties:
-                raise GrammarError(f"{_at(where)}: required names {name!r}, which properties does not have")
-        more = schema.get("additionalProperties", True)
-        if not isinstance(more, dict | bool):
-            raise GrammarError(f"{_at(where)}: additionalProperties must be a schema or a boolean")
-        if not properties:
-            if more is False:
-                return self._rule('"{" ws "}"')
-            value = self.visit(more, f"{where}/additionalProperties", depth + 1)
-            member = f'string ":" ws {value} ws'
-            return self._rule(f'"{{" ws ({member} ("," ws {member})*)? "}}"')
-        # Two chains of rules, built from the last property: for the first member of the object and for later ones.
-        first, rest = None, None
-        for name, each in reversed(properties.items()):
-            value = self.visit(each, f"{where}/properties/{_pointer(name)}", depth + 1)
-            member = f'{quote(_json(name))} ":" ws {value} ws'
-            member = self._rule(member)
-            after = f" {rest}" if rest else ""
-            if name in required:
-                first = self._rule(f"{member}{after}")
-                rest = self._rule(f'"," ws {member}{after}')
-            else:
-                first = self._rule(f"{member}{after} | {first}" if first else f"{member}?")
-                rest = self._rule(f'("," ws {member})?{after}')
-        return self._rule(f'"{{" ws {first} "}}"')
-
-    def _array(self, schema: dict[str, Any], where: str, depth: int) -> str:
-        low, high = _bounds(schema, "minItems", "maxItems", where)
-        if high == 0:
-            return self._rule('"[" ws "]"')
-        item = self.visit(schema.get("items", True), f"{where}/items", depth + 1)
-        more = f'("," ws {item} ws){{{max(low - 1, 0)},{"" if high is None else high - 1}}}'
-        some = f"{item} ws {more}"
-        return self._rule(f'"[" ws {some} "]"' if low else f'"[" ws ({some})? "]"')
-
-    def _string(self, schema: dict[str, Any], where: str) -> str:
-        low, high = _bounds(schema, "minLength", "maxLength", where)
-        if "pattern" in schema and "format" in schema:
-            raise GrammarError(f"{_at(where)}: 'pattern' next to 'format' is not supported")
-        for keyword, rule_of in (("pattern", pattern_rule), ("format", format_rule)):
-            if keyword not in schema:
+    def _values(self, own: dict[str, Any], out: dict[str, Any], where: str) -> None:
+        for keyword in ("enum", "const"):
+            if keyword not in own:
                 continue
-            if not isinstance(schema[keyword], str):
-                raise GrammarError(f"{_at(where)}: {keyword} must be a string")
-            found = rule_of(schema[keyword], _at(where))
-            if found.shortest < low or (high is not None and (found.longest is None or found.longest > high)):
-                has = f"{found.shortest} to {'any number of' if found.longest is None else found.longest}"
-                raise GrammarError(
-                    f"{_at(where)}: this {keyword} gives {has} characters; minLength and maxLength cannot narrow that"
-                )
-            return self._rule(f'"\\"" {found.gbnf} "\\""')
-        if (low, high) == (0, None):
-            return "string"
-        return self._rule(f'"\\"" char{{{low},{"" if high is None else high}}} "\\""')
+            values = own[keyword] if keyword == "enum" else [own[keyword]]
+            if not isinstance(values, list) or not values:
+                raise GrammarError(f"{_at(where)}: enum must be a list of values")
+            if any(_has_large_number(each) for each in values):
+                self._relax(where, f"{keyword!r} with a number beyond 2^53 is not enforced")
+            else:
+                out[keyword] = own[keyword]
 
-    # -- combinations --------------------------------------------------------------------------------------
+    # -- references and choices ----------------------------------------------------------------------------
 
-    def _combined(self, schema: dict[str, Any], combining: list[str], where: str, depth: int) -> str:
-        keyword = combining[0]
-        others = [key for key in schema if key not in _ANNOTATIONS and key != keyword]
-        if keyword in ("enum", "const"):
-            others = [key for key in others if key != "type"]
-        if others:
-            raise GrammarError(f"{_at(where)}: {others[0]!r} next to {keyword!r} is not supported")
-        value = schema[keyword]
-        if keyword == "$ref":
-            return self._reference(value, where)
-        if keyword in ("enum", "const"):
-            if not isinstance(value, list) and keyword == "enum":
-                raise GrammarError(f"{_at(where)}: enum must be a list")
-            values = value if keyword == "enum" else [value]
-            if "type" in schema:
-                kinds = self._kinds(schema, where)
-                values = [each for each in values if any(_is_a(each, kind) for kind in kinds)]
-            if not values:
-                raise GrammarError(f"{_at(where)}: {keyword} leaves no value")
-            return self._rule(" | ".join(dict.fromkeys(quote(_json(each)) for each in values)))
-        if not isinstance(value, list) or not value:
-            raise GrammarError(f"{_at(where)}: {keyword} must be a list of schemas")
-        if keyword == "allOf" and len(value) > 1:
-            raise GrammarError(f"{_at(where)}: the keyword 'allOf' is not supported with more than one schema")
-        if keyword == "oneOf":
-            self._to_compare.append((where, value))
-        names = [self.visit(each, f"{where}/{keyword}/{i}", depth + 1) for i, each in enumerate(value)]
-        return names[0] if len(names) == 1 else self._rule(" | ".join(dict.fromkeys(names)))
+    def _reference(self, pointer: Any, where: str, *, closed: bool) -> dict[str, Any]:
+        if not isinstance(pointer, str):
+            raise GrammarError(f"{_at(where)}: $ref must be a text")
+        try:
+            pointer = self._followed(self._local(pointer))
+        except GrammarError as error:
+            self._relax(where, f"{error}; any value is allowed")
+            return {}
+        name = self._names.get((pointer, closed))
+        if name is None:
+            name = self._names[pointer, closed] = f"d{len(self._names)}"
+            self._todo.append((pointer, closed))
+        return {"$ref": f"#/$defs/{name}"}
 
-    def _reference(self, pointer: Any, where: str) -> str:
-        if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
-            raise GrammarError(f"{_at(where)}: $ref must point into this document, like '#/$defs/name'")
-        if pointer not in self._named:
-            # It is visited once, however often it is used, and its depth is counted from there.
-            self._to_visit.append((pointer, self._find(pointer, where)))
-            self._named[pointer] = f"{self._prefix}ref{len(self._named)}"
-        return self._named[pointer]
+    def _type_behind(self, reference: str) -> Any:
+        try:
+            target = self._find(self._followed(self._local(reference)))
+        except GrammarError:
+            return None
+        return target.get("type") if isinstance(target, dict) else None
 
-    def _find(self, pointer: str, where: str) -> Any:
+    def _local(self, reference: str) -> str:
+        """The JSON pointer within this document, ``#/...``, to which a reference leads."""
+        base, _, fragment = reference.partition("#")
+        own_id = self._document.get("$id", self._document.get("id")) if isinstance(self._document, dict) else None
+        if base and base != str(own_id).partition("#")[0]:
+            raise GrammarError(f"$ref {reference[:100]!r} is not in this schema")
+        fragment = unquote(fragment)
+        if not fragment or fragment.startswith("/"):
+            return f"#{fragment}"
+        for key in ("$defs", "definitions"):
+            named = self._document.get(key) if isinstance(self._document, dict) else None
+            for name, each in named.items() if isinstance(named, dict) else ():
+                if isinstance(each, dict) and each.get("$anchor") == fragment:
+                    return f"#/{key}/{_pointer(name)}"
+        raise GrammarError(f"$ref {reference[:100]!r} points to nothing")
+
+    def _followed(self, pointer: str) -> str:
+        """Behind schemas that are nothing but a reference."""
+        seen: list[str] = []
+        while pointer not in seen:
+            seen.append(pointer)
+            target = self._find(pointer)
+            if not isinstance(target, dict) or target.keys() - _ANNOTATIONS != {"$ref"}:
+                return pointer
+            if not isinstance(target["$ref"], str):
+                return pointer
+            pointer = self._local(target["$ref"])
+        raise GrammarError(f"$ref {pointer[:100]!r} refers to itself without end")
+
+    def _find(self, reference: str) -> Any:
+        """The schema that a reference of this document leads to. Raises ``GrammarError``."""
+        pointer = self._local(reference)
         found = self._document
         for part in pointer.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and part in found:
                 found = found[part]
-            elif isinstance(found, list) and _is_index(part) and int(part) < len(found):
-                found = found[int(part)]
+            elif isinstance(found, list) and part.isascii() and part.isdigit() and int(part[:9]) < len(found):
+                found = found[int(part[:9])]
             else:
-                raise GrammarError(f"{_at(where)}: $ref {pointer[:100]!r} points to nothing")
+                raise GrammarError(f"$ref {reference[:100]!r} points to nothing")
         return found
 
-    # -- oneOf ---------------------------------------------------------------------------------------------
+    def _choice(self, keyword: str, value: Any, where: str, depth: int, *, closed: bool) -> list[Any]:
+        if not isinstance(value, list) or not value:
+            raise GrammarError(f"{_at(where)}: {keyword} must be a list of schemas")
+        made = [self._visit(each, f"{where}/{keyword}/{i}", depth + 1, closed=closed) for i, each in enumerate(value)]
+        if keyword == "oneOf":
+            pair = self._overlap.pair(value)
+            if pair is not None:
+                self._relax(
+                    where,
+                    f"oneOf is enforced where no value can fit two of its schemas; {pair[0]} and {pair[1]} may "
+                    "overlap, and it counts as anyOf",
+                )
+        return made
 
-    def _disjoint(self, a: Any, b: Any, depth: int = 0) -> bool:
-        """Whether it is certain that no value fits both schemas. Both have been visited, so they are well-formed."""
-        a, b = self._resolved(a), self._resolved(b)
-        if a is None or b is None or depth > MAX_DEPTH:
-            return False
-        values_a, values_b = _values(a), _values(b)
-        self._n_compared += len(values_a or "x") * len(values_b or "x")
-        if self._n_compared > MAX_COMPARISONS:
-            raise GrammarError("the schema's oneOf needs too many comparisons (use anyOf)")
-        if values_a is not None and values_b is not None:
-            return not any(_same(x, y) for x in values_a for y in values_b)
-        kinds_a, kinds_b = self._possible(a), self._possible(b)
-        if not any(_overlap(x, y) for x in kinds_a for y in kinds_b):
-            return True
-        if kinds_a != {"object"} or kinds_b != {"object"}:
-            return False
-        in_both = set(a.get("required", ())) & set(b.get("required", ()))
-        return any(
-            self._disjoint(a.get("properties", {}).get(name), b.get("properties", {}).get(name), depth + 1)
-            for name in in_both
-        )
+    # -- types ---------------------------------------------------------------------------------------------
 
-    def _resolved(self, schema: Any) -> dict[str, Any] | None:
-        for _ in range(MAX_DEPTH):
-            if not isinstance(schema, dict):
-                return None
-            if not isinstance(schema.get("$ref"), str):
-                return schema
-            schema = self._find(schema["$ref"], "")
-        return None
+    def _string(self, own: dict[str, Any], out: dict[str, Any], all_of: list[Any], where: str) -> None:
+        self._bounds(own, out, "minLength", "maxLength", where)
+        patterns = []
+        if "pattern" in own:
+            patterns += self._pattern(own["pattern"], where)
+        if "format" in own:
+            name = own["format"]
+            if not isinstance(name, str):
+                raise GrammarError(f"{_at(where)}: format must be a string")
+            if name in FORMATS:
+                patterns.append(translated(f"^({FORMATS[name]})$"))
+            elif name == "regex":
+                self._relax(where, "'format' 'regex' is not enforced")
+            else:
+                # A name that JSON Schema does not know is a note by its rules; so it does not count as relaxed.
+                self.warnings[f"{_at(where)}: 'format' {name[:40]!r} is not one of JSON Schema's and is ignored"] = None
+        if patterns:
+            out["pattern"] = patterns[0]
+            all_of += [{"type": "string", "pattern": each} for each in patterns[1:]]
 
-    def _possible(self, schema: dict[str, Any]) -> set[str]:
-        values = _values(schema)
-        if values is not None:
-            return {kind for kind in _TYPES for each in values if _is_a(each, kind)}
-        if not schema.keys().isdisjoint(_COMBINING):
-            return set(_TYPES)
-        # Without a type every value is possible, although the grammar may allow fewer.
-        given = schema.get("type", list(_TYPES))
-        return set([given] if isinstance(given, str) else given)
+    def _pattern(self, pattern: Any, where: str) -> list[str]:
+        if not isinstance(pattern, str):
+            raise GrammarError(f"{_at(where)}: pattern must be a string")
+        try:
+            made = translated(pattern)
+            schema = {"type": "string", "pattern": made}
+            if said := problem(json.dumps({"grammars": [{"json_schema": schema}]})):
+                raise GrammarError(said)
+        except GrammarError as error:
+            self._relax(where, f"'pattern' {pattern[:100]!r} is not enforced: {error}")
+            return []
+        return [made]
+
+    def _number(self, own: dict[str, Any], out: dict[str, Any], where: str) -> None:
+        for keyword in _OF_TYPE["number"] & own.keys():
+            value = own[keyword]
+            is_flag = isinstance(value, bool) and keyword.startswith("exclusive")
+            if not is_flag and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise GrammarError(f"{_at(where)}: {keyword} must be a number")
+            if keyword == "multipleOf" and value <= 0:
+                raise GrammarError(f"{_at(where)}: multipleOf must be above 0")
+            out[keyword] = value
+        kinds = out.get("type", [])
+        if "number" in kinds or "integer" in kinds or kinds == "number" or kinds == "integer":
+            low, high = (
+                [own[key] for key in keys if isinstance(own.get(key), int | float) and own.get(key) is not True]
+                for keys in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+            )
+            if not low and all(each > -_EXACT for each in high):
+                out["minimum"] = -_EXACT
+            if not high and all(each < _EXACT for each in low):
+                out["maximum"] = _EXACT
+
+    def _array(self, own: dict[str, Any], out: dict[str, Any], where: str, depth: int, *, closed: bool) -> None:
+        first, rest = own.get("prefixItems", []), own.get("items")
+        at = "prefixItems"
+        if isinstance(rest, list):
+            first, rest, at = rest, own.get("additionalItems"), "items"
+        if not isinstance(first, list):
+            raise GrammarError(f"{_at(where)}: prefixItems must be a list of schemas")
+        low, high = self._bounds(own, out, "minItems", "maxItems", where)
+        if first:
+            out["prefixItems"] = [
+                self._visit(each, f"{where}/{at}/{i}", depth + 1, closed=closed) for i, each in enumerate(first)
+            ]
+            if closed and rest is None and low <= len(first):
+                rest = False
+            if closed and "minItems" not in own and (high is None or high >= len(first)):
+                out["minItems"] = len(first)  # a tuple is generated whole
+        if rest is not None:
+            out["items"] = self._visit(rest, f"{where}/items", depth + 1, closed=closed)
+        if own.get("uniqueItems") is True and (high is None or high > 1):
+            self._relax(where, "'uniqueItems' is not enforced: items may repeat")
+
+    def _object(self, own: dict[str, Any], out: dict[str, Any], where: str, depth: int, *, closed: bool) -> None:
+        named = {}
+        for keyword in ("properties", "patternProperties"):
+            given = own.get(keyword, {})
+            if not isinstance(given, dict):
+                raise GrammarError(f"{_at(where)}: {keyword} must be an object")
+            named[keyword] = {
+                name: self._visit(each, f"{where}/{keyword}/{_pointer(name)}", depth + 1, closed=closed)
+                for name, each in given.items()
+            }
+        properties, by_pattern = named["properties"], named["patternProperties"]
+        required = own.get("required", [])
+        if isinstance(required, bool):  # of a property, in the third draft
+            required = []
+        if not isinstance(required, list) or any(not isinstance(name, str) for name in required):
+            raise GrammarError(f"{_at(where)}: required must be a list of property names")
+        more: Any = own.get("additionalProperties")
+        if more is None:
+            more = not (closed and (properties or by_pattern or "properties" in own))
+        if more is False and not by_pattern:
+            properties |= {
+                name: {} for name in required if name not in properties and "additionalProperties" not in own
+            }
+        more = self._visit(more, f"{where}/additionalProperties", depth + 1, closed=closed)
+        by_pattern, more = self._patterns_of_names(by_pattern, more, where)
+        if "propertyNames" in own:
+            by_pattern, more = self._names_of_properties(own["propertyNames"], properties, by_pattern, more, where)
+        if properties or "properties" in own:
+            out["properties"] = properties
+        if by_pattern:
+            out["patternProperties"] = by_pattern
+        if required:
+            out["required"] = required
+        if more != {}:
+            out["additionalProperties"] = more
+        self._counts(own, out, properties, required, free=more is not False or bool(by_pattern), where=where)
+
+    def _patterns_of_names(self, by_pattern: dict[str, Any], more: Any, where: str) -> tuple[dict[str, Any], Any]:
+        """``patternProperties`` and ``additionalProperties``, without the patterns that cannot be enforced."""
+        made = {}
+        for pattern, schema in by_pattern.items():
+            found = self._pattern(pattern, f"{where}/patternProperties")
+            if not found:
+                more = {}
+            else:
+                made[found[0]] = schema
+        if len(made) > 1:
+            test = {"type": "object", "patternProperties": {each: {} for each in made}}
+            if problem(json.dumps({"grammars": [{"json_schema": test}]})):
+                self._relax(where, "'patternProperties' is enforced where no name fits two patterns; any are allowed")
+                return {}, {}
+        return made, more
+
+    def _names_of_properties(
+        self, names: Any, properties: dict[str, Any], by_pattern: dict[str, Any], more: Any, where: str
+    ) -> tuple[dict[str, Any], Any]:
+        """``propertyNames`` as patterns of the names or a list of them."""
+        if names is True or (isinstance(names, dict) and not names.keys() - _ANNOTATIONS - {"type"}):
+            return by_pattern, more
+        target = names
+        for _ in range(_MAX_DEPTH):
+            if isinstance(target, dict) and isinstance(target.get("$ref"), str):
+                target = self._find(target["$ref"])
+        keys = target.keys() - _ANNOTATIONS - {"type"} if isinstance(target, dict) else set()
+        if not by_pattern and (keys == {"enum"} or keys == {"const"}):
+            values = target["enum"] if "enum" in target else [target["const"]]
+            listed = {name: properties.get(name, more) for name in values if isinstance(name, str)}
+            properties.clear()
+            properties.update({name: each for name, each in listed.items() if each is not False})
+            return {}, False
+        if not by_pattern and not properties and len(keys) == 1 and more is not False:
+            pattern = {
+                "pattern": target.get("pattern"),
+                "minLength": f"^.{{{target.get('minLength')},}}$",
+                "maxLength": f"^.{{0,{target.get('maxLength')}}}$",
+                "format": f"^({FORMATS.get(str(target.get('format')))})$" if target.get("format") in FORMATS else None,
+            }.get(next(iter(keys)))
+            found = self._pattern(pattern, f"{where}/propertyNames") if pattern is not None else []
+            if found:
+                return {found[0]: more}, False
+            if pattern is not None:
+                return by_pattern, more
+        self._relax(where, "'propertyNames' is not enforced")
+        return by_pattern, more
+
+    def _counts(
+        self,
+        own: dict[str, Any],
+        out: dict[str, Any],
+        properties: dict[str, Any],
+        required: list[str],
+        *,
+        free: bool,
+        where: str,
+    ) -> None:
+        """``minProperties`` and ``maxProperties``. ``free``: whether other names than those of ``properties`` may
+        come."""
+        low, high = self._bounds(own, out, "minProperties", "maxProperties", where)
+        if low <= len(set(required)):
+            out.pop("minProperties", None)
+        if high is not None and not free and high >= len(properties):
+            out.pop("maxProperties", None)
+        left = {key: out[key] for key in ("minProperties", "maxProperties") if key in out}
+        all_needed = set(properties) <= set(required)
+        if left and not all_needed and any(value > 1 for value in left.values()):
+            for keyword in left:
+                del out[keyword]
+                self._relax(where, f"{keyword!r} is enforced where all properties are required; it is ignored")
+        elif free and left.get("minProperties", 0) > 1:
+            self._relax(where, "'minProperties' counts names that may repeat")
+
+    def _bounds(
+        self, own: dict[str, Any], out: dict[str, Any], low_name: str, high_name: str, where: str
+    ) -> tuple[int, int | None]:
+        for name in (low_name, high_name):
+            if name not in own:
+                continue
+            value = own[name]
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise GrammarError(f"{_at(where)}: {name} must be a whole number from 0 on")
+            if value > 2**31:
+                if name == low_name:
+                    raise GrammarError(f"{_at(where)}: {name}={value} cannot be reached")
+                continue  # no text is so long
+            out[name] = value
+        low, high = out.get(low_name, 0), out.get(high_name)
+        if high is not None and high < low:
+            raise GrammarError(f"{_at(where)}: {high_name} is smaller than {low_name}")
+        return low, high
 
 
-def _bounds(schema: dict[str, Any], low_name: str, high_name: str, where: str) -> tuple[int, int | None]:
-    low, high = schema.get(low_name, 0), schema.get(high_name)
-    for name, value in ((low_name, low), (high_name, high)):
-        if value is None and name == high_name and name not in schema:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPEATS:
-            raise GrammarError(f"{_at(where)}: {name} must be a whole number from 0 to {MAX_REPEATS}")
-    if high is not None and high < low:
-        raise GrammarError(f"{_at(where)}: {high_name} is smaller than {low_name}")
-    return low, high
+def _has_large_number(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_large_number, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_large_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) > _EXACT
 
 
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() and text.encode("utf-8", "replace").decode() == text else json.dumps(value)
-
-
-def _values(schema: dict[str, Any]) -> list[Any] | None:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return values if isinstance(values, list) else None
-
-
-def _is_a(value: Any, kind: str) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return {
-        "object": isinstance(value, dict),
-        "array": isinstance(value, list),
-        "string": isinstance(value, str),
-        "number": number,
-        "integer": number and (isinstance(value, int) or value.is_integer()),
-        "boolean": isinstance(value, bool),
-        "null": value is None,
-    }[kind]
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
-
-
-def _overlap(a: str, b: str) -> bool:
-    return a == b or {a, b} == {"number", "integer"}
-
-
-def _is_index(part: str) -> bool:
-    return part.isascii() and part.isdigit() and len(part) < 10
+def _short(value: Any) -> str:
+    return json.dumps(value)[:40]
 
 
 def _at(where: str) -> str:

@@ -6,21 +6,22 @@ everything is checked here before it goes to native code. No torch: numpy arrays
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import llama_cpp.llama_cpp as C
-import numpy as np
 
 from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import parts, read_header
 from slm.llama.log import clear_log, first_error
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _NO_MODELS = {
     "adapter": "a LoRA adapter, no model: name the GGUF file of its base (a server takes both: model=BASE "
@@ -37,7 +38,8 @@ _POOLINGS: dict[Any, Pooling] = {
     C.LLAMA_POOLING_TYPE_LAST: "last",
     C.LLAMA_POOLING_TYPE_RANK: "rank",
 }
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+_CONTROL_BYTE = b"\xff"
+"""llguidance's mark in front of the name of a control token; no UTF-8 text holds it."""
 
 
 class Model:
@@ -183,22 +185,31 @@ class Model:
         return [self.token_to_piece(token, special=True) for token in range(self.n_vocab)]
 
     @cached_property
-    def starts_character(self) -> np.ndarray:
-        """bool [n_vocab]: whether a token is UTF-8 from its first byte on; its last character may be unfinished."""
-        return np.array([unfinished_character(b"", piece) is not None for piece in self.spellings])
+    def grammar_tokenizer(self) -> LLTokenizer:
+        """The vocabulary as grammars read it. Takes a fraction of a second the first time, without Python's lock for
+        most of it; the model must outlive it.
 
-    @cached_property
-    def grammar_banned(self) -> np.ndarray:
-        """int32 ids of tokens that a grammar must not pick. llama.cpp reads a control token as its name, which the text
-        does not show, and a token that holds a NUL not to its end. End-of-text tokens are not among them."""
+        Control tokens add no text, so that a grammar's text never allows them. End-of-generation tokens end a text.
+        """
+        from llguidance import LLTokenizer
+
         self._open()
-        ids = [
-            token
+        hidden = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        tokens = [
+            _CONTROL_BYTE + piece if C.llama_vocab_get_attr(self._vocab, token) & hidden else piece
             for token, piece in enumerate(self.spellings)
-            if not C.llama_vocab_is_eog(self._vocab, token)
-            and (C.llama_vocab_is_control(self._vocab, token) or b"\0" in piece)
         ]
-        return np.array(ids, np.int32)
+        ends = [token for token in range(self.n_vocab) if C.llama_vocab_is_eog(self._vocab, token)]
+        if not ends:
+            # llguidance asks for one. This one no row of logits has.
+            tokens.append(_CONTROL_BYTE + b"<end>")
+            ends = [self.n_vocab]
+        return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+            tokens=tokens,
+            vocab_ptr=ctypes.cast(self._vocab, ctypes.c_void_p).value,
+            tokenize_fptr=ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=ends,
+        )
 
     def control_names(self) -> tuple[str, ...]:
         """The texts that ``tokenize`` reads as a special token with ``parse_special``, and as text without it."""
@@ -269,15 +280,3 @@ def to_utf8(text: str) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
-
-
-def unfinished_character(pending: bytes, piece: bytes) -> bytes | None:
-    """The unfinished character at the end of ``pending + piece``, b"" where there is none. None for invalid UTF-8."""
-    decoder = _Utf8Decoder()
-    try:
-        decoder.decode(pending + piece)
-    except UnicodeDecodeError:
-        return None
-    rest = decoder.getstate()[0]
-    # The decoder sees that a half character is a surrogate only at its last byte, when nothing fits any more.
-    return None if rest[:1] == b"\xed" and rest[1:2] >= b"\xa0" else rest

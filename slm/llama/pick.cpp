@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace {
 
@@ -153,7 +154,7 @@ struct Chain {
 };
 
 // The answers that are no token.
-enum { NOT_NUMBERS = -1, LOOK_AT_ALL = -2 };
+enum { NOT_NUMBERS = -1, LOOK_AT_ALL = -2, NOTHING_FITS = -3 };
 
 }  // extern "C"
 
@@ -223,13 +224,55 @@ int draw(const Chain& chain, const Row& row, Token* tokens) {
     return choose(chain, 0, tokens, n);
 }
 
-int pick(const Chain& chain, const float* x, int n_vocab) {
-    // Not on the stack, which is a thread's: the engine picks in one.
-    static thread_local Row row;
-    static thread_local Token tokens[MOST];
-    static thread_local float scratch[MOST_BLOCKS];
+// Not on the stack, which is a thread's: the engine picks in one.
+static thread_local Row row;
+static thread_local Token tokens[MOST];
+static thread_local float scratch[MOST_BLOCKS];
+
+inline bool allowed(const uint32_t* mask, int i) { return mask[i >> 5] >> (i & 31) & 1; }
+
+int n_allowed(const uint32_t* mask, int n_vocab) {
+    int n = 0;
+    for (int w = 0; w < n_vocab >> 5; ++w) n += __builtin_popcount(mask[w]);
+    for (int i = n_vocab & ~31; i < n_vocab; ++i) n += allowed(mask, i);
+    return n;
+}
+
+// Few tokens are allowed: the whole chain chooses among them.
+int pick_among(const Chain& chain, const float* x, int n_vocab, const uint32_t* mask) {
+    int n = 0;
+    for (int w = 0; w <= (n_vocab - 1) >> 5; ++w) {
+        for (uint32_t bits = mask[w]; bits; bits &= bits - 1) {
+            const int i = w * 32 + __builtin_ctz(bits);
+            if (i >= n_vocab) break;
+            if (x[i] != x[i]) return NOT_NUMBERS;
+            if (x[i] > -INFINITY) tokens[n++] = {i, x[i], 0.0f};
+        }
+    }
+    return n > 0 ? choose(chain, 0, tokens, n) : NOTHING_FITS;
+}
+
+// A copy of the row in which what the mask forbids is -inf.
+const float* masked(const float* x, int n_vocab, const uint32_t* mask) {
+    static thread_local std::vector<float> copy;
+    copy.resize(n_vocab);
+    float* to = copy.data();
+    for (int i = 0; i < n_vocab; i += 32) {
+        const int stop = std::min(n_vocab - i, 32);
+        const uint32_t bits = mask[i >> 5];
+        for (int j = 0; j < stop; ++j) to[i + j] = bits >> j & 1 ? x[i + j] : -INFINITY;
+    }
+    return to;
+}
+
+int pick(const Chain& chain, const float* x, int n_vocab, const uint32_t* mask) {
+    if (mask) {
+        if (n_allowed(mask, n_vocab) <= MOST) return pick_among(chain, x, n_vocab, mask);
+        x = masked(x, n_vocab, mask);
+    }
     row.read(x, n_vocab);
     if (!row.numbers) return NOT_NUMBERS;
+    if (mask && row.highest == -INFINITY) return NOTHING_FITS;
     if (!std::isfinite(row.highest)) return LOOK_AT_ALL;
     int n = -1;
     switch (chain.kind) {
@@ -259,15 +302,16 @@ int pick(const Chain& chain, const float* x, int n_vocab) {
 
 extern "C" {
 
-// row: float32 [n_vocab], as it was when this returns. The token, or one of the answers above.
-int slm_pick(const Chain* chain, float* row, int n_vocab) {
+// row: float32 [n_vocab], as it was when this returns. mask: null, or a bit for each token, the lowest first; only the
+// tokens whose bits are set are picked. The token, or one of the answers above.
+int slm_pick(const Chain* chain, float* row, int n_vocab, const uint32_t* mask) {
     if (n_vocab < 1 || n_vocab > MOST_BLOCKS * BLOCK) return LOOK_AT_ALL;
-    if (chain->n_bias == 0) return pick(*chain, row, n_vocab);
+    if (chain->n_bias == 0) return pick(*chain, row, n_vocab, mask);
     if (chain->n_bias > MOST) return LOOK_AT_ALL;
     static thread_local float own[MOST];
     for (int i = 0; i < chain->n_bias; ++i) own[i] = row[chain->bias_ids[i]];
     for (int i = 0; i < chain->n_bias; ++i) row[chain->bias_ids[i]] += chain->bias[i];
-    const int token = pick(*chain, row, n_vocab);
+    const int token = pick(*chain, row, n_vocab, mask);
     for (int i = 0; i < chain->n_bias; ++i) row[chain->bias_ids[i]] = own[i];
     return token;
 }

@@ -19,6 +19,8 @@ from slm.machine import cpp_build
 
 NOT_NUMBERS = -1
 """The row holds a NaN."""
+NOTHING_FITS = -3
+"""Of the tokens that a mask allows none is possible."""
 LOOK_AT_ALL = -2
 """This chain, or this row, leaves too many candidates: llama.cpp has to pick from the whole vocabulary."""
 
@@ -52,7 +54,7 @@ def _library() -> ctypes.CDLL | None:
         )
     except (RuntimeError, OSError):
         return None
-    library.slm_pick.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    library.slm_pick.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     library.slm_pick.restype = ctypes.c_int
     return library
 
@@ -63,9 +65,10 @@ def picker(
     *,
     apply: Any,
     n_vocab: int,
-) -> Callable[[int], int] | None:
-    """A function from the address of a row of logits, float32 [n_vocab], to a token's id, ``NOT_NUMBERS`` or
-    ``LOOK_AT_ALL``. None where the library is not there, or where the first sampler has to see every token.
+) -> Callable[[int, int | None], int] | None:
+    """A function from the address of a row of logits, float32 [n_vocab], and of a mask (uint32, a bit for each token;
+    None: all are allowed) to a token's id, ``NOT_NUMBERS``, ``NOTHING_FITS`` or ``LOOK_AT_ALL``. None where the
+    library is not there, or where the first sampler has to see every token.
 
     ``samplers``: name, parameter and address of each of llama.cpp's samplers, the bias left out; they must outlive
     the function. ``bias``: token ids and what is added to their logits. ``apply``: llama.cpp's llama_sampler_apply.
@@ -93,7 +96,7 @@ def picker(
     function, at = library.slm_pick, ctypes.addressof(chain)
     kept = chain, addresses, ids, added
 
-    def pick(row: int, *, _kept: object = kept) -> int:
-        return function(at, row, n_vocab)
+    def pick(row: int, mask: int | None = None, *, _kept: object = kept) -> int:
+        return function(at, row, n_vocab, mask)
 
     return pick

@@ -1,18 +1,16 @@
-"""llama.cpp's sampler chain for one sequence, with a grammar before it where one is given.
+"""llama.cpp's sampler chain for one sequence. A mask before it leaves only the tokens that a grammar allows.
 
 Two paths pick the same token: the compiled picker (see slm/llama/pick.py), which looks at few candidates, and
 llama.cpp's own chain over the whole vocabulary, which is there without a compiler, too. Only a plain draw by
 temperature differs: both draw from the same distribution, but the same seed gives other tokens.
 
-Everything is checked first: llama.cpp's samplers abort the process on
-what they do not expect, and a grammar throws through C when it is handed a token that it forbids.
+Everything is checked first: llama.cpp's samplers abort the process on what they do not expect.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,20 +19,14 @@ import numpy as np
 
 from slm.llama.context import Context
 from slm.llama.errors import GrammarDeadEndError, LlamaError, MisuseError
-from slm.llama.log import clear_log, first_error
-from slm.llama.model import Model, to_utf8, unfinished_character
-from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, picker
-
-_MAX_GRAMMAR_BYTES = 64 * 1024
-_MAX_GRAMMAR_DEPTH = 64
-
-_MAX_GRAMMAR_SECONDS = 2.0
-"""For one token. An ambiguous grammar can take longer with every token; above this it is given up."""
+from slm.llama.model import Model, to_utf8
+from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, NOTHING_FITS, picker
 
 _MIROSTAT_M = 100
 """Tokens from which Mirostat's first version estimates the distribution's slope: the paper's number."""
 
 _NOT_NUMBERS = "the model gave logits that are not numbers"
+_NOTHING_FITS = "no token fits both the grammar and the other constraints (logit_bias)"
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 if _CANDIDATE.itemsize != ctypes.sizeof(C.llama_token_data):
@@ -42,25 +34,21 @@ if _CANDIDATE.itemsize != ctypes.sizeof(C.llama_token_data):
 
 
 class Sampler:
-    """A sampler chain; samplers apply in the order they are added, and the last must be ``greedy`` or ``dist``.
-
-    A grammar applies before all of them, whenever it is added.
-    """
+    """A sampler chain; samplers apply in the order they are added, and the last must be ``greedy`` or ``dist``."""
 
     def __init__(self, model: Model) -> None:
         params = C.llama_sampler_chain_default_params()
         params.no_perf = True
         self.model = model
         self._chain = C.llama_sampler_chain_init(params)
-        self._grammar = None
-        self._pending = b""
-        """The beginning of a character at the end of what the grammar has seen."""
         self._picks = False
         self._samplers: list[tuple[str, float, object]] = []
         """Name, parameter and handle of each, the bias left out; the chain owns them."""
         self._bias: tuple[np.ndarray, np.ndarray] | None = None
         """Token ids and what is added to their logits."""
-        self._picker: Callable[[int], int] | None = None
+        self._banned: np.ndarray | None = None
+        """Token ids whose bias is -inf."""
+        self._picker: Callable[[int, int | None], int] | None = None
 
     def _add(self, sampler: object, name: str, parameter: float = 0.0) -> Sampler:
         self._check_open()
@@ -89,6 +77,8 @@ class Sampler:
             raise MisuseError("logit_bias comes first, and once")
         self._add(C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries), "logit_bias")
         self._bias = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
+        if np.isneginf(self._bias[1]).any():
+            self._banned = self._bias[0][np.isneginf(self._bias[1])]
         return self
 
     def penalties(self, *, last_n: int, repeat: float, frequency: float, presence: float) -> Sampler:
@@ -175,32 +165,6 @@ class Sampler:
         self._add(sampler, "mirostat")
         return self._ends()
 
-    def grammar(self, gbnf: str, root: str = "root") -> Sampler:
-        """Constrains to a GBNF grammar. Raises ``LlamaError`` for one that is malformed, too long or too deep
-        (llama.cpp's parser recurses: deep nesting overflows its stack). Not checked here: endless left recursion
-        and branching, which hang llama.cpp (serve/grammar/gbnf.py checks a stranger's grammar)."""
-        self._check_open()
-        if self._grammar is not None:
-            raise MisuseError("one grammar is enough")
-        raw = to_utf8(gbnf)
-        depth = deepest = 0
-        for byte in raw:
-            depth += (byte == 0x28) - (byte == 0x29)
-            deepest = max(deepest, depth)
-        if not raw.strip():
-            raise LlamaError("an empty grammar")
-        if len(raw) > _MAX_GRAMMAR_BYTES or deepest > _MAX_GRAMMAR_DEPTH or b"\0" in raw:
-            raise LlamaError(
-                f"a grammar of {len(raw)} bytes nested {deepest} deep; at most {_MAX_GRAMMAR_BYTES} bytes "
-                f"and {_MAX_GRAMMAR_DEPTH} levels are allowed"
-            )
-        clear_log()
-        sampler = C.llama_sampler_init_grammar(self.model._vocab, raw, root.encode())
-        if not sampler:
-            raise LlamaError(f"llama.cpp refused the grammar: {first_error()}")
-        self._grammar = sampler
-        return self
-
     def greedy(self) -> Sampler:
         """Picks the likeliest token."""
         self._add(C.llama_sampler_init_greedy(), "greedy")
@@ -219,84 +183,74 @@ class Sampler:
         self._picker = picker(samplers, self._bias, apply=C.llama_sampler_apply, n_vocab=self.model.n_vocab)
         return self
 
-    def sample(self, context: Context, i: int) -> int:
-        """Picks a token from the logits of the last batch's ``i``-th entry and lets the chain remember it."""
+    def sample(self, context: Context, i: int, mask: np.ndarray | None = None) -> int:
+        """Picks a token from the logits of the last batch's ``i``-th entry and lets the chain remember it.
+
+        ``mask``: uint32, a bit for each token, the lowest first; only tokens whose bits are set are picked. Raises
+        ``GrammarDeadEndError`` where none is left, ``LlamaError`` for logits that are not numbers.
+        """
         self._check_open()
-        if not self._picks:
-            raise MisuseError("the chain does not end in greedy or dist")
-        if self._picker is not None and self._grammar is None:
-            token = self._picker(context.row_address(i))
-            if token >= 0:
-                return token
-            if token == NOT_NUMBERS:
-                raise LlamaError(_NOT_NUMBERS)
-            assert token == LOOK_AT_ALL
-        row = context.row(i)
+        token = self._compiled_pick(context.row_address(i), mask)
+        if token is not None:
+            return token
+        if mask is not None:
+            return self._pick(context.row(i), mask)
         # NaN logits make llama.cpp's samplers abort the process. A row that holds one has NaN as its maximum.
-        if math.isnan(row.max()):
+        if math.isnan(context.row(i).max()):
             raise LlamaError(_NOT_NUMBERS)
-        if self._grammar is not None:
-            return self._sample_with_grammar(row)
         return C.llama_sampler_sample(self._chain, context._ctx, i)
 
-    def _sample_with_grammar(self, logits: np.ndarray) -> int:
-        """First the chain alone picks: most often its token fits the grammar. Only where it does not, the whole
-        vocabulary is checked against the grammar, which takes far longer, and the chain picks among what fits.
+    def sample_row(self, row: np.ndarray, mask: np.ndarray) -> int:
+        """As ``sample``, from a row that was copied: float32 [n_vocab]."""
+        self._check_open()
+        if len(row) != self.model.n_vocab:
+            raise MisuseError(f"a row of {len(row)} logits for {self.model.n_vocab} tokens")
+        token = self._compiled_pick(row.ctypes.data, mask)
+        return self._pick(row, mask) if token is None else token
 
-        llama.cpp reads bytes that are not UTF-8 as characters (C0 A2 as a quotation mark), which the text would not
-        show. So a token that breaks UTF-8 does not fit either.
-        """
-        began = time.perf_counter()
-        candidates = np.zeros(len(logits), _CANDIDATE)
-        candidates["id"] = np.arange(len(logits), dtype=np.int32)
-        candidates["logit"] = logits
-        candidates["logit"][self.model.grammar_banned] = -np.inf
-        token, possible = self._pick(candidates[candidates["logit"] > -np.inf])
-        if not possible or not len(self._fitting(np.array([(token, 0.0, 0.0)], _CANDIDATE))):
-            # -inf in the middle of a chain makes NaN of some samplers' sums: what is forbidden is taken out.
-            fitting = self._fitting(candidates)
-            token, possible = self._pick(fitting) if len(fitting) else (-1, False)
-            if not possible:
-                raise GrammarDeadEndError("no token fits both the grammar and the other constraints (logit_bias)")
-        rest = unfinished_character(self._pending, self.model.spellings[token])
-        if rest is None:
-            raise MisuseError(f"token {token} breaks UTF-8; llama.cpp's grammar would abort")
-        self._pending = rest
-        C.llama_sampler_accept(self._grammar, token)
-        C.llama_sampler_accept(self._chain, token)
-        if time.perf_counter() - began > _MAX_GRAMMAR_SECONDS:
-            raise GrammarDeadEndError("the grammar takes too long; make it less ambiguous")
-        return token
+    def _compiled_pick(self, row: int, mask: np.ndarray | None) -> int | None:
+        """The compiled picker's token from the row at an address; None where llama.cpp's chain has to pick."""
+        if not self._picks:
+            raise MisuseError("the chain does not end in greedy or dist")
+        if mask is not None and 32 * len(mask) < self.model.n_vocab:
+            raise MisuseError(f"a mask of {len(mask)} words for {self.model.n_vocab} tokens")
+        if self._picker is None:
+            return None
+        token = self._picker(row, None if mask is None else mask.ctypes.data)
+        if token >= 0:
+            return token
+        if token == NOT_NUMBERS:
+            raise LlamaError(_NOT_NUMBERS)
+        if token == NOTHING_FITS:
+            raise GrammarDeadEndError(_NOTHING_FITS)
+        assert token == LOOK_AT_ALL
+        return None
 
-    def _pick(self, candidates: np.ndarray) -> tuple[int, bool]:
-        """The chain's pick, and whether it is one: all that is left may be banned."""
-        candidates = candidates.copy()  # the samplers sort, cut and overwrite it
+    def _pick(self, row: np.ndarray, mask: np.ndarray) -> int:
+        """llama.cpp's own chain picks among the tokens that the mask allows."""
+        ids = allowed(mask, len(row))
+        logits = row[ids]
+        if len(logits) and math.isnan(logits.max()):
+            raise LlamaError(_NOT_NUMBERS)
+        # -inf in the middle of a chain makes NaN of some samplers' sums: what is forbidden is taken out.
+        possible = logits > -np.inf
+        if self._banned is not None:
+            possible &= ~np.isin(ids, self._banned)
+        candidates = np.zeros(int(possible.sum()), _CANDIDATE)
+        if not len(candidates):
+            raise GrammarDeadEndError(_NOTHING_FITS)
+        candidates["id"], candidates["logit"] = ids[possible], logits[possible]
         array = _array(candidates)
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
-            return -1, False
-        picked = array.data[array.selected]  # XTC moves the array's beginning
-        return int(picked.id), bool(picked.logit > -np.inf)
-
-    def _fitting(self, candidates: np.ndarray) -> np.ndarray:
-        candidates = candidates.copy()
-        array = _array(candidates)
-        C.llama_sampler_apply(self._grammar, ctypes.byref(array))
-        fitting = candidates[candidates["logit"] > -np.inf]
-        if not self._pending:
-            return fitting[self.model.starts_character[fitting["id"]]]
-        # Few are left: the grammar keeps only those that go on where the last token ended.
-        return fitting[[self._completes(int(token)) for token in fitting["id"]]]
-
-    def _completes(self, token: int) -> bool:
-        return (
-            not self.model.is_eog(token)
-            and unfinished_character(self._pending, self.model.spellings[token]) is not None
-        )
+            raise LlamaError("llama.cpp's samplers picked no token")
+        token = int(array.data[array.selected].id)  # XTC moves the array's beginning
+        C.llama_sampler_accept(self._chain, token)
+        return token
 
     def accept(self, token: int) -> None:
-        """Lets the chain remember a token that it did not pick (the prompt's, for the penalties; a grammar does
-        not see it)."""
+        """Lets the chain remember a token that it did not pick (the prompt's and those that a grammar forced, for the
+        penalties)."""
         self._check_open()
         C.llama_sampler_accept(self._chain, self.model.check_token(token))
 
@@ -305,9 +259,11 @@ class Sampler:
         if self._chain:
             C.llama_sampler_free(self._chain)
             self._chain, self._picker = None, None
-        if self._grammar:
-            C.llama_sampler_free(self._grammar)
-            self._grammar = None
+
+
+def allowed(mask: np.ndarray, n_vocab: int) -> np.ndarray:
+    """Ids of the tokens whose bits are set in a mask."""
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:n_vocab])
 
 
 def _address(sampler: Any) -> int:

@@ -159,11 +159,12 @@ BAD_VALUES = [
     ("grammar", '"root ::= ("'), ("grammar", '""'), ("grammar", '"root ::= root"'), ("grammar", '"x ::= \\"a\\""'),
     ("grammar", json.dumps("root ::= " + "(" * 60_000)), ("grammar", json.dumps("root ::= " + "(" * 3000 + ")" * 3000)),
     ("grammar", '"root ::= [\\\\uD800-\\\\uDFFF]"'), ("grammar", '"root ::= \\"a\\"{1,100000}"'),
-    ("response_format", '{"type":"json_schema","json_schema":{"name":"a","schema":{"pattern":"(?=x)"}}}'),
-    ("response_format", '{"type":"json_schema","json_schema":{"name":"a","schema":{"const":1e400}}}'),
-    ("response_format", '{"type":"json_schema","json_schema":{"name":"a","schema":' + '{"not":' * 60 + "1" + "}" * 62),
-    ("response_format", '{"type":"json_schema","json_schema":{"name":"a","schema":{"oneOf":[{"type":[{}]},{}]}}}'),
-    ("response_format", '{"type":"json_schema","json_schema":{"name":"a","schema":{"$ref":"#/x/' + "9" * 5000 + '"}}}'),
+    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"pattern":"(?=x)"}}}'),
+    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"const":1e400}}}'),
+    ("response_format",
+     '{"type":"json_schema","json_schema":{"strict":true,"schema":' + '{"not":' * 9 + "1" + 11 * "}"),
+    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"oneOf":[{"type":[{}]},{}]}}}'),
+    ("response_format", '{"type":"json_schema","json_schema":{"strict":true,"schema":{"$ref":"#/' + "9" * 500 + '"}}}'),
 ]  # fmt: skip
 
 

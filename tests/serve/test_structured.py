@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import re
 
 import httpx
 import openai
@@ -64,7 +65,10 @@ def test_json_object_and_n(client):
     ("body", "param", "word"),
     [
         ({"grammar": "root ::= ("}, "grammar", "line 1"),
-        ({"grammar": 'root ::= root "x" | "x"'}, "grammar", "on the left"),
+        ({"grammar": 'root ::= root "x"'}, "grammar", "come to an end"),
+        ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs", "ahead or behind"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "1 to"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs", "exclude"),
         ({"grammar": "x" * 70_000}, "grammar", "65536"),
         ({"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}}, "grammar", "exclude"),
         ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "exclude"),
@@ -72,7 +76,12 @@ def test_json_object_and_n(client):
         ({"response_format": {"type": "json_schema"}}, "response_format", ""),
         ({"response_format": "json_object"}, "response_format", ""),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"pattern": "(?=x)"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"pattern": "(?=x)"}, "strict": True},
+                }
+            },
             "response_format",
             "'pattern'",
         ),
@@ -90,6 +99,65 @@ def test_what_cannot_be_kept_to_is_refused_never_ignored(server, body, param, wo
     assert word in error["message"]
     assert httpx.get(server.url + "/health").status_code == 200
     assert server.metrics()["slm_engine_restarts_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, r"yes|no"),
+        ({"structured_outputs": {"regex": "^[ab]{3}c?$"}}, r"[ab]{3}c?"),
+        ({"structured_outputs": {"grammar": "start: /x{2,4}/ [\"!\"]"}}, r"x{2,4}!?"),
+        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, r"1|2"),
+        ({"json_schema": {"type": "boolean"}}, r"true|false"),
+        ({"grammar": 'root ::= "a" (root | "b") "c"'}, r"a+bc+"),
+        ({"response_format": {"type": "json_object", "schema": {"properties": {"a": {"const": 1}}, "required": ["a"]}}},
+         r'\{"a": 1\}'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": None}}}}, r"null"),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_constraint(server, more, expected):
+    answer = httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 60, "seed": 3, **more})
+    assert answer.status_code == 200, answer.text
+    assert "warnings" not in answer.json()
+    assert "x-slm-warnings" not in answer.headers
+    assert re.fullmatch(expected, answer.json()["choices"][0]["text"])
+
+
+def test_what_is_relaxed_is_named_in_every_response(server):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
+    asked = {"messages": MESSAGES, "max_tokens": 40, "seed": 1, "response_format": {"type": "json_schema"}}
+    asked["response_format"]["json_schema"] = {"schema": schema}
+    word = "schema at /: 'uniqueItems' is not enforced: items may repeat"
+    whole = httpx.post(server.url + "/v1/chat/completions", json=asked)
+    assert (whole.json()["warnings"], whole.headers["x-slm-warnings"]) == ([word], word)
+    streamed = httpx.post(server.url + "/v1/chat/completions", json={**asked, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert [each["warnings"] for each in events if "warnings" in each] == [[word]]
+    assert streamed.headers["x-slm-warnings"] == word
+    form = {"type": "json_schema", "schema": schema}
+    other = httpx.post(
+        server.url + "/v1/responses", json={"input": "x", "max_output_tokens": 40, "text": {"format": form}}
+    )
+    assert other.json()["warnings"] == [word]
+    tool = {"name": "f", "input_schema": {"type": "object", "properties": {"a": schema}}}
+    body = {"max_tokens": 5, "messages": MESSAGES, "tools": [tool]}
+    theirs = httpx.post(server.url + "/v1/messages", json=body).json()
+    assert theirs["warnings"] == [f"the parameters of f: {word.replace('/:', '/properties/a:')}"]
+
+
+def test_a_hostile_grammar_stops_nobody_else(server):
+    """Its masks take ever longer; another client's stream goes on meanwhile, and nothing is measured by the clock."""
+    hostile = {"prompt": "x", "max_tokens": 60, "structured_outputs": {"grammar": "start: e\ne: e e e | /[a-z ]/"}}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        slow = [pool.submit(httpx.post, server.url + "/v1/completions", json=hostile, timeout=120) for _ in range(2)]
+        plain = httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 30, "ignore_eos": True})
+        assert plain.json()["usage"]["completion_tokens"] == 30
+        for each in slow:
+            answer = each.result()
+            if answer.status_code == 200:
+                assert re.fullmatch("[a-z ]+", answer.json()["choices"][0]["text"])
+            else:
+                assert "too much work" in answer.json()["error"]["message"]
 
 
 def test_grammars_can_be_turned_off(tmp_path, tiny_path, start_server):

@@ -36,7 +36,8 @@ def client(chat_server):
     return openai.OpenAI(base_url=chat_server.url + "/v1", api_key="none", max_retries=0)
 
 
-CALL_TEXT = ('\n{"name": "weather", "arguments": ', '{"city": "Bonn", "days": 3}', "}\n</tool_call>")
+# What stands before the name is forced; the script goes on at its last token.
+CALL_TEXT = ('"', 'weather", "arguments": {"city": "Bonn", "days": 3}}', "\n</tool_call>")
 SCRIPT = ["\n", "<think>", "Which day?", "</think>\n\n", "I look.", "<tool_call>", *CALL_TEXT, "<|im_end|>"]
 ANSWER = ["<done>", "It is sunny.", "<|im_end|>"]
 
@@ -80,7 +81,7 @@ def test_a_forced_call_whole_and_streamed(client, choice):
     assert (pieces[0].function.name, pieces[0].function.arguments) == ("weather", "")
     assert all(piece.index == 0 for piece in pieces)
     assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
-    assert len(pieces) > 5
+    assert len(pieces) > 3  # what the grammar forces comes in one piece
     assert json.loads("".join(piece.function.arguments for piece in pieces)) == values
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
@@ -243,7 +244,6 @@ def test_marks_in_messages_are_text(client):
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"grammar": 'root ::= "a"'}, "grammar"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"separate_reasoning": False}, "separate_reasoning"),

@@ -5,10 +5,12 @@ Tested in tests/serve/api/anthropic/test_messages.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
+
+from slm.serve.api.openai.response_shapes import Warnings
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -57,6 +59,7 @@ class AnthropicMessage(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage
+    warnings: NotRequired[Warnings]
 
 
 @_closed

@@ -57,7 +57,6 @@ class NativeCompletionRequest(CompletionRequest):
     response_fields: Annotated[list[str], Field(max_length=64)] = Field(
         default=[], description="only these fields of the response; a/b is the field b of a"
     )
-    json_schema: dict[str, Any] | None = Field(default=None, description="the text is JSON of this schema")
     timings_per_token: bool = Field(default=False, description="every event of a stream has the timings so far")
     n_cmpl: int | None = Field(default=None, ge=1, le=128, description="another name of n")
     id_slot: int = Field(default=-1, description="accepted, without effect: the server chooses the slot")
@@ -76,9 +75,6 @@ class NativeCompletionRequest(CompletionRequest):
         if not isinstance(value, dict):
             return value
         value = dict(value)
-        if value.get("json_schema") is not None and value.get("response_format") is None:
-            named = {"name": "schema", "schema": value.pop("json_schema")}
-            value["response_format"] = {"type": "json_schema", "json_schema": named}
         if value.get("n_cmpl") is not None and value.get("n") is None:
             value["n"] = value.pop("n_cmpl")
         for name in ("grammar", "stop"):

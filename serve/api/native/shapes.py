@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from slm.serve.api.openai.response_shapes import PromptProgress, Timings
+from slm.serve.api.openai.response_shapes import PromptProgress, Timings, Warnings
 
 StopType = Literal["none", "eos", "limit", "word"]
 
@@ -40,6 +40,7 @@ class NativeChunk(TypedDict):
     completion_probabilities: NotRequired[list[TokenProbability]]
     timings: NotRequired[Timings]
     prompt_progress: NotRequired[PromptProgress]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -66,6 +67,7 @@ class NativeCompletion(TypedDict):
     dropped_prompt_tokens: NotRequired[
         Annotated[int, Field(description="of /infill: tokens for which the context had no room; absent if none")]
     ]
+    warnings: NotRequired[Warnings]
 
 
 @_closed

@@ -10,6 +10,8 @@ from typing import Annotated, Any, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from slm.serve.api.openai.response_shapes import Warnings
+
 _closed = with_config(ConfigDict(extra="forbid"))
 
 
@@ -44,6 +46,7 @@ class OllamaText(TypedDict):
     response: NotRequired[str]
     thinking: NotRequired[str]
     logprobs: NotRequired[list[OllamaLogprob]]
+    warnings: NotRequired[Warnings]
 
 
 @_closed

@@ -14,10 +14,10 @@ from pydantic_core import from_json
 
 from slm.serve.api.errors import ApiError
 from slm.serve.api.openai.fields import Strict
-from slm.serve.tools.call_grammar import ToolUse
+from slm.serve.tools.call_grammar import CallableTool, ToolUse
 
 MAX_TOOLS = 128
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
 
 class TextPart(Strict):
@@ -83,9 +83,11 @@ class Function(Strict):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] = Field(
-        default={}, description="JSON Schema of an object; the docs list what is supported"
+        default={}, description="JSON Schema of an object; the docs say what is enforced"
     )
-    strict: bool | None = Field(default=None, description="accepted; the schema always holds")
+    strict: bool | None = Field(
+        default=None, description="true: refuse a schema that cannot be enforced whole, instead of naming what is not"
+    )
 
 
 class Tool(Strict):
@@ -234,7 +236,11 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
         raise ApiError(400, text, param="tool_choice", code="invalid_value")
     return ToolUse(
         tools=tuple(
-            (each.function.name, each.function.parameters) for each in tools if wanted in (None, each.function.name)
+            CallableTool(
+                name=each.function.name, parameters=each.function.parameters, strict=bool(each.function.strict)
+            )
+            for each in tools
+            if wanted in (None, each.function.name)
         ),
         required=choice == "required" or wanted is not None,
         parallel=parallel and wanted is None,

@@ -7,6 +7,8 @@ The fields are OpenAI's. Those that OpenAI lacks have llama.cpp's names: ``top_k
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -30,11 +32,11 @@ from slm.serve.api.openai.fields import (
 )
 from slm.serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
 from slm.serve.engine.messages import ModelInfo, SamplingParams
-from slm.serve.grammar.gbnf import check
-from slm.serve.grammar.json_schema import json_object_grammar, schema_grammar
-from slm.serve.grammar.tree import MAX_BYTES, GrammarError
+from slm.serve.grammar import forms
+from slm.serve.grammar.errors import GrammarError
+from slm.serve.grammar.gbnf import MAX_BYTES
 from slm.serve.tools.call_form import CallForm
-from slm.serve.tools.call_grammar import Reasoning, ToolUse, after_thought, reply_grammar
+from slm.serve.tools.call_grammar import Reasoning, ToolUse, reply_grammar
 
 MAX_STOPS = 16
 MAX_MESSAGES = 4096
@@ -98,17 +100,22 @@ class JsonObjectFormat(Strict):
     place = "response_format"
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="JSON Schema, as llama-server takes it here"
+    )
 
 
 class JsonSchema(Strict):
     place = "response_format.json_schema"
 
-    name: str = Field(max_length=256)
+    name: str = Field(default="", max_length=256)
     description: str | None = None
     schema_: dict[str, Any] = Field(
         default={}, alias="schema", description="JSON Schema; the docs list what is supported"
     )
-    strict: bool | None = Field(default=None, description="accepted; the schema always holds")
+    strict: bool | None = Field(
+        default=None, description="true: refuse a schema that cannot be enforced whole, instead of naming what is not"
+    )
 
 
 class JsonSchemaFormat(Strict):
@@ -119,6 +126,30 @@ class JsonSchemaFormat(Strict):
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's form of a constraint: one of these."""
+
+    place = "structured_outputs"
+    also = ("json_object", "structural_tag")
+
+    json_: dict[str, Any] | bool | None = Field(default=None, alias="json", description="JSON Schema")
+    regex: str | None = Field(default=None, max_length=MAX_BYTES, description="the whole text matches it")
+    choice: Annotated[list[str], Field(max_length=10_000, fail_fast=True)] | None = None
+    grammar: str | None = Field(default=None, max_length=MAX_BYTES, description="GBNF or Lark")
+
+    @classmethod
+    def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """``json_object`` as the schema of any object."""
+        given = dict(given)
+        if given.pop("structural_tag", None):
+            raise ValueError("structural_tag is not supported; use json, regex, choice or grammar")
+        if given.pop("json_object", False):
+            if "json" in given:
+                raise ValueError("json and json_object exclude each other")
+            given["json"] = {"type": "object"}
+        return given
 
 
 class SamplingFields(ModelRequest):
@@ -237,7 +268,11 @@ class _GenerationRequest(SamplingFields):
         default=1, ge=1, le=128, description="choices for each prompt, each with a seed one higher than the last"
     )
     response_format: ResponseFormat | None = None
-    grammar: str | None = Field(default=None, max_length=MAX_BYTES, description="a grammar in llama.cpp's GBNF")
+    json_schema: dict[str, Any] | None = Field(default=None, description="JSON Schema, as llama-server takes it")
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = Field(
+        default=None, max_length=MAX_BYTES, description="a grammar in llama.cpp's GBNF, or in llguidance's Lark"
+    )
     stream: bool = Field(default=False, description="send the text as it is generated, in server-sent events")
     stream_options: StreamOptions | None = None
 
@@ -256,30 +291,57 @@ class _GenerationRequest(SamplingFields):
         """The stop strings, as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def constraint(self) -> str | None:
-        """The checked grammar that constrains the text; None: no constraint. Takes a while for a large schema.
+    def constraint(self) -> forms.Grammar | None:
+        """What constrains the text; None: nothing. Takes a while for a large schema.
 
-        Raises ``ApiError`` for a grammar or schema that is invalid or unsupported.
+        Raises ``ApiError`` for a grammar or schema that is invalid, or that is not enforceable and strict.
         """
-        if self.grammar is not None and isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
-            raise ApiError(400, "grammar and response_format exclude each other.", param="grammar")
-        param = "response_format" if self.grammar is None else "grammar"
+        given = self._constraints()
+        if not given:
+            return None
+        if len(given) > 1:
+            raise ApiError(400, f"{given[0][0]} and {given[1][0]} exclude each other.", param=given[0][0])
+        param, make = given[0]
         try:
-            match self.response_format:
-                case JsonObjectFormat():
-                    text = json_object_grammar()
-                case JsonSchemaFormat(json_schema=given):
-                    text = schema_grammar(given.schema_)
-                case _ if self.grammar is not None:
-                    text = check(self.grammar)
-                case _:
-                    return None
+            made = make()
+            made.text  # noqa: B018 (checks it)
         except GrammarError as error:
-            where = "response_format: " if param == "response_format" else ""
+            where = "" if param == "grammar" else f"{param}: "
             raise ApiError(400, f"{where}{error}.", param=param, code="invalid_grammar") from None
         if self.ignore_eos:
             raise ApiError(400, f"ignore_eos and {param} exclude each other.", param="ignore_eos")
-        return text
+        return made
+
+    @property
+    def own_grammar(self) -> bool:
+        """Whether the constraint is a grammar of the client's own, which holds from the first character on."""
+        return self.grammar is not None or (
+            self.structured_outputs is not None and self.structured_outputs.grammar is not None
+        )
+
+    def _constraints(self) -> list[tuple[str, Callable[[], forms.Grammar]]]:
+        """The constraints that the request has, by the field that asks for each."""
+        given: list[tuple[str, Callable[[], forms.Grammar]]] = []
+        if self.grammar is not None:
+            given.append(("grammar", partial(forms.of_grammar, self.grammar)))
+        match self.response_format:
+            case JsonObjectFormat(schema_=schema):
+                given.append(("response_format", partial(forms.of_json, schema or {}, of_object=True)))
+            case JsonSchemaFormat(json_schema=asked):
+                make = partial(forms.of_json, asked.schema_, strict=bool(asked.strict))
+                given.append(("response_format", make))
+        if self.json_schema is not None:
+            given.append(("json_schema", partial(forms.of_json, self.json_schema)))
+        if (wanted := self.structured_outputs) is not None:
+            made = {
+                "json": partial(forms.of_json, {} if wanted.json_ is True else wanted.json_),
+                "regex": partial(forms.of_regex, wanted.regex or ""),
+                "choice": partial(forms.of_choice, wanted.choice or ()),
+                "grammar": partial(forms.of_grammar, wanted.grammar or ""),
+            }
+            asked_for = wanted.model_dump(by_alias=True, exclude_none=True)
+            given += [("structured_outputs", make) for name, make in made.items() if name in asked_for]
+        return given
 
     def sampling(self, info: ModelInfo, grammar: str | None = None) -> SamplingParams:
         """Sampling of the first choice; raises ``ApiError`` for a bias on what is no token."""
@@ -538,9 +600,8 @@ class ChatRequest(_GenerationRequest):
     def tool_use(self) -> ToolUse | None:
         """Which tools the reply may call. Raises ``ApiError``."""
         use = tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
-        other = "grammar" if self.grammar is not None else "response_format"
-        if use is not None and (self.grammar is not None or not isinstance(self.response_format, TextFormat | None)):
-            raise ApiError(400, f"{other} and tools exclude each other, unless tool_choice is none.", param=other)
+        if use is not None and self.own_grammar:
+            raise ApiError(400, "grammar and tools exclude each other, unless tool_choice is none.", param="grammar")
         if use is not None and self.ignore_eos:
             raise ApiError(400, "ignore_eos and tools exclude each other.", param="ignore_eos")
         if use is not None and not self.separates_reasoning:
@@ -578,18 +639,20 @@ class ChatRequest(_GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def call_grammar(form: CallForm, use: ToolUse, reasoning: Reasoning) -> str:
-    """The grammar of a reply with calls. Takes a while for large schemas. Raises ``ApiError``."""
+def call_grammar(
+    form: CallForm, use: ToolUse, reasoning: Reasoning, content: forms.Grammar | None
+) -> tuple[str, tuple[str, ...]]:
+    """The grammar of a reply with calls; see ``reply_grammar``. Large schemas take a while. Raises ``ApiError``."""
     try:
-        return reply_grammar(form, use, reasoning)
+        return reply_grammar(form, use, reasoning, content)
     except GrammarError as error:
         raise ApiError(400, f"tools: {error}.", param="tools", code="invalid_grammar") from None
 
 
-def thoughtful_grammar(grammar: str) -> str:
+def thoughtful_grammar(grammar: forms.Grammar) -> str:
     """The grammar of ``response_format`` for a reply that begins inside its reasoning. Raises ``ApiError``."""
     try:
-        return after_thought(grammar)
+        return grammar.after_thought
     except GrammarError as error:
         message = f"response_format: {error}."
         raise ApiError(400, message, param="response_format", code="invalid_grammar") from None

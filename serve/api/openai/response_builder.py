@@ -69,6 +69,8 @@ class ResponseBuilder(ABC):
         """Of the model and of what computes it."""
         self.dropped_messages = 0
         """Of a conversation that is longer than the context."""
+        self.warnings: tuple[str, ...] = ()
+        """What the request asked for and does not get."""
 
     def add(self, index: int, event: PrefillDone | Delta) -> None:
         """Takes an event of choice ``index``."""

@@ -88,6 +88,14 @@ _StoppedBy = Annotated[
 ]
 
 
+Warnings = Annotated[
+    list[str] | None,
+    Field(
+        default=None,
+        description="what a schema asks for and the server does not enforce, in a stream with its first event; absent "
+        "if everything is. Also in the header `X-Slm-Warnings`. Not a field of OpenAI's",
+    ),
+]
 _DroppedMessages = Annotated[
     int | None,
     Field(
@@ -150,6 +158,7 @@ class Completion(TypedDict):
     ]
     timings: NotRequired[_Timings]
     prompt_progress: NotRequired[_Progress]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -218,6 +227,7 @@ class ChatCompletion(TypedDict):
     usage: Usage
     timings: NotRequired[_Timings]
     dropped_messages: NotRequired[_DroppedMessages]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -265,6 +275,7 @@ class ChatCompletionChunk(TypedDict):
     timings: NotRequired[_Timings]
     prompt_progress: NotRequired[_Progress]
     dropped_messages: NotRequired[_DroppedMessages]
+    warnings: NotRequired[Warnings]
 
 
 @_closed
@@ -363,6 +374,7 @@ class Response(TypedDict):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     dropped_messages: NotRequired[_DroppedMessages]
+    warnings: NotRequired[Warnings]
 
 
 @_closed

@@ -139,7 +139,9 @@ class FlatTool(Strict):
 
     def as_chat(self) -> Tool:
         """The tool as the chat route takes it."""
-        function = Function(name=self.name, description=self.description, parameters=self.parameters or {})
+        function = Function(
+            name=self.name, description=self.description, parameters=self.parameters or {}, strict=self.strict
+        )
         return Tool(type="function", function=function)
 
 
@@ -154,7 +156,7 @@ class FlatJsonSchemaFormat(Strict):
     place = "text.format"
 
     type: Literal["json_schema"]
-    name: str = Field(max_length=256)
+    name: str = Field(default="", max_length=256)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
@@ -229,7 +231,13 @@ class ResponsesRequest(SamplingFields):
             raise ApiError(400, message, param="input", code="invalid_value")
         response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat
         if isinstance(self.text.format, FlatJsonSchemaFormat):
-            inner = JsonSchema.model_validate({"name": self.text.format.name, "schema": self.text.format.schema_})
+            inner = JsonSchema.model_validate(
+                {
+                    "name": self.text.format.name,
+                    "schema": self.text.format.schema_,
+                    "strict": self.text.format.strict,
+                }
+            )
             response_format = JsonSchemaFormat(type="json_schema", json_schema=inner)
         else:
             response_format = self.text.format

@@ -6,7 +6,8 @@ Tested in tests/serve/test_server.py, tests/serve/test_deadlines.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from slm.serve.api.access_log import Record
 from slm.serve.api.errors import request_failed
@@ -53,7 +54,7 @@ async def stream(
 
     What the engine reports at a time is one item, so that it is one write to the socket.
     """
-    encode = builder.encode
+    encode, warnings = builder.encode, list(builder.warnings)
     while not request_stream.done:
         try:
             async with asyncio.timeout(PING_S):
@@ -70,13 +71,15 @@ async def stream(
         encoded: list[bytes] = []
         for index, event in events:
             if isinstance(event, PrefillProgress):
-                encoded.append(encode(builder.progress_chunk(index, event)))
-                continue
-            record.add(event)
-            builder.add(index, event)
-            chunks = builder.chunks(index, event)
-            if usage_in_chunks:
-                chunks = [{**chunk, "usage": builder.usage()} for chunk in chunks]
+                chunks: Sequence[Mapping[str, Any]] = [builder.progress_chunk(index, event)]
+            else:
+                record.add(event)
+                builder.add(index, event)
+                chunks = builder.chunks(index, event)
+                if usage_in_chunks:
+                    chunks = [{**chunk, "usage": builder.usage()} for chunk in chunks]
+            if warnings and chunks:
+                chunks, warnings = [{**chunks[0], "warnings": warnings}, *chunks[1:]], []
             encoded.extend(map(encode, chunks))
         if encoded:
             yield b"".join(encoded)

@@ -36,6 +36,7 @@ from slm.serve.api.server_sent_events import EventStream
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
 from slm.serve.engine.messages import Detokenize, Generate, Tokenize
+from slm.serve.grammar.forms import Grammar
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
 from slm.serve.pool.model_pool import Pool
@@ -61,6 +62,8 @@ class _Chat:
     form: ReplyForm
     n_dropped: int
     """How many of the oldest messages are not in the prompt."""
+    warnings: tuple[str, ...]
+    """What of the request is not enforced."""
 
 
 class JsonBody(JSONResponse):
@@ -88,6 +91,7 @@ class GenerationRoutes(ModelRoutes):
             self._check_choices(len(prompts) * body.n)
             if body.suffix:
                 prompts = [await self._filled(context, each, body) for each in prompts]
+            grammar = await self._grammar(body)
             base = Generate(
                 id="",
                 prompt="",
@@ -95,7 +99,7 @@ class GenerationRoutes(ModelRoutes):
                 parse_special=body.parse_special,
                 max_tokens=body.max_tokens,
                 stop=body.stops(),
-                sampling=body.sampling(info, await self._grammar(body)),
+                sampling=body.sampling(info, None if grammar is None else grammar.text),
                 use_prefix_cache=body.cache_prompt,
                 return_progress=body.wants_progress,
                 speculate=body.may_speculate,
@@ -109,6 +113,7 @@ class GenerationRoutes(ModelRoutes):
                 n=body.n,
                 with_logprobs=body.logprobs is not None,
             )
+            builder.warnings = () if grammar is None else grammar.warnings
             return await self._generate(
                 context,
                 sequences,
@@ -182,7 +187,7 @@ class GenerationRoutes(ModelRoutes):
             builder = ChatCompletionBuilder(
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
-            builder.dropped_messages = asked.n_dropped
+            builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
             return await self._generate(
                 context,
                 asked.sequences,
@@ -214,7 +219,7 @@ class GenerationRoutes(ModelRoutes):
                 sampling=context.lease.info.sampling,
                 keep=keep if body.store else None,
             )
-            builder.dropped_messages = asked.n_dropped
+            builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
             return await self._generate(
                 context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
             )
@@ -240,7 +245,7 @@ class GenerationRoutes(ModelRoutes):
         async with self._model(request, body.model, body.timeout_s) as context:
             asked = await self._chat(context, chat_request(body), body.ignored, self._options.truncation == "auto")
             builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
-            builder.dropped_messages = asked.n_dropped
+            builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
     async def _chat(self, context: RequestContext, body: ChatRequest, ignored: list[str], truncates: bool) -> _Chat:
@@ -248,7 +253,7 @@ class GenerationRoutes(ModelRoutes):
         whether its oldest turns may be left out."""
         chat, use = context.lease.chat, body.tool_use()
         messages, prompt = template_messages(body.messages, ignored), self._prompt(context, body, ignored)
-        grammar = await self._grammar(body)
+        asked = await self._grammar(body)
         body.sampling(context.lease.info)  # what is wrong there is said before the work
         top_logprobs = body.n_top()
         n_dropped = 0
@@ -261,13 +266,16 @@ class GenerationRoutes(ModelRoutes):
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
         reasoning: Reasoning = rendered.reasoning if body.separates_reasoning else "none"
+        grammar, warnings = None, () if asked is None else asked.warnings
         if use is not None:
-            grammar = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning)
-        elif grammar is not None:
-            if reasoning == "open" and body.grammar is None:
-                grammar = await run_in_threadpool(thoughtful_grammar, grammar)
-            elif reasoning == "open" and END_OF_THINK not in grammar:
-                reasoning = "none"  # the caller's own grammar holds from the first character on
+            grammar, warnings = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning, asked)
+        elif asked is not None:
+            if reasoning == "open" and not body.own_grammar:
+                grammar = await run_in_threadpool(thoughtful_grammar, asked)
+            else:
+                grammar = asked.text
+                if reasoning == "open" and END_OF_THINK not in asked.rules:
+                    reasoning = "none"  # the caller's own grammar holds from the first character on
         form = ReplyForm(calls=None if use is None else chat.call_form, reasoning=reasoning)
         base = Generate(
             id="",
@@ -284,7 +292,7 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
-        return _Chat(choices(context, base, [rendered.text], body), form, n_dropped)
+        return _Chat(choices(context, base, [rendered.text], body), form, n_dropped, warnings)
 
     def _prompt(
         self, context: RequestContext, body: ChatRequest, ignored: list[str]
@@ -335,10 +343,8 @@ class GenerationRoutes(ModelRoutes):
         )
         return len(await self._ask(context, query))
 
-    async def _grammar(self, body: CompletionRequest | ChatRequest) -> str | None:
-        if body.grammar is None and body.response_format is None:
-            return None
-        if body.grammar is not None and not self._options.grammar:
+    async def _grammar(self, body: CompletionRequest | ChatRequest) -> Grammar | None:
+        if body.own_grammar and not self._options.grammar:
             raise ApiError(400, "grammar is turned off on this server (serve.grammar).", param="grammar")
         return await run_in_threadpool(body.constraint)
 
@@ -379,7 +385,7 @@ class GenerationRoutes(ModelRoutes):
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
-                return JsonBody(builder.body())
+                return JsonBody(_with_warnings(builder.body(), builder.warnings), headers=_warned(builder))
             # So that a refused prompt is a 400 and not a stream; what is accepted gets its headers at once.
             await unless_disconnected(receive, request_stream.accepted(_ACCEPT_S))
             context.streams = True
@@ -389,12 +395,32 @@ class GenerationRoutes(ModelRoutes):
                 on_end=end,
                 write_timeout_s=self._options.write_timeout_s,
                 media_type=builder.media_type,
+                headers=_warned(builder),
             )
         except RequestFailedError as error:
             raise request_failed(error, if_too_long=if_too_long) from None
         finally:
             if not context.streams:
                 end()
+
+
+def _warned(builder: ResponseBuilder) -> dict[str, str]:
+    """The header that names what of a request is not enforced."""
+    if not builder.warnings:
+        return {}
+    said = "; ".join(builder.warnings).encode("ascii", "backslashreplace").decode()
+    return {"X-Slm-Warnings": "".join(char if char.isprintable() else " " for char in said)[:1000]}
+
+
+def _with_warnings(
+    body: Mapping[str, Any] | Sequence[Mapping[str, Any]], warnings: Sequence[str]
+) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+    """A body that names what is not enforced; of a list of responses, each does."""
+    if not warnings:
+        return body
+    if isinstance(body, Mapping):
+        return {**body, "warnings": list(warnings)}
+    return [{**each, "warnings": list(warnings)} for each in body]
 
 
 def choices(

@@ -62,7 +62,8 @@ class NativeRoutes(GenerationRoutes):
         texts: list[str],
         n_dropped: int = 0,
     ) -> Response:
-        sampling = body.sampling(context.lease.info, await self._grammar(body))
+        grammar = await self._grammar(body)
+        sampling = body.sampling(context.lease.info, None if grammar is None else grammar.text)
         base = Generate(
             id="",
             prompt="",
@@ -82,13 +83,19 @@ class NativeRoutes(GenerationRoutes):
             n=body.n,
             with_logprobs=body.n_probs > 0,
             settings=generation_settings(
-                sampling, max_tokens=body.limit(), stop=list(body.stops()), stream=body.stream, n_probs=body.n_probs
+                sampling,
+                max_tokens=body.limit(),
+                stop=list(body.stops()),
+                stream=body.stream,
+                n_probs=body.n_probs,
+                grammar=body.grammar or sampling.grammar or "",
             ),
             return_tokens=body.return_tokens,
             fields=body.response_fields,
             timings_per_token=body.timings_per_token,
             n_dropped=n_dropped,
         )
+        builder.warnings = () if grammar is None else grammar.warnings
         return await self._generate(context, choices(context, base, prompts, body), builder, streams=body.stream)
 
     async def _shown(self, context: RequestContext, parts: Parts) -> str:

@@ -89,7 +89,7 @@ class OllamaRoutes(GenerationRoutes):
         asked = await self._chat(context, body.as_chat(), body.ignored, self._options.truncation == "auto")
         name = body.model or context.lease.name
         builder = OllamaBuilder(model=name, kind=kind, form=asked.form, with_logprobs=body.logprobs)
-        builder.dropped_messages = asked.n_dropped
+        builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
         return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
     async def _continue(self, context: RequestContext, body: OllamaGenerateRequest) -> Response:
@@ -98,19 +98,21 @@ class OllamaRoutes(GenerationRoutes):
         prompt: str | tuple[int, ...] = str(completion.prompt)
         if completion.suffix:
             prompt = await self._filled(context, prompt, completion)
+        grammar = await self._grammar(completion)
         base = Generate(
             id="",
             prompt="",
             parse_special=body.raw,
             max_tokens=body.limit(),
             stop=completion.stops(),
-            sampling=completion.sampling(context.lease.info, await self._grammar(completion)),
+            sampling=completion.sampling(context.lease.info, None if grammar is None else grammar.text),
             use_prefix_cache=completion.cache_prompt,
             speculate=completion.may_speculate,
             top_logprobs=completion.logprobs,
         )
         name = body.model or context.lease.name
         builder = OllamaBuilder(model=name, kind="generate", with_logprobs=body.logprobs)
+        builder.warnings = () if grammar is None else grammar.warnings
         sequences = choices(context, base, [prompt], completion)
         return await self._generate(context, sequences, builder, streams=body.stream)
 

@@ -1,11 +1,13 @@
+import codecs
 import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from slm.data.errors import UserError
-from slm.llama.model import Model, unfinished_character
+from slm.llama.model import Model
 from tests.helpers import tiny_gguf
 
 
@@ -37,15 +39,38 @@ def test_special_tokens_are_text_unless_parsed(model):
     assert model.token_to_piece(model.eos, special=True) == text.encode()
 
 
-def test_what_a_grammar_must_not_pick(model, tmp_path):
+def allowed(tokenizer, grammar):
+    """Ids of the tokens with which a text of a regular expression may begin."""
+    from llguidance import LLMatcher
+
+    mask = np.frombuffer(LLMatcher(tokenizer, LLMatcher.grammar_from_regex(grammar)).compute_bitmask(), np.uint8)
+    return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+
+
+def test_a_grammar_reads_the_models_own_tokens(model, tmp_path):
+    """The ids and bytes are llama.cpp's; what adds no text to a reply is no text of a grammar."""
+    tokenizer = model.grammar_tokenizer
+    for text in ("hello world", '{"name": "é 日本", "n": [1, 2]}\n', "<|endoftext|>", " x"):
+        assert tokenizer.tokenize_str(text) == model.tokenize(text, add_special=False, parse_special=False)
+    everything = allowed(tokenizer, "(?s:.)*")
+    hidden = {token for token in range(model.n_vocab) if not model.token_to_piece(token)}
+    ends = {token for token in range(model.n_vocab) if model.is_eog(token)}
+    starts = {token for token in range(model.n_vocab) if begins_text(model.token_to_piece(token))}
+    assert everything == (starts - hidden) | ends
+    assert ends
     chatty = tiny_gguf.write(tmp_path / "chatty.gguf", chat_template=tiny_gguf.CHAT_TEMPLATE)
     with Model(chatty) as chat:
-        names = {chat.spellings[token] for token in chat.grammar_banned}
-    assert names == {b"\0", b"<|im_start|>"}  # the other two end a text
-    assert [model.spellings[token] for token in model.grammar_banned] == [b"\0"]
-    # Byte tokens: those that may begin a character, and no others.
-    begins = {token for token in range(256) if model.starts_character[token]}
-    assert begins == {byte for byte in range(256) if byte < 0x80 or 0xC2 <= byte <= 0xF4}
+        shown = {chat.spellings[token] for token in allowed(chat.grammar_tokenizer, "(?s:.)*")}
+        assert b"<|im_start|>" not in shown
+
+
+def begins_text(piece):
+    """Whether a token's bytes are UTF-8 from the first on; the last character may be unfinished."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(piece)
+    except UnicodeDecodeError:
+        return False
+    return not (piece[:1] == b"\xed" and piece[1:2] >= b"\xa0")
 
 
 def test_missing_and_damaged_files(tiny_path, tmp_path):
@@ -84,21 +109,3 @@ def test_importing_is_light_and_quiet(tiny_path):
     done = subprocess.run([sys.executable, "-c", code, str(tiny_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert done.stderr == ""
-
-
-def test_an_unfinished_character_goes_on_exactly_where_text_can():
-    assert unfinished_character(b"", "é🙂".encode()) == b""
-    assert unfinished_character(b"\xf0\x9f", b"\x99") == b"\xf0\x9f\x99"
-    for pending, piece in (
-        (b"", b"\x80"), (b"", b"\xc0"), (b"\xc3", b"a"), (b"\xe0", b"\x80"), (b"\xed", b"\xa0"), (b"\xf4", b"\x90"),
-        (b"", b"\xff"),
-    ):  # fmt: skip
-        assert unfinished_character(pending, piece) is None
-    # Whatever is left over can be completed.
-    for first in range(0xC2, 0xF5):
-        todo = [bytes([first])]
-        while todo:
-            rest = todo.pop()
-            following = [unfinished_character(rest, bytes([byte])) for byte in range(0x80, 0xC0)]
-            assert any(each is not None for each in following), rest
-            todo += [each for each in following if each]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from slm.llama import pick
+from slm.llama.errors import GrammarDeadEndError, LlamaError
 from slm.llama.model import Model
-from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS
-from slm.llama.sampler import _CANDIDATE
+from slm.llama.pick import LOOK_AT_ALL, NOT_NUMBERS, NOTHING_FITS
 from tests.helpers.sampler_chains import label, make_chain
 
 N_VOCAB = 50_304
@@ -44,12 +44,14 @@ def rows(n=12, *, width=3.0):
 
 def whole(sampler, row):
     """The pick of llama.cpp's own chain, bias included, from the whole vocabulary."""
-    candidates = np.zeros(len(row), _CANDIDATE)
-    candidates["id"] = np.arange(len(row))
-    candidates["logit"] = row
-    token, possible = sampler._pick(candidates)
-    assert possible
-    return token
+    return sampler._pick(row, mask_of(np.arange(len(row))))
+
+
+def mask_of(ids):
+    """A mask in which the bits of these tokens are set."""
+    bits = np.zeros(32 * ((N_VOCAB + 31) // 32), np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 CHAINS = [
@@ -89,6 +91,46 @@ def test_the_same_tokens_as_llama_cpps_chain_on_the_whole_vocabulary(tiny_path, 
             ours.close()
             theirs.close()
         assert picked or n_vocab < N_VOCAB
+
+
+@pytest.mark.parametrize("n_allowed", [1, 5, 4096, 4097, 45_000])
+@pytest.mark.parametrize("settings", CHAINS, ids=label)
+def test_a_mask_leaves_what_it_allows(model, settings, n_allowed):
+    """The same pick as llama.cpp's chain among the allowed tokens; the row stays as it is."""
+    chance = np.random.default_rng(n_allowed)
+    ours, theirs = make_chain(model, **settings), make_chain(model, **settings)
+    try:
+        for row in rows(3):
+            ids = np.sort(chance.permutation(N_VOCAB)[:n_allowed])
+            mask, before = mask_of(ids), row.copy()
+            token = ours._picker(row.ctypes.data, mask.ctypes.data)
+            if token != LOOK_AT_ALL:
+                assert token in ids
+                assert token == theirs._pick(row, mask)
+            assert (row == before).all()
+    finally:
+        ours.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"repeat": 1.2}, {"top_p": 0.9}], ids=label)
+def test_nothing_fits_a_mask(model, settings):
+    banned = dict.fromkeys(range(0, 9000, 2), -math.inf)
+    sampler = make_chain(model, bias=dict(list(banned.items())[:4000]), **settings)
+    try:
+        for row, ids in ((rows(1)[0], []), (rows(1)[0], [4, 8]), (np.full(N_VOCAB, -np.inf, np.float32), [5] * 9)):
+            mask = mask_of(ids)
+            if sampler._picker is not None:
+                assert sampler._picker(row.ctypes.data, mask.ctypes.data) == NOTHING_FITS
+            with pytest.raises(GrammarDeadEndError, match="no token fits"):
+                sampler.sample_row(row, mask)
+        row = rows(1)[0]
+        row[7] = np.nan
+        with pytest.raises(LlamaError, match="not numbers"):
+            sampler.sample_row(row, mask_of([7, 9]))
+        assert sampler.sample_row(row, mask_of([9])) == 9
+    finally:
+        sampler.close()
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.7])

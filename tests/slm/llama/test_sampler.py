@@ -48,26 +48,18 @@ def test_penalties_stop_a_repetition(model, context):
     assert _generate(model, context, chain, 2) == [65, 66]
 
 
-def test_grammar_constrains_and_bad_ones_are_refused(model, context):
-    chain = Sampler(model).grammar('root ::= "yes" | "no"').greedy()
-    out = _generate(model, context, chain, 1)
-    assert model.token_to_piece(out[0])[:1] in (b"y", b"n")
-    for bad in ("root ::= (", "nonsense", "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000, ""):
-        chain = Sampler(model)
-        with pytest.raises(LlamaError):
-            chain.grammar(bad)
-        chain.close()
-
-
-def test_a_grammar_applies_first_whatever_the_order_and_ends_the_text(model, context):
-    for chain in (Sampler(model).grammar('root ::= "xy" "z"?'), Sampler(model)):
-        chain.logit_bias({65: 50.0}).top_k(3).temperature(1.0)
-        if chain._grammar is None:
-            chain.grammar('root ::= "xy" "z"?')
-        out = _generate(model, context, chain.dist(1), 3)
-        text = b"".join(model.token_to_piece(token) for token in out)
-        assert text in (b"xyz", b"xy")
-        assert model.is_eog(out[2]) or text == b"xyz"
+def test_a_mask_without_a_compiler(model, context, monkeypatch):
+    monkeypatch.setattr(pick, "_library", lambda: None)
+    mask = np.zeros(model.n_vocab // 32 + 1, np.uint32)
+    mask[65 // 32] |= np.uint32(1 << 65 % 32)
+    context.clear()
+    batch = Batch(8)
+    i = batch.extend([1, 2], 0, 0, True)
+    context.decode(batch)
+    for settings in ({"temperature": 0.0}, {"repeat": 1.2}, {}):
+        sampler = make_chain(model, **settings)
+        assert sampler.sample(context, i, mask) == 65
+        sampler.close()
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, 2.0, float("inf")])

@@ -11,6 +11,7 @@ from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, Sampling
 from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.spec_decode.ngram import NgramIndex, NgramProposer
 from slm.serve.engine.spec_decode.planner import Planner, StepCost
+from slm.serve.grammar.forms import of_grammar
 
 GREEDY = SamplingParams(temperature=0)
 LOOP = "the red boat and the blue hat and the old fox and "
@@ -111,11 +112,12 @@ def test_end_of_text_inside_drafts(tiny_path):
     one = engine(tiny_path)
     eos = one.info.n_vocab - 1
     # No two of these letters make a token: the grammar leaves one way to spell the text, and then only the end.
-    sampling = SamplingParams(temperature=0, grammar='root ::= "zqjx"')
+    grammar = of_grammar('root ::= "zqjx" "!"?').text
+    sampling = SamplingParams(temperature=0, grammar=grammar, logit_bias=((ord("!"), -float("inf")),))
     letters = one._model.tokenize("zqjx", add_special=False, parse_special=False)
     assert len(letters) == 4
     prompt = (*letters, eos, *letters[2:], letters[3], letters[3])
-    asked = Generate(id="a", prompt=prompt, sampling=sampling, max_tokens=20)
+    asked = Generate(id="a", prompt=prompt, sampling=sampling, max_tokens=20, top_logprobs=0)
     (out,) = run(one, [asked]).values()
     assert (out[0], out[1], out[3].completion_tokens) == ("zqjx", "stop", 5)
     assert out[3].drafted_tokens > out[3].accepted_tokens == 3
@@ -134,7 +136,7 @@ def test_a_context_is_used_to_its_end(tiny_path, plain):
 
 
 def test_a_grammar_sees_only_accepted_tokens(tiny_path, plain):
-    grammar = 'root ::= ("the red " | "the blue " | "a fox ")+ "." '
+    grammar = of_grammar('root ::= ("the red " | "the blue " | "a fox ")+ "." ').text
     asked = requests(SamplingParams(temperature=0, grammar=grammar), top_logprobs=0)
     one = engine(tiny_path)
     out = run(one, asked)
