@@ -170,12 +170,12 @@ test: dev setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run 
 	    [ $$? -eq 1 ] && echo "the tests that failed, once more, one at a time:" && \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
-lint: dev ## check style and types
+lint: dev setup ## check style and types
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(MAKE) --no-print-directory types
 
 # mypy looks for slm.data in slm/data. It gets a folder of links in which the stages are there.
 TYPES := .mypy_cache/tree
-types: dev
+types: dev setup
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/slm && ln -s $(addprefix $(CURDIR)/,$(wildcard slm/*) data train export serve studio) $(TYPES)/slm
 	@cd $(TYPES) && $(abspath $(PY)) -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
 

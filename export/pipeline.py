@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from slm.export.texts import Text, calibration_text, validation_text
 from slm.exported import RECORD_FILE, recorded_sums, sha256
 from slm.hub import models
 from slm.llama.gguf_check import read_header
-from slm.llama.quantize import quant_types
+from slm.llama.quantize import IGNORE_IMATRIX, quant_types
 from slm.machine.hardware import compute_threads
 from slm.machine.record import machine_record
 from slm.report import atomic_write_json
@@ -99,7 +99,8 @@ def export(
     torch.set_num_threads(threads)
     with steps.step("reading the checkpoint"):
         source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming(), private=config.private)
-    proof_text, calibration = choose_texts(config, run, any(kind not in UNQUANTIZED for kind in types), log)
+    quantized = [kind for kind in types if kind not in UNQUANTIZED]
+    proof_text, calibration = choose_texts(config, run, bool(quantized) and _uses_imatrix(config, quantized), log)
     with Staging(config.out or run.gguf_dir) as staging:
         making = _Making(
             config=config,
@@ -178,13 +179,22 @@ def _add_adapter(making: _Making, proof: Proof) -> None:
 def _measure_importance(making: _Making) -> None:
     """Make the importance matrix, where one is asked for and some file is quantized with it."""
     options = making.config.calibration
-    if not options.imatrix or making.quantized == [making.source.trained_for]:
+    kinds = [kind for kind in making.quantized if kind != making.source.trained_for]
+    if not options.imatrix or not kinds:
+        return
+    if not _uses_imatrix(making.config, kinds):
+        making.log(f"importance matrix: left out, {', '.join(kinds)} does not use one")
         return
     header, path = read_header(making.unquantized[making.base]), making.staging.path(IMATRIX_FILE)
     with making.steps.step("importance matrix"):
         making.imatrix = importance_matrix(making.source, making.calibration, options, header.tensors, making.log)
         making.imatrix.write(path)
     making.finished.append(path)
+
+
+def _uses_imatrix(config: ExportConfig, kinds: Sequence[str]) -> bool:
+    """Whether any of these types depends on an importance matrix."""
+    return config.rounding != "nearest" or any(kind not in IGNORE_IMATRIX for kind in kinds)
 
 
 def _add_quantized(making: _Making, proof: Proof) -> None:

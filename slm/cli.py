@@ -1,6 +1,8 @@
 """The edge of every command: a person's mistake becomes one line, everything else stays a defect. And how messages
 spell a command that they advise."""
 
+import codecs
+import locale
 import os
 import shlex
 import signal
@@ -63,11 +65,23 @@ def _without_json(words: list[str]) -> list[str]:
     return [word for word in words if not word.startswith("json=")]
 
 
+def _use_utf8() -> None:
+    """Start this command again in Python's UTF-8 mode, if the locale says that text files are something else.
+
+    PyTorch and others read their own files in the locale's encoding, so a run would die in the middle.
+    """
+    if not sys.flags.utf8_mode and codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
     """Run ``main(arguments)`` and exit: 0 on success (or what it returned), 2 on a UserError, 130 on Ctrl-C.
 
     The word ``json=`` is taken away and kept for the end. ``SLM_DEBUG=1`` lets the traceback of a UserError through.
     """
+    if argv is None:
+        _use_utf8()
     try:
         early_interrupt.give_back()
         status = main(_without_json(sys.argv[1:] if argv is None else argv))

@@ -1,6 +1,8 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from slm.data.errors import UserError
 from slm.export.__main__ import main
@@ -8,7 +10,7 @@ from slm.export.config import UNQUANTIZED, CalibrationConfig, ExportConfig, Proo
 from slm.export.pipeline import export
 from slm.export.quantize import base_type, fallback_warning, predict_fallbacks, quantize_file
 from slm.llama.gguf_check import GGML_TYPES, read_header
-from slm.llama.quantize import quant_types
+from slm.llama.quantize import IGNORE_IMATRIX, quant_types, quantize
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -77,6 +79,27 @@ def test_unknown_type_is_one_line_with_the_nearest(tmp_path, capsys):
         main([f"run={root}", "quant=q4_k_n"])
     assert "\n" not in str(caught.value)
     assert not (root / "gguf").exists()
+
+
+def test_which_types_an_importance_matrix_changes(narrow, tmp_path):
+    """The same bytes with and without one for ``IGNORE_IMATRIX``, others for a type that reads one."""
+    random = np.random.default_rng(0)
+    matrices = [each for each in GGUFReader(narrow).tensors if len(each.shape) == 2 and each.name.startswith("blk.")]
+    imatrix = {each.name: random.random(each.shape[0], np.float32) + 0.01 for each in matrices}
+    for kind in (*IGNORE_IMATRIX, "q4_0"):
+        found = []
+        for number, given in enumerate((None, imatrix)):
+            path = tmp_path / f"{kind}-{number}.gguf"
+            quantize(narrow, path, kind, imatrix=given, n_threads=1)
+            found.append({each.name: bytes(each.data) for each in GGUFReader(path).tensors})
+        assert (found[0] == found[1]) == (kind in IGNORE_IMATRIX), kind
+
+
+def test_an_export_that_uses_no_importance_matrix_measures_none(tmp_path, capsys):
+    root = tiny.run(tmp_path / "run", n_layers=1, ffn_dim=256, n_kv_heads=1)
+    assert main([f"run={root}", "quant=q8_0", "threads=1", "proof.chunks=2"]) == 0
+    assert "importance matrix: left out, q8_0 does not use one" in capsys.readouterr().out
+    assert not (root / "gguf" / "imatrix.gguf").exists()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from slm.serve.__main__ import _listen
+from slm.serve.listening import listen
 from tests.helpers.sockets import PATIENCE_S, connection, everything, is_well
 
 GENERATION = {
@@ -34,7 +34,7 @@ def test_no_piece_of_an_answer_waits_for_an_acknowledgment():
             option.set_result(raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _listen("127.0.0.1", 0)
+        listener = listen("127.0.0.1", 0)
         async with await asyncio.start_server(accept, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             writer.close()

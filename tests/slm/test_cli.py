@@ -129,3 +129,12 @@ def test_a_command_is_spelled_as_one_types_it(monkeypatch):
     monkeypatch.setenv("SLM_MAKE", "1")
     assert cli.spelled("train", data="my/", name="x") == 'make train DATA=my/ ARGS="name=x"'
     assert cli.spelled("tune", base="runs/a") == "make tune MODEL=runs/a"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locale of POSIX")
+@pytest.mark.parametrize("mode", ["0", ""])
+def test_a_command_reads_and_writes_utf8_whatever_the_locale_says(mode):
+    code = "import sys; from slm import cli; cli.run(lambda argv: print(sys.flags.utf8_mode, argv, chr(233)))"
+    own = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": mode}
+    done = subprocess.run([sys.executable, "-c", code, "a b"], capture_output=True, env=own)
+    assert done.stdout.decode() == "1 ['a b'] é\n", done.stderr
