@@ -106,6 +106,9 @@ def _explain(error: ValidationError, cls: type[BaseModel], fields: dict[str, Any
     errors = error.errors(include_url=False, include_input=False)
     # Of a union's branches, the caller meant the one where the error lies deepest.
     first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # the body itself
+        return ApiError(400, f"The body: {message}.", code="invalid_value")
     path = _path(first["loc"], fields)
     param = ".".join(path)[:200]
     top = str(first["loc"][0])
@@ -115,7 +118,6 @@ def _explain(error: ValidationError, cls: type[BaseModel], fields: dict[str, Any
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing.", param=param, code="missing_required_parameter")
     if top in ("prompt", "input") and cls in (CompletionRequest, EmbeddingRequest):
-        message = "must be a text, a list of texts, a list of token ids or a list of such lists, none empty"
-        return ApiError(400, f"{top} {message}.", param=top, code="invalid_value")
-    message = first["msg"].removeprefix("Value error, ")
+        wanted = "must be a text, a list of texts, a list of token ids or a list of such lists, none empty"
+        return ApiError(400, f"{top} {wanted}.", param=top, code="invalid_value")
     return ApiError(400, f"{param}: {message}.", param=param, code="invalid_value")

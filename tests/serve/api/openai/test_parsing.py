@@ -104,3 +104,8 @@ def test_results_of_calls_may_come_in_parts():
     parts = [{"type": "input_text", "text": "It is "}, {"type": "input_text", "text": "noon."}]
     body = {"input": [call, {"type": "function_call_output", "call_id": "1", "output": parts}]}
     assert parse(ResponsesRequest, json.dumps(body).encode()).as_chat().messages[-1].text() == "It is noon."
+
+
+def test_a_body_of_too_many_fields_is_refused():
+    said = error(CompletionRequest, {"prompt": "x", **{f"k{i}": 1 for i in range(2000)}})
+    assert "at most 1024" in said["message"]
