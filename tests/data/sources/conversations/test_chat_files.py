@@ -222,7 +222,7 @@ def test_a_list_of_messages_in_each_line(tmp_path, separator):
     assert [each.error for each in chat_records.read(str(file))] == ["", "more stands behind the array's end"]
 
 
-@pytest.mark.parametrize("content", [b"", b"plain", gzip.compress(b"")[:-3]])
+@pytest.mark.parametrize("content", [b"", b"plain", gzip.compress(b"", mtime=0)[:-3]], ids=["empty", "text", "torn"])
 def test_a_file_that_is_no_gzip_is_one_line(tmp_path, content):
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(content)
