@@ -60,7 +60,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export verify publish eval exam serve chat studio data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
+.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export checkpoint verify publish eval exam serve chat studio data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -122,6 +122,9 @@ report: ready ## compare runs in one HTML file: RUNS="runs/a runs/b"
 
 export: ready $(if $(FORMAT),dev) ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
 	@$(SLM) export $(call quote,run=$(MODEL)) $(call quote,quant=$(QUANT)) $(if $(FORMAT),$(call quote,format=$(FORMAT))) $(ARGS)
+
+checkpoint: ready ## read a GGUF file back as a Hugging Face directory: MODEL=model.gguf ARGS="out=folder"
+	@$(SLM) checkpoint $(call quote,model=$(MODEL)) $(ARGS)
 
 verify: ready ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
 	@$(SLM) verify $(call quote,run=$(MODEL)) $(ARGS)

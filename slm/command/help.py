@@ -17,6 +17,7 @@ WORDS = {
     "type": "TYPE",
     "repository": "ORG/NAME",
     "prompt": "'PROMPT'",
+    "out": "FOLDER",
 }
 """How a usage line names the kinds of ``Command.bare``."""
 COMPLETION = """usage: slm completion bash|zsh|fish

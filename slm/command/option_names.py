@@ -40,7 +40,7 @@ def _collect(name: str, prefix: str, chosen: dict[str, str], found: dict[str, An
 
 def _flatten(tree: dict[str, Any], prefix: str, found: dict[str, Any]) -> None:
     for key, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             _flatten(value, f"{prefix}{key}.", found)
         else:
             found[f"{prefix}{key}"] = value

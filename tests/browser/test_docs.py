@@ -29,7 +29,7 @@ def test_every_route_is_there_and_nothing_comes_from_elsewhere(page, server):
     # A field with its limits, its default and its meaning.
     rows = "[...document.querySelectorAll('#post-v1-completions tr')]"
     text = page.run(f"{rows}.find((row) => row.cells[0].textContent == 'temperature').textContent")
-    for part in ("number", "0 to 10", "default 1", "most likely token"):
+    for part in ("number", "0 to 10", "default: the model's", "most likely token"):
         assert part in text
     # What must be given comes first.
     assert page.run(f"{rows}.slice(0, 2).map((row) => row.cells[0].textContent)") == ["prompt needed", "model"]
@@ -50,10 +50,15 @@ def test_each_example_works_as_it_stands(page, server):
     assert len(commands) > 12
     for command in commands:
         assert command.startswith("curl -s")
+        if "%7Bid%7D" in command:
+            kept = httpx.post(server.url + "/v1/responses", json={"input": "x", "max_output_tokens": 2}).json()["id"]
+            command = command.replace("%7Bid%7D", kept)
         command = command.replace("/NAME", "/chatty") + " -w '\\n%{http_code}'"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
         body, _, status = done.stdout.rpartition("\n")
-        assert status == "200", (command, done.stdout, done.stderr)
+        # The model has no tokens for filling in the middle, and says so.
+        wanted = "501" if "/infill" in command else "200"
+        assert status == wanted, (command, done.stdout, done.stderr)
         if '"stream": true' in command:
             assert body.rstrip().endswith("data: [DONE]")
 

@@ -42,7 +42,7 @@ def in_small(line: str, runs: Path) -> str:
         line = f'{line} ARGS="{more}"'
     line = re.sub(r"(?<![\w/])runs/", f"{runs}/", line)
     # -o: the environment is there, whatever the dates of its files.
-    return line.replace("make ", f"make --no-print-directory -o setup PY={sys.executable} ", 1)
+    return line.replace("make ", f"make --no-print-directory -o ready PY={sys.executable} ", 1)
 
 
 def run(line: str, runs: Path) -> str:

@@ -26,7 +26,8 @@ async function run(path, body, reply) {
   running.controller = new AbortController();
   let isUnsure = !models.isLoaded() || models.areSeveral(); // another model may have made room for this one
   try {
-    await exchange(path, body, reply, running.controller.signal, (action) => transcript.follow(action));
+    const answered = await exchange(path, body, reply, running.controller.signal, (action) => transcript.follow(action));
+    isUnsure ||= answered !== null && answered !== body.model; // the server was started again, with another model
   } catch (error) {
     report(error);
     isUnsure = true; // the server may have been started again, with another model

@@ -29,7 +29,7 @@ export function body() {
   if (type === "json_object") made.response_format = { type };
   if (type === "json_schema") {
     try {
-      made.response_format = { type, json_schema: { name: "page", schema: JSON.parse($("schema").value) } };
+      made.response_format = { type, json_schema: { name: "page", strict: true, schema: JSON.parse($("schema").value) } };
     } catch (error) {
       throw Object.assign(new Error(`JSON Schema: this is not valid JSON (${error.message}).`), { field: "schema" });
     }
