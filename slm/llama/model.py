@@ -19,6 +19,7 @@ from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import parts, read_header
 from slm.llama.log import clear_log, first_error
+from slm.machine.cpp_build import cpu_flags
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -40,6 +41,10 @@ _POOLINGS: dict[Any, Pooling] = {
 }
 _CONTROL_BYTE = b"\xff"
 """llguidance's mark in front of the name of a control token; no UTF-8 text holds it."""
+
+_NOT_WITH_AMX = ("lfm2", "lfm2moe")
+"""Architectures whose short convolutions multiply one matrix with several sequences as a third dimension. llama.cpp's
+AMX products get that wrong: the logits are garbage (seen with q4_k_m), or an assertion ends the process (f16)."""
 
 
 class Model:
@@ -66,6 +71,8 @@ class Model:
         params.vocab_only = vocab_only
         params.n_gpu_layers = n_gpu_layers
         params.load_mode = C.LLAMA_LOAD_MODE_MMAP if use_mmap else C.LLAMA_LOAD_MODE_NONE
+        if self.header.metadata.get("general.architecture") in _NOT_WITH_AMX and "amx_tile" in cpu_flags():
+            params.use_extra_bufts = False
         clear_log()
         self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
