@@ -6,12 +6,12 @@ Tested in tests/slm/model/test_rope.py.
 
 import contextlib
 import math
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slm.data.errors import UserError
+
+if TYPE_CHECKING:  # the configuration reads scalings, before threads are set and torch may come
+    from torch import Tensor
 
 _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -90,8 +90,10 @@ def number(value: Any, key: str) -> float:
     return value
 
 
-def rope_frequencies(config: Rotated, *, local: bool = False) -> Tensor:
+def rope_frequencies(config: Rotated, *, local: bool = False) -> "Tensor":
     """Radians per position of each pair of values, f32 [head_dim / 2]; ``local``: those of local layers."""
+    import torch
+
     head_dim, theta = config.head_dim, config.local_rope_theta if local else config.rope_theta
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / theta**exponents
@@ -112,8 +114,9 @@ def rope_frequencies(config: Rotated, *, local: bool = False) -> Tensor:
     return frequencies * (kept + (1 - kept) / factor)
 
 
-def _kept_by_yarn(theta: float, head_dim: int, old_context: float) -> Tensor:
+def _kept_by_yarn(theta: float, head_dim: int, old_context: float) -> "Tensor":
     """How much of each pair's own frequency YaRN keeps, f32 [head_dim / 2], 0 to 1 (Peng et al. 2023)."""
+    import torch
 
     def pair_that_turns(times: float) -> float:
         return head_dim * math.log(old_context / (times * 2 * math.pi)) / (2 * math.log(theta))

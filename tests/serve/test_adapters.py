@@ -66,6 +66,7 @@ def requests() -> list[dict]:
             "max_tokens": rng.randint(4, 20),
             "temperature": rng.choice([0, 0.9]),
             "seed": i,
+            **{"top_k": 0, "top_p": 1.0, "min_p": 0.0},  # as the engine samples that is asked below
         }
         for i in range(3 * CLIENTS)
     ]

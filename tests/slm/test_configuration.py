@@ -114,11 +114,11 @@ class Sampling:
     prompt: str | None
     system: str | None
     max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
     seed: int | None
     context: int
     threads: int
