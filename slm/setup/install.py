@@ -1,7 +1,6 @@
 """What is installed, and with what: the CPU build of torch first, then slm with everything else, by uv where that is
 there, else by pip; llama.cpp is compiled meanwhile (slm/setup/llama.py)."""
 
-import contextlib
 import json
 import os
 import platform
@@ -137,13 +136,13 @@ def _has_torch(tool: list[str]) -> bool:
 def _run(command: list[str], failure: str, venv: Path) -> None:
     """Run the command to its end, with a line every ten seconds."""
     begin = time.monotonic()
+
+    def say() -> None:
+        building = f"; llama.cpp beside it: {llama.progress(venv)}" if llama.state_file(venv).exists() else ""
+        print(f"  {_named(command)}: {time.monotonic() - begin:.0f} s{building}", flush=True)
+
     with subprocess.Popen(command, env=os.environ | {"PYTHONWARNINGS": "ignore"}) as process:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(llama.EVERY_S)
-                break
-            building = f"; llama.cpp beside it: {llama.progress(venv)}" if llama.state_file(venv).exists() else ""
-            print(f"  {_named(command)}: {time.monotonic() - begin:.0f} s{building}", flush=True)
+        status = llama.end_of(process, say)
     if status:
         raise UserError(f"{failure} (see above); the same command goes on from there")
 

@@ -89,17 +89,16 @@ def wheel(
     cmake_args: str,
     *,
     log: IO[bytes],
-    wanted: str | None = None,
     fresh: bool = False,
     keep: Path | None = None,
 ) -> Path:
     """The wheel of this version, options and processor: the kept one, or one that is built now.
 
-    ``python``: with pip. ``log``: gets what pip and the compiler print. ``wanted``: as ``requirement()``, the default.
-    ``fresh``: build it even if one is kept. ``keep``: the folder that the wheel goes to, in place of the cache's.
+    ``python``: with pip. ``log``: gets what pip and the compiler print. ``fresh``: build it even if one is kept.
+    ``keep``: the folder that the wheel goes to, in place of the cache's.
     UserError where it cannot be built.
     """
-    wanted = wanted or requirement()
+    wanted = requirement()
     folder = keep or kept_wheels() / key(wanted, cmake_args)
     if not fresh and (found := sorted(folder.glob("llama_cpp_python-*.whl"))):
         return found[0]
@@ -176,24 +175,24 @@ def _build_process(venv: Path, **options: Any) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([str(venv / "bin/python"), "-m", "slm.setup.llama", "build"], env=own, **options)
 
 
-def build(venv: Path, *, fresh: bool = False) -> None:
+def build(venv: Path) -> None:
     """Build, install and try llama.cpp; nothing where somebody else has done so meanwhile. UserError where it fails."""
     with locked(venv / "llama-build.lock"):
         if not state_file(venv).exists():
             return
         state_file(venv).write_text(json.dumps({"begun": time.time()}))
         try:
-            _build(venv, fresh)
+            _build(venv)
         except UserError as error:
             state_file(venv).write_text(json.dumps({"begun": time.time(), "error": str(error)}))
             raise
         state_file(venv).unlink()
 
 
-def _build(venv: Path, fresh: bool) -> None:
+def _build(venv: Path) -> None:
     python = venv / "bin/python"
     with log_file(venv).open("wb") as log:
-        made = wheel(python, os.environ.get("CMAKE_ARGS") or NATIVE, log=log, fresh=fresh)
+        made = wheel(python, os.environ.get("CMAKE_ARGS") or NATIVE, log=log)
         with locked(venv / "packages.lock"):  # pip is still installing the rest
             install(python, made, log)
         own = os.environ | {_BUILDER: "1"}  # what it starts is not to wait for this build
@@ -256,12 +255,17 @@ def _build_here(venv: Path, say: Callable[[str], None]) -> None:
     """The build in the background has died: once more, as a child of this process, so that its error is seen."""
     say("llama.cpp is built now: 3 to 5 minutes on two cores.")
     with _build_process(venv) as process:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if process.wait(EVERY_S):
-                    raise UserError("llama.cpp could not be built (see above)")
-                return
-            say(f"llama.cpp is being built: {progress(venv)}")
+        if end_of(process, lambda: say(f"llama.cpp is being built: {progress(venv)}")):
+            raise UserError("llama.cpp could not be built (see above)")
+
+
+def end_of(process: "subprocess.Popen[bytes]", every: Callable[[], None]) -> int:
+    """The status of a process that is waited for; ``every`` is called each ten seconds until then."""
+    while True:
+        try:
+            return process.wait(EVERY_S)
+        except subprocess.TimeoutExpired:
+            every()
 
 
 def progress(venv: Path) -> str:
