@@ -194,6 +194,8 @@ class SourceConfig:
     @property
     def label(self) -> str:
         """The name that messages use."""
+        if self.from_hub and self.name == self.subset:  # data.name is then the data set's configuration
+            return f"{self.path} {self.subset}".strip()
         return self.name or self.path or (self.files[0] if self.files else self.kind)
 
     @property
@@ -208,6 +210,9 @@ class DataConfig(SourceConfig):
 
     sources: list[SourceConfig] = field(default_factory=list)
     """``mixture``: what is mixed, by ``weight``."""
+    with_files: list[SourceConfig] = field(default_factory=list)
+    """``mixture``: the sources in the place of ``sources`` where ``files`` are given: those of kind ``files`` that name
+    none read these (and validate on ``val_files``). A configuration that was built has them in ``sources``."""
     val_fraction: float = 0.01
     """Share of the documents (chosen by a hash of their text) held out where no validation text is named. 0, for
     conversations only: nothing is held out, and validations score conversations that are trained on."""
@@ -227,6 +232,7 @@ class DataConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_files()
         if not 0 <= self.val_fraction < 1:
             raise UserError(f"val_fraction={self.val_fraction} must be between 0 and 1, for example 0.01")
         if self.val_fraction == 0 and not all(each.kind == "chat" for each in self._validated()):
@@ -246,6 +252,24 @@ class DataConfig(SourceConfig):
                 raise UserError("data.sources: at least one source must be scored in validations (validated: true)")
         elif self.sources:
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
+
+    def _take_files(self) -> None:
+        """Of a mixture: put the sources for ``files`` in the place of the others, so that all that reads a
+        configuration finds what is read in ``sources``."""
+        if self.kind != "mixture" or not (self.files or self.val_files):
+            return
+        if not self.with_files:
+            raise UserError(
+                "data.files is for one source: a mixture names files in its sources, {kind: files, files: [...]}"
+            )
+        if not self.files:
+            raise UserError("data.val_files needs data.files: what the files hold takes the place of the Hub's text")
+        own = {"files": self.files, "val_files": self.val_files}
+        sources = [
+            replace(each, **own) if each.kind == "files" and not each.files else each for each in self.with_files
+        ]
+        for name, value in (("sources", sources), ("files", []), ("val_files", [])):
+            object.__setattr__(self, name, value)
 
     def _validated(self) -> list[SourceConfig]:
         return [each for each in self.sources if each.validated] if self.kind == "mixture" else [self]

@@ -358,13 +358,14 @@ def _read_parquet(path: str, start: int) -> Iterator[Record]:
                     number += len(batch)
                     continue
                 for at in range(max(0, start - number), len(batch)):
-                    yield _row(batch, at, f"{path}: row {number + at + 1}")
+                    yield row_of(batch, at, f"{path}: row {number + at + 1}")
                 number += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read as parquet ({one_line(error)}): is the file complete?") from error
 
 
-def _row(batch: Any, at: int, where: str) -> Record:
+def row_of(batch: Any, at: int, where: str) -> Record:
+    """The row number ``at`` of a batch or a table of Arrow's."""
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
