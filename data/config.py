@@ -13,6 +13,7 @@ WHOLE_FILE = 4 << 20
 """The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
 LONGEST_DOCUMENT = 16 << 20
 """The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
+Split = Literal["gpt2", "digits", "code"]
 CHAT_COLUMNS = (
     *("user", "assistant", "system", "context", "history", "reasoning", "tools", "messages", "chosen", "rejected"),
 )
@@ -264,9 +265,11 @@ class DataConfig(SourceConfig):
             )
         if not self.files:
             raise UserError("data.val_files needs data.files: what the files hold takes the place of the Hub's text")
-        own = {"files": self.files, "val_files": self.val_files}
         sources = [
-            replace(each, **own) if each.kind == "files" and not each.files else each for each in self.with_files
+            replace(each, files=self.files, val_files=self.val_files)
+            if each.kind == "files" and not each.files
+            else each
+            for each in self.with_files
         ]
         for name, value in (("sources", sources), ("files", []), ("val_files", [])):
             object.__setattr__(self, name, value)
@@ -318,6 +321,10 @@ class TokenizerConfig:
     """``bpe``: a pair is merged only if it was seen this often."""
     sample_bytes: int = 50_000_000
     """``bpe``: the size of the text it is trained on, in bytes."""
+    split: Split = "gpt2"
+    """``bpe``: where text is cut before pairs are merged. ``gpt2``: words with the blank before them, numbers, signs;
+    ``digits``: the same, and each digit is one token (as SmolLM's); ``code``: each digit, a sign stays with the word
+    behind it, line ends with the signs before them, and indentation is kept together (as Qwen 2's)."""
     path: str = ""
     """``file``: a Hugging Face model or tokenizer directory, a tokenizer.json, or a SentencePiece .model."""
     eot_token: str = ""

@@ -245,10 +245,10 @@ class _Rows:
         return ""
 
     def _count(self, reason: str, shown: Any, **more: Any) -> None:
-        number = self._row_number
-        # Where a row's number is not known its content tells it apart.
-        known = number is not None
-        position = (self._file << 40) + number if known else zlib.crc32(repr(shown).encode("utf-8", "surrogatepass"))
+        if self._row_number is not None:
+            position = (self._file << 40) + self._row_number
+        else:  # its content tells it apart
+            position = zlib.crc32(repr(shown).encode("utf-8", "surrogatepass"))
         first = f"{self._place()}: {excerpt(shown)}"
         TALLY.add(reason, path=self._source.path, position=position, first=lambda: first, **more)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from slm.data.errors import UnreachableError, UserError, nearest
@@ -19,6 +20,14 @@ def convert(name: str) -> dict[str, bytes]:
     Raises UserError for an unknown name, UnreachableError if its vocabulary is neither cached nor can be downloaded.
     """
     return convert_encoding(_load(name))
+
+
+def cached(name: str) -> Any:
+    """The ``tiktoken.Encoding`` of this name; None where its vocabulary is not in tiktoken's cache."""
+    try:
+        return _load(name, fetch=_none)
+    except UnreachableError:
+        return None
 
 
 def convert_encoding(encoding: Any) -> dict[str, bytes]:
@@ -105,7 +114,8 @@ def plain_pattern(pattern: str) -> str:
     return POSSESSIVE.sub(r"\1", pattern).replace("$", "\\z")
 
 
-def _load(name: str) -> Any:
+def _load(name: str, fetch: Callable[[str], bytes] | None = None) -> Any:
+    """``fetch``: what reads a vocabulary that is not in the cache."""
     import requests
     import tiktoken
     import tiktoken.load
@@ -118,8 +128,8 @@ def _load(name: str) -> Any:
     if name not in known:
         hint = nearest(name, known) or f"it is one of: {', '.join(known)}"
         raise UserError(f"tiktoken has no encoding {name!r}; {hint}")
-    fetch = tiktoken.load.read_file
-    tiktoken.load.read_file = _fetch
+    usual = tiktoken.load.read_file
+    tiktoken.load.read_file = fetch or _fetch
     try:
         return tiktoken.get_encoding(name)
     except (requests.RequestException, OSError, ValueError) as error:  # ValueError: what came is something else
@@ -128,7 +138,11 @@ def _load(name: str) -> Any:
             "TIKTOKEN_CACHE_DIR to a folder that holds it, or run with tokenizer=bpe"
         ) from error
     finally:
-        tiktoken.load.read_file = fetch
+        tiktoken.load.read_file = usual
+
+
+def _none(blobpath: str) -> bytes:
+    raise OSError(f"{blobpath} is not in the cache")
 
 
 def _fetch(blobpath: str) -> bytes:
