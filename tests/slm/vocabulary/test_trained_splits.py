@@ -14,7 +14,7 @@ from slm.vocabulary.exportable import failures
 from tests.helpers.tokenizers import PIECES, auto, stories
 
 CODE = (
-    "def total(items, start=1999):\n    for i in range(12345):\n        self.value += items[i]  # 42\n\n    return 1\n"
+    "def total(items, start=1999):\n    for i in range(12345):\n        self.value += items[i]\n\n    return 1\n"
 )
 NAMES = {"gpt2": "gpt-2", "digits": "smollm", "code": "qwen2"}
 
