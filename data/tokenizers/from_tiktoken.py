@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from slm.data.errors import UnreachableError, UserError, nearest
@@ -25,7 +24,7 @@ def convert(name: str) -> dict[str, bytes]:
 def cached(name: str) -> Any:
     """The ``tiktoken.Encoding`` of this name; None where its vocabulary is not in tiktoken's cache."""
     try:
-        return _load(name, fetch=_none)
+        return _load(name, download=False)
     except UnreachableError:
         return None
 
@@ -114,8 +113,7 @@ def plain_pattern(pattern: str) -> str:
     return POSSESSIVE.sub(r"\1", pattern).replace("$", "\\z")
 
 
-def _load(name: str, fetch: Callable[[str], bytes] | None = None) -> Any:
-    """``fetch``: what reads a vocabulary that is not in the cache."""
+def _load(name: str, *, download: bool = True) -> Any:
     import requests
     import tiktoken
     import tiktoken.load
@@ -129,7 +127,7 @@ def _load(name: str, fetch: Callable[[str], bytes] | None = None) -> Any:
         hint = nearest(name, known) or f"it is one of: {', '.join(known)}"
         raise UserError(f"tiktoken has no encoding {name!r}; {hint}")
     usual = tiktoken.load.read_file
-    tiktoken.load.read_file = fetch or _fetch
+    tiktoken.load.read_file = _fetch if download else _none
     try:
         return tiktoken.get_encoding(name)
     except (requests.RequestException, OSError, ValueError) as error:  # ValueError: what came is something else

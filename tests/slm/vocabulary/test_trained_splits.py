@@ -13,9 +13,7 @@ from slm.llama.model import Model
 from slm.vocabulary.exportable import failures
 from tests.helpers.tokenizers import PIECES, auto, stories
 
-CODE = (
-    "def total(items, start=1999):\n    for i in range(12345):\n        self.value += items[i]\n\n    return 1\n"
-)
+CODE = "def total(items, start=1999):\n    for i in range(12345):\n        self.value += items[i]\n\n    return 1\n"
 NAMES = {"gpt2": "gpt-2", "digits": "smollm", "code": "qwen2"}
 
 
