@@ -1,6 +1,7 @@
 """Conversations that a column holds as one text, with marks where a speaker begins.
 
-Known are ``### Human:`` (Guanaco), ``\\n\\nHuman:`` (Anthropic), ``USER:`` with calls (Glaive) or without (Vicuna), ChatML, ``<|user|>`` (Zephyr), ``<human>:`` (OIG) and ``[INST]`` (Llama 2, Mistral).
+Known are ``### Human:`` (Guanaco), ``\\n\\nHuman:`` (Anthropic), ``USER:`` with calls (Glaive) or without (Vicuna),
+ChatML, ``<|user|>`` (Zephyr), ``<human>:`` (OIG) and ``[INST]`` (Llama 2, Mistral).
 
 Tested in tests/data/chat/test_formats.py.
 """
