@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slm.data.bad_records import REPLACED, TALLY, BadRecordError
+from slm.data.chat import message_trees
 from slm.data.config import SourceConfig
 from slm.data.errors import UserError, excerpt, nearest, one_line
 from slm.data.readers import parquet
@@ -140,23 +141,25 @@ class HubCorpus:
     def splits_by_file(self, n_shards: int) -> bool:
         return self._by_row() and self.n_files() >= n_shards
 
-    def open(self, file: int, record: int, position: Any) -> "_Rows | _Articles":
+    def open(self, file: int, record: int, position: Any) -> "_Rows | _Articles | _Trees":
         def dataset() -> Any:
             # Opened again after a failure: the connections of the old one are gone.
             whole = self._opened()
             return whole.shard(num_shards=whole.num_shards, index=file) if self._by_row() else whole
 
+        row = None  # of a record's number none is known where a record may be several rows
+        if position is None or (self._by_row() and self._source.kind != "chat"):
+            row = 0 if position is None else record
+        rows = _Rows(dataset, self._close, self._source, position, file=file, row=row)
+        reader: _Rows | _Articles | _Trees = rows
         if not self._by_row():
-            articles = _Articles(_Rows(dataset, self._close, self._source, position))
-            if position is None:
-                for _ in range(record):
-                    next(articles)
-            return articles
-        rows = _Rows(dataset, self._close, self._source, position, file=file, row=0 if position is None else record)
+            reader = _Articles(rows)
+        elif self._source.kind == "chat":
+            reader = _Trees(rows)
         if position is None:
             for _ in range(record):
-                next(rows)
-        return rows
+                next(reader)
+        return reader
 
     def _by_row(self) -> bool:
         return self._source.rows == "documents"
@@ -282,6 +285,43 @@ class _Rows:
         if self._since:
             self._known, self._since = self._dataset.state_dict(), 0
         return self._known
+
+    def fraction_read(self) -> float:
+        return 0.0
+
+
+class _Trees:
+    """Rows of conversations; where rows are messages (OpenAssistant's), one record for each tree, whose rows stand
+    together."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+        self._state: Any = None  # before the row that was read ahead
+        self._ahead: Record | None = None
+
+    def __next__(self) -> Record:
+        first, self._ahead = self._ahead or next(self._rows), None
+        tree = message_trees.tree_of(first.value)
+        if tree is None:
+            return first
+        group = [first.value]
+        while True:
+            state = self._rows.position()
+            try:
+                row = next(self._rows)
+            except StopIteration:
+                break
+            if message_trees.tree_of(row.value) != tree:
+                self._ahead, self._state = row, state
+                break
+            group.append(row.value)
+        return Record(message_trees.join(group), first.where)
+
+    def document(self, record: Record) -> str | None:
+        return self._rows.document(record)
+
+    def position(self) -> Any:
+        return self._rows.position() if self._ahead is None else self._state
 
     def fraction_read(self) -> float:
         return 0.0

@@ -304,6 +304,36 @@ def test_conversations_that_are_not_utf8(tmp_path):
         take(one_pass(replace(source, on_bad="stop"), 0, 1))
 
 
+def test_rows_that_are_messages_of_trees(tmp_path):
+    """As OpenAssistant's data sets are on the Hub: one conversation for each tree, also after a resumption."""
+    rows = []
+    for tree in range(5):
+        for number, (role, text) in enumerate((("prompter", f"{tree}?"), ("assistant", f"{tree}."))):
+            name = f"{tree}-{number}"
+            parent = f"{tree}-0" if number else None
+            rows.append(
+                {"message_id": name, "parent_id": parent, "message_tree_id": str(tree), "text": text, "role": role}
+            )
+    table = pa.Table.from_pylist(rows)
+    for shard in range(2):
+        part = table.slice(0, 6) if shard == 0 else table.slice(6)
+        pq.write_table(part, tmp_path / f"train-0000{shard}-of-00002.parquet", row_group_size=1)
+    source = SourceConfig(kind="chat", path=str(tmp_path))
+    whole = take(one_pass(source, 0, 1))
+    said = [[each["content"] for each in json.loads(document)["messages"]] for document in whole]
+    assert said == [[f"{tree}?", f"{tree}."] for tree in range(5)]
+    for cut in range(6):
+        stream = one_pass(source, 0, 1)
+        take(stream, cut)
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = one_pass(source, 0, 1)
+        stream.load_state_dict(state)
+        assert take(stream) == whole[cut:], cut
+    stream = one_pass(source, 0, 1)
+    stream.load_state_dict({**state, "part": 1, "record": 1, "ordinal": 4, "at": None})  # without a position
+    assert take(stream) == whole[4:]
+
+
 def test_a_configuration_of_the_data_set_by_its_card(tmp_path):
     """Folders and a card as FineWeb-Edu has them."""
     for folder, text in (("sample/10BT", "wanted"), ("data/CC-MAIN-2013-20", "other")):
