@@ -257,22 +257,25 @@ class DataConfig(SourceConfig):
     def _take_files(self) -> None:
         """Of a mixture: put the sources for ``files`` in the place of the others, so that all that reads a
         configuration finds what is read in ``sources``."""
-        if self.kind != "mixture" or not (self.files or self.val_files):
+        if self.kind != "mixture":
             return
-        if not self.with_files:
-            raise UserError(
-                "data.files is for one source: a mixture names files in its sources, {kind: files, files: [...]}"
-            )
-        if not self.files:
+        if self.val_files and not self.files:
             raise UserError("data.val_files needs data.files: what the files hold takes the place of the Hub's text")
-        sources = [
-            replace(each, files=self.files, val_files=self.val_files)
-            if each.kind == "files" and not each.files
-            else each
-            for each in self.with_files
-        ]
-        for name, value in (("sources", sources), ("files", []), ("val_files", [])):
-            object.__setattr__(self, name, value)
+        if self.files:
+            if not self.with_files:
+                raise UserError(
+                    "data.files is for one source: a mixture names files in its sources, {kind: files, files: [...]}"
+                )
+            sources = [
+                replace(each, files=self.files, val_files=self.val_files)
+                if each.kind == "files" and not each.files
+                else each
+                for each in self.with_files
+            ]
+            for name, value in (("sources", sources), ("files", []), ("val_files", [])):
+                object.__setattr__(self, name, value)
+        # What is not read is not part of a run: one that began before there was such a choice goes on.
+        object.__setattr__(self, "with_files", [])
 
     def _validated(self) -> list[SourceConfig]:
         return [each for each in self.sources if each.validated] if self.kind == "mixture" else [self]

@@ -106,7 +106,8 @@ def test_the_reference_mixture_from_files():
         # What is kept with a run names what was read, and is the same configuration.
         assert found.name == "wikipedia_stories"
         assert build(DataConfig, to_dict(found)) == found
-        assert found.files == []
+        assert (found.files, found.with_files) == ([], [])
+    assert data("data=wikipedia_stories").with_files == []  # as it is saved with runs that had no such choice
     with pytest.raises(UserError, match=r"data\.val_files needs data\.files"):
         data("data=wikipedia_stories", "data.val_files=[held.parquet]")
     with pytest.raises(UserError, match="a mixture names files in its sources"):
