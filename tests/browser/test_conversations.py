@@ -385,7 +385,7 @@ def test_broken_storage_is_no_end(page, server):
     assert page.errors == []
     assert page.run("localStorage.getItem('slm.conversation.a')") == "{"
     assert [each["id"] for each in stored(page)] == ["c", "d"]
-    page.run("IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError') }")
+    page.run("void (IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError') })")
     chat(page, "hello")
     assert "storage is full" in page.text("#problem")
     assert page.run(WHO) == ["user", "assistant"]

@@ -186,7 +186,7 @@ def test_the_prompts_progress(page, server):
         "figures.textContent]) }).observe(document.getElementById('state'),"
         "{subtree: true, childList: true, attributes: true})"
     )
-    ask(page, "word " * 900, max_tokens=4)
+    ask(page, "word " * 250, max_tokens=4)
     ended(page)
     seen = page.run("seen")
     assert seen
@@ -221,6 +221,7 @@ def test_a_server_that_is_away(page, server):
     page.wait("document.getElementById('away-text').textContent.includes('does not answer')")
     page.tab.unroute("**/v1/**")
     page.wait("document.getElementById('away').hidden")
+    assert page.focused() == "prompt"
     page.press("Enter")
     ended(page)
     assert page.run(TEXTS)[0] == "hello"

@@ -91,7 +91,10 @@ async function ask(parent, messages, { stays = () => false, begun = null } = {})
   };
   const added = [];
   for (const message of messages) added.push(add(mine, added.at(-1)?.id ?? parent, message));
-  if (added.length) write();
+  if (added.length) {
+    write();
+    changed();
+  }
   const asked = added.at(-1)?.id ?? parent;
   transcript.draw(mine, settings.probabilities(), asked);
   const [turn, place] = transcript.turn({ role: "assistant", model: models.name() });

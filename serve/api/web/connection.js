@@ -29,7 +29,9 @@ export function lost() {
 
 export function found() {
   clearTimeout(timer);
+  const hadFocus = document.activeElement === $("retry");
   $("away").hidden = true;
+  if (hadFocus) $("prompt").focus({ preventScroll: true });
 }
 
 function wait() {

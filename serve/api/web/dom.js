@@ -20,7 +20,7 @@ export function button(text, onclick, attributes = {}) {
 }
 
 // A picture of icons.css, for eyes only.
-export const icon = (name) => make("span", { class: `icon ${name}` });
+export const icon = (name) => make("span", { class: `icon i-${name}` });
 
 // A button with a picture and a word. Narrow screens show the picture alone.
 export function iconButton(name, text, onclick, attributes = {}) {

@@ -18,7 +18,7 @@
     if (!button) return;
     button.setAttribute("aria-label", `Colours: ${NAMES[theme]}`);
     button.title = button.getAttribute("aria-label");
-    button.firstElementChild.className = `icon theme-${theme}`;
+    button.firstElementChild.className = `icon i-theme-${theme}`;
   }
 
   use(kept());
