@@ -161,9 +161,13 @@ def test_mistakes_are_shown_and_the_message_is_kept(page, server):
     assert page.run("document.querySelectorAll('.user').length") == 1
 
 
-CUT_OFF = """data: {"dropped_messages": 2, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+CUT_OFF = """: ping
+
+data: {"dropped_messages": 2, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
 
 data: {"choices": [{"index": 0, "delta": {"content": "Well"}, "finish_reason": null}]}
+
+: ping
 
 data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length", "stopped_by": "%s"}]}
 
