@@ -64,7 +64,7 @@ def test_a_request_is_tried_on_the_page(page, server):
     status, text = try_out(page, "/v1/chat/completions")
     assert status == 200
     assert "chat.completion" in text
-    assert f"{server.url}/v1/chat/completions" in text, "the command for a shell"
+    assert f"{server.url}/v1/chat/completions" in page.text(".curl-command"), "the command for a shell"
     assert page.errors == []
 
 
