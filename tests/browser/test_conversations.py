@@ -139,9 +139,13 @@ def test_what_has_arrived_is_kept_when_the_page_is_left(page, server):
     page.open(server.url + "/")
     ask(page, "slow", max_tokens=3000, response_format="json_schema", schema='{"type": "string", "minLength": 1000}')
     page.wait(f"{REPLY}.textContent.length > 20")
+    # What the database is given while the page is left need not arrive there.
+    page.run("void (IDBObjectStore.prototype.put = () => {})")
     reload(page)
     assert page.run(TEXTS)[0] == "slow"
     assert len(page.run(TEXTS)[1]) > 20
+    assert len(stored(page)[0]["turns"][1]["content"]) > 20
+    assert page.run("Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))") == []
 
 
 def test_a_message_is_kept_when_the_page_is_left_before_the_reply(page, server):

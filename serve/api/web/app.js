@@ -100,7 +100,11 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
   });
 }
 addEventListener("pagehide", () => {
-  session.running?.keep?.(); // what has arrived of a reply
+  const { chat, keep } = session.running ?? {};
+  if (chat && !chat.isRemoved) {
+    keep(); // what has arrived of the reply
+    store.keepNow(chat);
+  }
   session.isLeaving = true;
 });
 addEventListener("pageshow", () => { session.isLeaving = false; });

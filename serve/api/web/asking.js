@@ -109,7 +109,7 @@ async function ask(parent, messages, { stays = () => false, begun = null } = {})
     else answer = add(mine, asked, said);
     write();
   };
-  session.running = { keep: keepReply };
+  session.running = { keep: keepReply, chat: mine };
   const timer = setInterval(keepReply, KEEP_MS);
   busy(true);
   const answered = await run("/v1/chat/completions", body, reply);

@@ -11,7 +11,7 @@ export const transcript = new Transcript($("output"));
 export const session = {
   mode: "chat", // or "completion"
   chat: newConversation(),
-  running: null, // {controller, keep} of the running request
+  running: null, // {controller, keep, chat} of the running request
   isLeaving: false, // the page is being left, which ends a running request
   isStale: false, // another tab has changed conversations
 };

@@ -5,7 +5,7 @@ import { conversationOf, nameFrom } from "./checked.js";
 const DATABASE = "slm";
 const RECORDS = "conversations";
 const OPEN = "slm.open";
-const OLD = "slm.conversation."; // entries of localStorage, where versions before kept them
+const OLD = "slm.conversation."; // entries of localStorage: of versions before, and of pages that were left
 
 export class Conversations {
   constructor() {
@@ -46,7 +46,13 @@ export class Conversations {
     const keys = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(OLD))) ?? [];
     const found = keys.map((key) => [key, attempt(() => conversationOf(JSON.parse(localStorage.getItem(key))))]).filter(([, each]) => each);
     if (!found.length) return;
-    await this.write((records) => { for (const [key, each] of found) records.put({ ...each, id: key.slice(OLD.length) }); });
+    await this.write((records) => {
+      for (const [key, each] of found) {
+        const id = key.slice(OLD.length);
+        const asked = records.get(id);
+        asked.onsuccess = () => { if (!(asked.result?.updated > each.updated)) records.put({ ...each, id }); };
+      }
+    });
     for (const [key] of found) localStorage.removeItem(key);
   }
 
@@ -84,6 +90,12 @@ export class Conversations {
       throw new Error("This browser cannot keep the conversation: its storage is full or switched off. Export what you need, then delete conversations.");
     }
     this.others?.postMessage(id);
+  }
+
+  // Keeps a conversation while the page is being left: what IndexedDB is given then need not arrive. The next page that
+  // opens the storage takes it over.
+  keepNow({ id, name, updated, system, turns, end }) {
+    attempt(() => localStorage.setItem(OLD + id, JSON.stringify({ name, updated, system, turns, end })));
   }
 
   async remove(id) {
