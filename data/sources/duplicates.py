@@ -101,7 +101,7 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     names = _names(plans)
     corpora: dict[str, Plan] = {}
     for plan, name in zip(plans, names, strict=True):
-        if plan.source.kind not in ("tales", "story_chat"):
+        if plan.source.kind not in ("tales", "story_chat") and plan.prepared is None:
             corpora.setdefault(name, plan)
     texts = [(name, stamps(plan.files), options(plan.source)) for name, plan in corpora.items()]
     key = (VERSION, config.dedup, config.dedup_threshold, config.dedup_max_docs, texts)

@@ -1,0 +1,105 @@
+"""``python -m slm.train.tools.prepare``: a text read, filtered, divided and tokenized once, for any number of runs."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slm import cli
+from slm.configuration import load, to_dict
+from slm.data.config import CORPUS
+from slm.data.errors import UserError
+from slm.data.prepare import finish
+from slm.data.prepare.pool import make_shards
+from slm.data.prepare.work import Work, alone, begin, remove_remains
+from slm.data.progress import Progress
+from slm.data.sources.documents import sample_documents
+from slm.data.sources.prepared.manifest import WITHOUT_EFFECT
+from slm.data.tokenizers.make import make_tokenizer
+from slm.data.tokenizers.tokenizer import Tokenizer
+from slm.machine.hardware import compute_threads
+from slm.report import duration, final_json, size, table
+from slm.train.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(RunConfig):
+    """A run whose text is prepared."""
+
+    out: str = "corpus"
+    """The folder that gets the corpus."""
+    processes: int = 0
+    """That read and tokenize; 0: as many as there are cores."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes < 0:
+            raise UserError(f"processes={self.processes} must be at least 1, or 0: as many as there are cores")
+
+
+def main(argv: list[str]) -> int:
+    """Prepare the text, or go on with it, and print what became of it. Returns the exit code."""
+    config = load(PrepareConfig, "prepare", argv)
+    folder = Path(config.out).expanduser()
+    with alone(folder):
+        remove_remains(folder)
+        work = work_of(config)
+        if (folder / CORPUS).exists():
+            print(f"{folder} is complete, and the text and the options are those that it was made with")
+            report = finish.report_of(folder)
+        else:
+            _make(work, config.processes or compute_threads())
+            report = finish.finish(work)
+    _show(report, folder)
+    final_json({**report, "out": str(folder)})
+    return 0
+
+
+def work_of(config: PrepareConfig) -> Work:
+    """What is to be done. The tokenizer is made at the first start."""
+    flat = {f"data.{name}": value for name, value in to_dict(config.data).items() if name not in WITHOUT_EFFECT}
+    flat |= {f"tokenizer.{name}": value for name, value in to_dict(config.tokenizer).items()}
+    flat["train.seed"] = config.train.seed
+
+    def tokenizer() -> Tokenizer:
+        sample_bytes, seed = config.tokenizer.sample_bytes, config.train.seed
+        if config.tokenizer.kind == "bpe":
+            print(f"training the tokenizer on up to {size(sample_bytes)} of the text", flush=True)
+        return make_tokenizer(
+            config.tokenizer, lambda: iter(sample_documents(config.data, "train", sample_bytes, seed))
+        )
+
+    return begin(config.data, Path(config.out).expanduser(), tokenizer, flat)
+
+
+def _make(work: Work, processes: int) -> None:
+    missing = len(work.missing())
+    total = sum(each.bytes for each in work.shards)
+    begun = f", {len(work.shards) - missing:,} of them made before" if missing < len(work.shards) else ""
+    print(f"{len(work.shards):,} shards, about {size(total)} of text{begun}; {processes} processes", flush=True)
+    progress = Progress(f"preparing {work.folder}", done_before(work))
+    start = time.monotonic()
+    make_shards(
+        work, processes, lambda done, n: progress.update(done, total, f"{n:,} of {len(work.shards):,} shards")
+    )
+    progress.done()
+    print(f"{missing:,} shards made in {duration(time.monotonic() - start)}", flush=True)
+
+
+def done_before(work: Work) -> float:
+    """Bytes of text in the shards that are made."""
+    missing = set(work.missing())
+    return float(sum(each.bytes for number, each in enumerate(work.shards) if number not in missing))
+
+
+def _show(report: dict[str, Any], folder: Path) -> None:
+    caption = (
+        f"{report['tokens']:,} tokens of {report['tokenizer']} ({report['vocab_size']:,} ids) in {folder}. Examples of "
+        f"what is left out: {folder / finish.PAGE}"
+    )
+    table("What was prepared", ["source", "what", "how many"], finish.rows_of(report), caption=caption)
+    print(f"next: {cli.spelled('train', data=f'{folder}/', budget='1h')}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
