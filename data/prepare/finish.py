@@ -69,6 +69,7 @@ def _facts(work: Work, text: Text, shards: list[dict[str, Any]]) -> dict[str, An
         "weight": source.weight,
         "max_epochs": source.max_epochs,
         "validated": source.validated,
+        "of_files": bool(plan.files),
         "long_documents": plan.long_documents,
         "least_documents": plan.least_documents,
         "by_file": source.kind == "hub" and source.rows == "documents",

@@ -67,6 +67,11 @@ class Plan:
     """The text where it is one of a prepared corpus, which has been filtered and divided. ``files`` is empty then."""
 
     @property
+    def has_files(self) -> bool:
+        """Whether it reads local files, or what was prepared from such."""
+        return bool(self.files) or (self.prepared is not None and self.prepared.of_files)
+
+    @property
     def is_own_text(self) -> bool:
         """Whether the split is a text of its own, and not documents or passages held out of a larger one."""
         return self.source.kind not in ("tales", "story_chat") and not self.held_out and not self.passage

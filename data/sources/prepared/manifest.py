@@ -68,6 +68,11 @@ class PreparedText:
         return str(self.facts["label"])
 
     @property
+    def of_files(self) -> bool:
+        """Whether it was made of local files."""
+        return bool(self.facts["of_files"])
+
+    @property
     def long_documents(self) -> bool:
         """``Plan.long_documents`` of the text."""
         return bool(self.facts["long_documents"])

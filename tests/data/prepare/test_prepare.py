@@ -94,10 +94,10 @@ def take(config, tokenizer, count, *, state=None, **options):
 
 
 def same_as_text(config, folder, tokenizer, count, **options):
-    for split_options in ({}, {"workers": 2}, {"rank": 1, "world_size": 3}):
-        expected, _ = take(config, tokenizer, count, **split_options, **options)
-        found, _ = take(from_corpus(folder), tokenizer, count, **split_options, **options)
-        assert np.array_equal(found, expected), split_options
+    for shard in ({}, {"rank": 1, "world_size": 3}):
+        expected, _ = take(config, tokenizer, count, **shard, **options)
+        found, _ = take(from_corpus(folder), tokenizer, count, **shard, **options)
+        assert np.array_equal(found, expected), shard
 
 
 FILTERS = {"min_chars": 20, "dedup": "exact", "mask_personal": True}
@@ -123,9 +123,8 @@ def test_what_is_kept_to_calibrate_a_head_is_left_out_only_where_a_head_is_calib
     for calibrates in (True, False):
         same_as_text(config, tmp_path / "corpus", tokenizer, 300, calibrates=calibrates)
     expected = calibration_blocks(config, tokenizer, SEQ, 20, 5)
-    # Spread over all of the text's files, which a corpus does not know; its first blocks are among them.
-    found = calibration_blocks(corpus, tokenizer, SEQ, 20, 5)
-    assert len(found) == len(expected) > 3
+    assert len(expected) > 3
+    assert np.array_equal(calibration_blocks(corpus, tokenizer, SEQ, 20, 5), expected)
 
 
 def test_passages_of_long_documents(books, tokenizer, tmp_path):
@@ -164,6 +163,39 @@ def test_a_position_in_a_corpus_holds_wherever_the_corpus_is(text, tokenizer, tm
     prepare(config_of(text, min_chars=20), tmp_path / "other", tokenizer)
     with pytest.raises(UserError, match="the text is not the one"):
         take(from_corpus(tmp_path / "other"), tokenizer, 1, state=state)
+
+
+def test_worker_processes_read_it(text, tokenizer, tmp_path):
+    prepare(config_of(text), tmp_path / "corpus", tokenizer)
+    found, _ = take(from_corpus(tmp_path / "corpus"), tokenizer, 20, workers=2)
+    ranks = [take(config_of(text), tokenizer, 20, micro_batch=1, rank=rank, world_size=2)[0] for rank in range(2)]
+    assert np.array_equal(found, [np.concatenate(rows) for rows in zip(*ranks, strict=True)])
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_whatever_a_kill_leaves_the_same_command_makes_the_same_of_it(text, tokenizer, tmp_path):
+    """The files of a corpus come in a known order, so that every state that a kill can leave is the first of them, and
+    perhaps a temporary one."""
+    folder = tmp_path / "corpus"
+    work, _ = prepare(config_of(text), folder, tokenizer)
+    whole = content(folder)
+    shards = [f"shards/{n:05d}.{end}" for n in reversed(range(len(work.shards))) for end in ("tokens", "index", "json")]
+    made = [name for name in whole if name.startswith("tokenizer/")]
+    order = [*made, "slm-plan.json", *shards, "report.json", "report.md", "slm-corpus.json"]
+    assert sorted(order) == sorted(whole)
+    for kept in range(0, len(order), 3):
+        for name in order[kept:]:
+            (folder / name).unlink()
+        (folder / "shards/.00001.tokens.x.tmp").write_text("half")
+        (folder / ".tokenizer.tmp").mkdir()
+        before = {path: path.stat().st_mtime_ns for path in folder.glob("shards/*.json")}
+        work_module.remove_remains(folder)
+        prepare(config_of(text), folder, tokenizer)
+        assert content(folder) == whole
+        assert all(path.stat().st_mtime_ns == at for path, at in before.items()), "a shard was made twice"
 
 
 def test_its_text_is_there_as_text(text, tokenizer, tmp_path):
