@@ -180,7 +180,7 @@ class SourceConfig:
 
     @property
     def prepared(self) -> str:
-        """The folder of a prepared corpus (``slm prepare``), where ``files`` names that and nothing else; else empty."""
+        """The folder of a prepared corpus (``slm prepare``), where ``files`` names it and nothing else; else empty."""
         if self.kind != "files" or len(self.files) != 1:
             return ""
         folder = os.path.expanduser(self.files[0])

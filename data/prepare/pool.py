@@ -3,6 +3,7 @@
 Tested in tests/data/prepare/test_prepare.py.
 """
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -110,10 +111,8 @@ def main(arguments: bytes, connection: Connection) -> None:
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    try:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         _serve(arguments, connection)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass
     sys.stderr.flush()
     os._exit(0)
 

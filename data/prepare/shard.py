@@ -58,8 +58,8 @@ def make_shard(work: Work, number: int, note: Callable[[int], None] = lambda cha
         atomic_write_bytes(work.path(number, "json"), json.dumps(said, ensure_ascii=True).encode() + b"\n")
     except OSError as error:
         raise UserError(
-            f"{work.path(number, 'tokens')} ({len(content):,} bytes) cannot be written ({error.strerror or error}): make "
-            "room, and type the same command again"
+            f"{work.path(number, 'tokens')} ({len(content):,} bytes) cannot be written ({error.strerror or error}): "
+            "make room, and type the same command again"
         ) from error
 
 

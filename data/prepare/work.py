@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,11 +103,12 @@ def begin(
     if begun is None:  # what is there was left by a start that did not get far, perhaps with other options
         _save(make_tokenizer(), folder / TOKENIZER)
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    texts = _texts(data)
+    texts = _texts(_at_commits(data, begun["commits"]) if begun else data)
     text = fingerprint([(stamps(each.plan.files), [plan.selection for _, plan in each.shares]) for each in texts])
     if begun is None:
         n_files, shards = _cut(texts)
         begun = {"version": VERSION, "options": options, "text": text, "files": n_files, "shards": shards}
+        begun["commits"] = [text.plan.source.revision for text in texts if not text.own_validation]
         atomic_write_text(folder / CORPUS_PLAN, json.dumps(begun, ensure_ascii=False) + "\n")
     if begun["text"] != text:
         raise UserError(
@@ -186,6 +187,16 @@ def _read_plan(folder: Path, options: dict[str, Any]) -> dict[str, Any] | None:
     return begun
 
 
+def _at_commits(data: DataConfig, commits: list[str]) -> DataConfig:
+    """``data`` with the commits of the Hub that it was begun with."""
+    if data.kind != "mixture":
+        return replace(data, revision=commits[0]) if data.from_hub else data
+    pinned = [
+        replace(each, revision=its) if each.from_hub else each for each, its in zip(data.sources, commits, strict=True)
+    ]
+    return replace(data, sources=pinned)
+
+
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -241,7 +252,7 @@ def _cut(texts: list[Text]) -> tuple[list[int], list[Shard]]:
 
 
 def _pieces(plan: Plan, file: int, size: int) -> list[Cut]:
-    """A large file cut between records, if reading it can begin anywhere: compressed files are read from their start."""
+    """A large file cut between records, if reading can begin anywhere in it, as it cannot in compressed files."""
     path = plan.files[file]
     kind = file_format(path) or "text"
     end = files.extent(path)

@@ -16,9 +16,9 @@ from slm.data.sources.document_stream import Doc, ResumableStream, State, TextSt
 from slm.data.sources.filters import Reason, make_change, make_filter
 from slm.data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
 from slm.data.sources.passages import middle, without
+from slm.data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
 from slm.data.sources.prepared.manifest import decode
 from slm.data.sources.prepared.tokens import PreparedCorpus
-from slm.data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
 from slm.data.tales.story import story
 from slm.data.tokenizers.tokenizer import well_formed
 

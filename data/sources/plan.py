@@ -16,9 +16,9 @@ from slm.data.sources.conversations import chat_files
 from slm.data.sources.corpus import Corpus, FileCorpus, Select
 from slm.data.sources.files import Reading
 from slm.data.sources.filters import options, settings
+from slm.data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
 from slm.data.sources.prepared import manifest
 from slm.data.sources.prepared.manifest import PreparedText
-from slm.data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
 from slm.data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation", "calibration"]

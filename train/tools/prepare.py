@@ -1,11 +1,13 @@
 """``python -m slm.train.tools.prepare``: a text read, filtered, divided and tokenized once, for any number of runs."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slm import cli
+from slm.command import grammar
 from slm.configuration import load, to_dict
 from slm.data.config import CORPUS
 from slm.data.errors import UserError
@@ -14,6 +16,7 @@ from slm.data.prepare.pool import make_shards
 from slm.data.prepare.work import Work, alone, begin, remove_remains
 from slm.data.progress import Progress
 from slm.data.sources.documents import sample_documents
+from slm.data.sources.prepared import manifest
 from slm.data.sources.prepared.manifest import WITHOUT_EFFECT
 from slm.data.tokenizers.make import make_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
@@ -36,11 +39,16 @@ class PrepareConfig(RunConfig):
         if self.processes < 0:
             raise UserError(f"processes={self.processes} must be at least 1, or 0: as many as there are cores")
 
+    @property
+    def folder(self) -> Path:
+        """``out`` as a path."""
+        return Path(self.out).expanduser()
+
 
 def main(argv: list[str]) -> int:
     """Prepare the text, or go on with it, and print what became of it. Returns the exit code."""
     config = load(PrepareConfig, "prepare", argv)
-    folder = Path(config.out).expanduser()
+    folder = config.folder
     with alone(folder):
         remove_remains(folder)
         work = work_of(config)
@@ -51,8 +59,23 @@ def main(argv: list[str]) -> int:
             _make(work, config.processes or compute_threads())
             report = finish.finish(work)
     _show(report, folder)
+    print(f"next: {cli.spelled('train', data=f'{folder}/', budget='1h')}")
     final_json({**report, "out": str(folder)})
     return 0
+
+
+def show_prepared(folder: str) -> int:
+    """What ``slm data-stats`` says of a prepared corpus: what was counted when it was made. Returns the exit code."""
+    manifest.load(folder)
+    report = finish.report_of(Path(folder))
+    _show(report, Path(folder))
+    final_json(report)
+    return 0
+
+
+def words_of(typed: Iterable[str]) -> list[str]:
+    """The words of a command line as ``main`` takes them."""
+    return grammar.read("prepare", list(typed))
 
 
 def work_of(config: PrepareConfig) -> Work:
@@ -69,7 +92,7 @@ def work_of(config: PrepareConfig) -> Work:
             config.tokenizer, lambda: iter(sample_documents(config.data, "train", sample_bytes, seed))
         )
 
-    return begin(config.data, Path(config.out).expanduser(), tokenizer, flat)
+    return begin(config.data, config.folder, tokenizer, flat)
 
 
 def _make(work: Work, processes: int) -> None:
@@ -77,19 +100,12 @@ def _make(work: Work, processes: int) -> None:
     total = sum(each.bytes for each in work.shards)
     begun = f", {len(work.shards) - missing:,} of them made before" if missing < len(work.shards) else ""
     print(f"{len(work.shards):,} shards, about {size(total)} of text{begun}; {processes} processes", flush=True)
-    progress = Progress(f"preparing {work.folder}", done_before(work))
+    before = total - sum(work.shards[number].bytes for number in work.missing())
+    progress = Progress(f"preparing {work.folder}", before)
     start = time.monotonic()
-    make_shards(
-        work, processes, lambda done, n: progress.update(done, total, f"{n:,} of {len(work.shards):,} shards")
-    )
+    make_shards(work, processes, lambda done, n: progress.update(done, total, f"{n:,} of {len(work.shards):,} shards"))
     progress.done()
     print(f"{missing:,} shards made in {duration(time.monotonic() - start)}", flush=True)
-
-
-def done_before(work: Work) -> float:
-    """Bytes of text in the shards that are made."""
-    missing = set(work.missing())
-    return float(sum(each.bytes for number, each in enumerate(work.shards) if number not in missing))
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
@@ -98,7 +114,6 @@ def _show(report: dict[str, Any], folder: Path) -> None:
         f"what is left out: {folder / finish.PAGE}"
     )
     table("What was prepared", ["source", "what", "how many"], finish.rows_of(report), caption=caption)
-    print(f"next: {cli.spelled('train', data=f'{folder}/', budget='1h')}")
 
 
 if __name__ == "__main__":

@@ -132,8 +132,8 @@ def _load(path: str, size: int, changed: int) -> dict[str, Any]:
             here = its.stat().st_size if its.exists() else 0
             if here != expected:
                 raise UserError(
-                    f"{its} has {here:,} bytes, and should have {expected:,}: copy the corpus again, or prepare it again "
-                    "in another folder"
+                    f"{its} has {here:,} bytes, and should have {expected:,}: copy the corpus again, or prepare "
+                    "it again in another folder"
                 )
     return manifest
 

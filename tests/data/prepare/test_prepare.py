@@ -269,7 +269,9 @@ def test_an_incomplete_corpus_another_tokenizer_and_damage_are_refused(text, tok
         make_plans(from_corpus(folder), "train")
     prepare(config, folder, tokenizer)
     other = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=280), lambda: iter([story(0, 0)] * 9))
-    with pytest.raises(UserError, match="holds the ids of bpe-300, and the tokenizer of this run, bpe-280, makes others"):
+    with pytest.raises(
+        UserError, match="holds the ids of bpe-300, and the tokenizer of this run, bpe-280, makes others"
+    ):
         validation_blocks(from_corpus(folder), other, SEQ, 2, 5)
     with pytest.raises(UserError, match="is a prepared corpus, which is all of a source: name it alone"):
         make_plans(DataConfig(kind="files", files=[str(folder), str(text)]), "train")
@@ -290,7 +292,9 @@ def test_what_cannot_be_prepared_is_refused(text, tokenizer, tmp_path):
     refused(config, text, r"holds other things \(.*\.jsonl.*\): name a new folder")
     prepare(config, folder, tokenizer)
     refused(from_corpus(folder), tmp_path / "again", "is prepared already")
-    refused(dataclasses.replace(config, min_chars=3), folder, "other options: data.min_chars was 0, now 3. Give the same")
+    refused(
+        dataclasses.replace(config, min_chars=3), folder, "other options: data.min_chars was 0, now 3. Give the same"
+    )
     with open(text / "0.jsonl", "a") as file:
         file.write('{"text": "more"}\n')
     refused(config, folder, "the text has changed since .* was begun")
