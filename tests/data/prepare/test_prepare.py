@@ -17,6 +17,7 @@ from slm.data.prepare.finish import finish
 from slm.data.prepare.shard import make_shard
 from slm.data.prepare.work import begin
 from slm.data.sources.documents import make_plans, sample_documents
+from slm.data.stream.chat_setup import chat_setup
 from slm.data.stream.loader import Loader, calibration_blocks, validation_blocks
 from slm.data.tales.story import story
 from slm.data.tokenizers.make import make_tokenizer
@@ -163,6 +164,26 @@ def test_a_position_in_a_corpus_holds_wherever_the_corpus_is(text, tokenizer, tm
     prepare(config_of(text, min_chars=20), tmp_path / "other", tokenizer)
     with pytest.raises(UserError, match="the text is not the one"):
         take(from_corpus(tmp_path / "other"), tokenizer, 1, state=state)
+
+
+def test_a_corpus_is_mixed_with_conversations(text, tokenizer, tmp_path):
+    """As ``slm tune`` does with the text of its base. The tokenizer then has more special tokens."""
+    prepare(config_of(text, cache_dir=str(tmp_path)), tmp_path / "corpus", tokenizer)
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"instruction": f"Say {n}", "output": "yes " * n}) + "\n" for n in range(1, 9)))
+
+    def mixed(files):
+        sources = [
+            SourceConfig(kind="chat", files=[str(chats)], weight=0.8),
+            SourceConfig(kind="files", files=[str(files)], weight=0.2, validated=False),
+        ]
+        return DataConfig(kind="mixture", sources=sources, val_fraction=0.1, shuffle_buffer=8)
+
+    with_chat, _ = chat_setup(tokenizer, mixed(text))
+    assert with_chat.fingerprint != tokenizer.fingerprint
+    expected, _ = take(mixed(text), with_chat, 40)
+    found, _ = take(mixed(tmp_path / "corpus"), with_chat, 40)
+    assert np.array_equal(found, expected)
 
 
 def test_worker_processes_read_it(text, tokenizer, tmp_path):
