@@ -106,8 +106,8 @@ def begin(
     texts = _texts(_at_commits(data, begun["commits"]) if begun else data)
     text = fingerprint([(stamps(each.plan.files), [plan.selection for _, plan in each.shares]) for each in texts])
     if begun is None:
-        n_files, shards = _cut(texts)
-        begun = {"version": VERSION, "options": options, "text": text, "files": n_files, "shards": shards}
+        n_files, cut = _cut(texts)
+        begun = {"version": VERSION, "options": options, "text": text, "files": n_files, "shards": cut}
         begun["commits"] = [text.plan.source.revision for text in texts if not text.own_validation]
         atomic_write_text(folder / CORPUS_PLAN, json.dumps(begun, ensure_ascii=False) + "\n")
     if begun["text"] != text:
