@@ -1,4 +1,4 @@
-"""Shards made by several processes: each takes the next one that is missing, and says how far it is.
+"""Steps for all shards by several processes: each takes the next shard that is missing, and says how far it is.
 
 Tested in tests/data/prepare/test_prepare.py.
 """
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from slm.data.errors import UserError
-from slm.data.prepare.work import Work
+from slm.data.prepare.work import Step, Work
 from slm.data.stream.loader import without_interrupts
 from slm.data.stream.worker import exit_with_parent
 
@@ -25,18 +25,18 @@ LOOK_SECONDS = 1.0
 """Between two looks at the processes, and between two reports of one."""
 
 
-def make_shards(work: Work, n_processes: int, note: Callable[[float, int], None]) -> None:
-    """Make the shards that are missing. ``note`` is told the bytes of text that are done and how many shards are, at
-    least every second.
+def do(work: Work, step: Step, n_processes: int, note: Callable[[float, int], None]) -> None:
+    """Do a step for the shards for which it is not done. ``note`` is told the bytes of text and the number of shards
+    that are done, at least every second.
 
     UserError with the first error of a process; what is made stays.
     """
-    missing = work.missing()
+    missing = work.missing(step)
     n_done = len(work.shards) - len(missing)
     done = float(sum(each.bytes for each in work.shards) - sum(work.shards[each].bytes for each in missing))
     queue = list(reversed(missing))
     arguments = pickle.dumps(work)
-    processes = [_Process(arguments) for _ in range(min(n_processes, len(queue)))]
+    processes = [_Process(arguments, step) for _ in range(min(n_processes, len(queue)))]
     try:
         for each in processes:
             each.take(queue.pop())
@@ -56,12 +56,12 @@ def make_shards(work: Work, n_processes: int, note: Callable[[float, int], None]
 
 
 class _Process:
-    """A process that makes one shard after the other."""
+    """A process that takes one shard after the other."""
 
-    def __init__(self, arguments: bytes) -> None:
+    def __init__(self, arguments: bytes, step: Step) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=main, args=(arguments, theirs), name="prepare", daemon=True)
+        self._process = context.Process(target=main, args=(arguments, step, theirs), name="prepare", daemon=True)
         with without_interrupts():
             self._process.start()
         theirs.close()
@@ -103,8 +103,8 @@ class _Process:
         self._process.close()
 
 
-def main(arguments: bytes, connection: Connection) -> None:
-    """Make the shards that come, until the parent ends."""
+def main(arguments: bytes, step: Step, connection: Connection) -> None:
+    """Do a step for the shards that come, until the parent ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends this process
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
@@ -112,12 +112,12 @@ def main(arguments: bytes, connection: Connection) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=exit_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _serve(arguments, connection)
+        _serve(arguments, step, connection)
     sys.stderr.flush()
     os._exit(0)
 
 
-def _serve(arguments: bytes, connection: Connection) -> Any:
+def _serve(arguments: bytes, step: Step, connection: Connection) -> Any:
     shown = time.monotonic()
 
     def note(chars: int) -> None:
@@ -127,11 +127,13 @@ def _serve(arguments: bytes, connection: Connection) -> Any:
             connection.send(("chars", chars))
 
     try:
+        from slm.data.prepare.repeated import make_signatures
         from slm.data.prepare.shard import make_shard
 
         work = pickle.loads(arguments)
+        make = make_signatures if step == "signatures" else make_shard
         while True:
-            make_shard(work, connection.recv(), note)
+            make(work, connection.recv(), note)
             connection.send(("made", None))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise

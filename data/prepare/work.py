@@ -11,16 +11,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from slm.data.config import CORPUS, CORPUS_PLAN, DataConfig
 from slm.data.errors import UserError
 from slm.data.progress import Progress
-from slm.data.sources import files
+from slm.data.sources import duplicates, files
 from slm.data.sources.corpus import records
-from slm.data.sources.documents import make_plans
 from slm.data.sources.kinds import PLAIN, file_format
-from slm.data.sources.plan import Plan, open_whole_corpus, text_bytes
+from slm.data.sources.plan import Plan, open_whole_corpus, plan_sources, text_bytes
 from slm.data.sources.prepared.manifest import CALIBRATION, SHARDS, TOKENIZER, TRAIN, VALIDATION, VERSION
 from slm.data.storage import atomic_write_text, fingerprint, fsync, stamps
 from slm.data.tokenizers.make import load_tokenizer
@@ -28,6 +27,21 @@ from slm.data.tokenizers.tokenizer import Tokenizer
 
 SHARD_BYTES = 16 << 20
 """Text of a shard, about: ten seconds of one core, and 8 MB of ids."""
+
+
+SIGNATURES, DUPLICATES = "signatures", "duplicates.npz"
+Step = Literal["signatures", "shards"]
+MADE: dict[Step, str] = {"signatures": "npz", "shards": "json"}
+"""The ending of the file that a step writes last for a shard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dedup:
+    """``data.dedup``, ``data.dedup_threshold`` and ``data.dedup_max_docs``."""
+
+    mode: Literal["exact", "near"]
+    threshold: float
+    max_docs: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +90,37 @@ class Work:
     shards: tuple[Shard, ...]
     tokenizer: Tokenizer
     options: dict[str, Any]
+    dedup: Dedup | None
 
     def path(self, shard: int, ending: str) -> Path:
         """A file of a shard."""
-        return self.folder / SHARDS / f"{shard:05d}.{ending}"
+        return self.folder / (SIGNATURES if ending == MADE["signatures"] else SHARDS) / f"{shard:05d}.{ending}"
 
-    def missing(self) -> list[int]:
-        """The shards that are not made yet."""
-        return [number for number in range(len(self.shards)) if not self.path(number, "json").exists()]
+    def missing(self, step: Step) -> list[int]:
+        """The shards for which a step is not done yet."""
+        return [number for number in range(len(self.shards)) if not self.path(number, MADE[step]).exists()]
+
+    @property
+    def list(self) -> Path:
+        """The list of duplicates."""
+        return self.folder / DUPLICATES
+
+    @property
+    def needs_list(self) -> bool:
+        """Whether the duplicates must be found before shards can be made."""
+        return self.dedup is not None and not self.list.exists()
+
+    def with_list(self) -> "Work":
+        """The work after the duplicates are found: its plans know their list."""
+        if self.dedup is None:
+            return self
+        assert self.list.exists()
+        names = duplicates.names_of([self.texts[number].plan for number in range(len(self.texts))])
+        texts = [
+            replace(text, plan=replace(text.plan, duplicates=str(self.list), listed_as=name))
+            for text, name in zip(self.texts, names, strict=True)
+        ]
+        return replace(self, texts=tuple(texts))
 
 
 def begin(
@@ -99,7 +136,8 @@ def begin(
     """
     _check(data, folder)
     begun = _read_plan(folder, options)
-    (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+    for name in (SHARDS, *([SIGNATURES] if data.dedup != "none" and not (folder / DUPLICATES).exists() else [])):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     if begun is None:  # what is there was left by a start that did not get far, perhaps with other options
         _save(make_tokenizer(), folder / TOKENIZER)
     tokenizer = load_tokenizer(folder / TOKENIZER)
@@ -123,6 +161,9 @@ def begin(
         shards=shards,
         tokenizer=tokenizer,
         options=options,
+        dedup=None
+        if data.dedup == "none"
+        else Dedup(mode=data.dedup, threshold=data.dedup_threshold, max_docs=data.dedup_max_docs),
     )
 
 
@@ -147,7 +188,7 @@ def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 def remove_remains(folder: Path) -> None:
     """Remove what a process that was killed had not finished writing. Nobody else may work in the folder."""
-    for path in (*folder.glob(".*.tmp"), *(folder / SHARDS).glob(".*.tmp")):
+    for path in (*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -160,7 +201,7 @@ def _check(data: DataConfig, folder: Path) -> None:
         if source.prepared:
             raise UserError(f"{source.prepared} is prepared already: name the text that it was made of")
     if folder.exists() and not (folder / CORPUS_PLAN).exists():
-        known = (CORPUS_PLAN, TOKENIZER, SHARDS)
+        known = (CORPUS_PLAN, TOKENIZER, SHARDS, SIGNATURES)
         if others := [each.name for each in folder.iterdir() if each.name not in known and each.name[0] != "."]:
             raise UserError(f"out={folder} holds other things ({files.few_names(others)}): name a new folder")
 
@@ -209,9 +250,9 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 
 def _texts(data: DataConfig) -> list[Text]:
     """What is read, in order."""
-    train = make_plans(data, "train", calibrates=True)
-    calibration = make_plans(data, "calibration")
-    held_out = iter(make_plans(data, "validation"))
+    train = plan_sources(data, "train", calibrates=True)
+    calibration = plan_sources(data, "calibration")
+    held_out = iter(plan_sources(data, "validation"))
     texts = []
     for number, (plan, kept, source) in enumerate(zip(train, calibration, data.all_sources(), strict=True)):
         shares = [(TRAIN, plan), (CALIBRATION, kept)]

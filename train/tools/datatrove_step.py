@@ -12,13 +12,15 @@ from typing import Any
 from datatrove.pipeline.base import PipelineStep
 
 from slm.configuration import load
+from slm.data.prepare.repeated import list_repeated, make_signatures
 from slm.data.prepare.shard import make_shard
-from slm.data.prepare.work import alone
+from slm.data.prepare.work import MADE, Step, alone
 from slm.train.tools.prepare import PrepareConfig, words_of, work_of
 
 
 class PrepareShards(PipelineStep):
-    """Each task makes every n-th shard that is missing; n is the number of tasks."""
+    """Each task takes every n-th shard; n is the number of tasks. With ``data.dedup`` there are two runs: the first
+    makes signatures of the documents, and the second the shards without the duplicates."""
 
     name = "slm prepare"
     type = "tokenizer"
@@ -33,8 +35,12 @@ class PrepareShards(PipelineStep):
         config = load(PrepareConfig, "prepare", words_of(self.words))
         with alone(config.folder, wait=True):  # the first task decides what the shards are, the others read that
             work = work_of(config)
+            if work.needs_list and not work.missing("signatures"):
+                list_repeated(work)
+        step: Step = "signatures" if work.needs_list else "shards"
+        work = work if work.needs_list else work.with_list()
         for number in range(rank, len(work.shards), world_size):
-            if not work.path(number, "json").exists():
-                make_shard(work, number)
-                self.stat_update("shards", value=1, unit="task")
+            if not work.path(number, MADE[step]).exists():
+                (make_signatures if step == "signatures" else make_shard)(work, number)
+                self.stat_update(step, value=1, unit="task")
         return ()

@@ -12,8 +12,9 @@ from slm.configuration import load, to_dict
 from slm.data.config import CORPUS
 from slm.data.errors import UserError
 from slm.data.prepare import finish
-from slm.data.prepare.pool import make_shards
-from slm.data.prepare.work import Work, alone, begin, remove_remains
+from slm.data.prepare.pool import do
+from slm.data.prepare.repeated import list_repeated, remove_signatures
+from slm.data.prepare.work import Step, Work, alone, begin, remove_remains
 from slm.data.progress import Progress
 from slm.data.sources.documents import sample_documents
 from slm.data.sources.prepared import manifest
@@ -56,7 +57,13 @@ def main(argv: list[str]) -> int:
             print(f"{folder} is complete, and the text and the options are those that it was made with")
             report = finish.report_of(folder)
         else:
-            _make(work, config.processes or compute_threads())
+            processes = config.processes or compute_threads()
+            if work.needs_list:
+                _do(work, "signatures", processes)
+                list_repeated(work)
+            remove_signatures(work)
+            work = work.with_list()
+            _do(work, "shards", processes)
             report = finish.finish(work)
     _show(report, folder)
     print(f"next: {cli.spelled('train', data=f'{folder}/', budget='1h')}")
@@ -95,17 +102,18 @@ def work_of(config: PrepareConfig) -> Work:
     return begin(config.data, config.folder, tokenizer, flat)
 
 
-def _make(work: Work, processes: int) -> None:
-    missing = len(work.missing())
+def _do(work: Work, step: Step, processes: int) -> None:
+    missing, n_shards = work.missing(step), len(work.shards)
     total = sum(each.bytes for each in work.shards)
-    begun = f", {len(work.shards) - missing:,} of them made before" if missing < len(work.shards) else ""
-    print(f"{len(work.shards):,} shards, about {size(total)} of text{begun}; {processes} processes", flush=True)
-    before = total - sum(work.shards[number].bytes for number in work.missing())
-    progress = Progress(f"preparing {work.folder}", before)
+    begun = f", {n_shards - len(missing):,} of them made before" if len(missing) < n_shards else ""
+    what = "shards" if step == "shards" else "signatures of shards, to find duplicates"
+    print(f"{n_shards:,} {what}, about {size(total)} of text{begun}; {processes} processes", flush=True)
+    before = total - sum(work.shards[number].bytes for number in missing)
+    progress = Progress(f"{step} of {work.folder}", before)
     start = time.monotonic()
-    make_shards(work, processes, lambda done, n: progress.update(done, total, f"{n:,} of {len(work.shards):,} shards"))
+    do(work, step, processes, lambda done, n: progress.update(done, total, f"{n:,} of {n_shards:,}"))
     progress.done()
-    print(f"{missing:,} shards made in {duration(time.monotonic() - start)}", flush=True)
+    print(f"{len(missing):,} made in {duration(time.monotonic() - start)}", flush=True)
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:

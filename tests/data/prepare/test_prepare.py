@@ -14,8 +14,10 @@ from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
 from slm.data.errors import UserError
 from slm.data.prepare import work as work_module
 from slm.data.prepare.finish import finish
+from slm.data.prepare.repeated import list_repeated, make_signatures, remove_signatures
 from slm.data.prepare.shard import make_shard
 from slm.data.prepare.work import begin
+from slm.data.sources import duplicates
 from slm.data.sources.documents import make_plans, sample_documents
 from slm.data.stream.chat_setup import chat_setup
 from slm.data.stream.loader import Loader, calibration_blocks, validation_blocks
@@ -78,7 +80,13 @@ def flat(config):
 def prepare(config, folder, tokenizer):
     """Prepare all shards in this process, the last one first."""
     work = begin(config, folder, lambda: tokenizer, flat(config))
-    for number in reversed(work.missing()):
+    if work.needs_list:
+        for number in reversed(work.missing("signatures")):
+            make_signatures(work, number)
+        list_repeated(work)
+    remove_signatures(work)
+    work = work.with_list()
+    for number in reversed(work.missing("shards")):
         make_shard(work, number)
     return work, finish(work)
 
@@ -200,21 +208,21 @@ def content(folder):
 def test_whatever_a_kill_leaves_the_same_command_makes_the_same_of_it(text, tokenizer, tmp_path):
     """The files of a corpus come in a known order, so that every state that a kill can leave is the first of them, and
     perhaps a temporary one."""
-    folder = tmp_path / "corpus"
-    work, _ = prepare(config_of(text), folder, tokenizer)
+    folder, config = tmp_path / "corpus", config_of(text, dedup="near")
+    work, _ = prepare(config, folder, tokenizer)
     whole = content(folder)
     shards = [f"shards/{n:05d}.{end}" for n in reversed(range(len(work.shards))) for end in ("tokens", "index", "json")]
     made = [name for name in whole if name.startswith("tokenizer/")]
-    order = [*made, "slm-plan.json", *shards, "report.json", "report.md", "slm-corpus.json"]
+    order = [*made, "slm-plan.json", "duplicates.npz", *shards, "report.json", "report.md", "slm-corpus.json"]
     assert sorted(order) == sorted(whole)
-    for kept in range(0, len(order), 3):
+    for kept in range(0, len(order), 4):
         for name in order[kept:]:
             (folder / name).unlink()
         (folder / "shards/.00001.tokens.x.tmp").write_text("half")
         (folder / ".tokenizer.tmp").mkdir()
         before = {path: path.stat().st_mtime_ns for path in folder.glob("shards/*.json")}
         work_module.remove_remains(folder)
-        prepare(config_of(text), folder, tokenizer)
+        prepare(config, folder, tokenizer)
         assert content(folder) == whole
         assert all(path.stat().st_mtime_ns == at for path, at in before.items()), "a shard was made twice"
 
@@ -249,6 +257,29 @@ def test_what_was_left_out_is_counted_and_shown(text, tokenizer, tmp_path):
     page = (tmp_path / "corpus" / "report.md").read_text()
     assert "| left out: duplicates |" in page
     assert f"{text}/0.jsonl:42" in page
+
+
+@pytest.mark.parametrize("mode", ["exact", "near"])
+def test_the_duplicates_are_those_that_are_found_without_it(text, tokenizer, tmp_path, mode):
+    """Also of a second source, of validation text, and up to ``dedup_max_docs``."""
+    apart = tmp_path / "apart.jsonl"
+    apart.write_text("".join((text / "1.jsonl").read_text().splitlines(keepends=True)[::20]))
+    sources = [
+        SourceConfig(kind="files", files=[str(text)], val_files=[str(apart)]),
+        SourceConfig(kind="files", files=[str(text / "0.jsonl")], validated=False),
+    ]
+    options = {"dedup": mode, "dedup_threshold": 0.5, "cache_dir": str(tmp_path / "cache"), "val_fraction": 0.1}
+    for max_docs in (1_000_000, 150):
+        config = DataConfig(kind="mixture", sources=sources, dedup_max_docs=max_docs, **options)
+        work, report = prepare(config, tmp_path / str(max_docs), tokenizer)
+        plans = make_plans(config, "train")
+        for number, plan in enumerate(plans):
+            own = next(each.plan for each in work.texts if each.source == number and not each.own_validation)
+            found, expected = duplicates.load(own), duplicates.load(plan)
+            assert found.keys() == expected.keys()
+            assert all(np.array_equal(found[file], expected[file]) for file in expected)
+        assert sum(each["left_out"].get("duplicates", 0) for each in report["sources"]) > 5
+        assert not (tmp_path / str(max_docs) / "signatures").exists()
 
 
 def take_all(config, tokenizer):

@@ -28,7 +28,7 @@ def test_two_workers_of_datatrove_make_the_same_corpus(tmp_path, monkeypatch, ca
     alone = work_of(load(PrepareConfig, "prepare", [*words, f"out={tmp_path / 'alone'}"]))
     assert len(alone.shards) > 4
     for number in range(len(alone.shards)):
-        make_shard(alone, number)
+        make_shard(alone.with_list(), number)
     finish(alone)
 
     out = tmp_path / "corpus"

@@ -23,12 +23,13 @@ def small_shards():
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "stories.jsonl"
-    path.write_text("".join(json.dumps({"text": story(1, index)}) + "\n" for index in range(400)))
+    path.write_text("".join(json.dumps({"text": story(1, index % 390)}) + "\n" for index in range(400)))
     return path
 
 
 def words(text, out, *more):
-    return ["preset=tiny", "data=local", f"data.files=[{text}]", "tokenizer.vocab_size=300", f"out={out}", *more]
+    given = ["preset=tiny", "data=local", f"data.files=[{text}]", "tokenizer.vocab_size=300", "data.dedup=exact"]
+    return [*given, f"out={out}", *more]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,9 @@ def test_killed_and_typed_again_it_is_the_same_to_the_byte_by_two_processes(text
 
 def test_a_run_from_it_is_the_run_from_the_text(text, corpus, tmp_path):
     options = ("data.shuffle_buffer=16", "train.max_steps=12", "train.eval_every=6")
-    raw = SmallRun(tmp_path, "name=raw", f"data.files=[{text}]", *options)
+    raw = SmallRun(
+        tmp_path, "name=raw", f"data.files=[{text}]", "data.dedup=exact", f"data.cache_dir={tmp_path}", *options
+    )
     own = [word for word in OPTIONS if not word.startswith("tokenizer.")]
     prepared = Program(
         "slm.train", [*own, f"runs_dir={tmp_path}", "name=prepared", f"data.files=[{corpus}/]", *options], tmp_path
@@ -82,6 +85,7 @@ def test_a_run_from_it_is_the_run_from_the_text(text, corpus, tmp_path):
     counted = [re.findall(r"text of [^:]*: (.* taken) \(.*; (left out: .*)", out) for out in (raw.out, prepared.out)]
     assert counted[0] == counted[1]
     assert counted[0][0][0].startswith("400 records, ")
+    assert "10 duplicates" in counted[0][0][1]
 
 
 def test_a_word_that_changes_the_text_is_refused_beside_it(corpus):
