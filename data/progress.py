@@ -3,6 +3,9 @@
 import sys
 import time
 
+LINE_SECONDS = 10.0
+"""Between two lines where the output is no terminal."""
+
 
 class Progress:
     """``update(done, total)`` shows the percentage and the time left, where ``total`` is known (not None)."""
@@ -21,7 +24,7 @@ class Progress:
         ``left``: seconds, where the caller knows better than the share that is done says.
         """
         now = time.monotonic()
-        if now - self._shown < (0.3 if self._terminal else 10):
+        if now - self._shown < (0.3 if self._terminal else LINE_SECONDS):
             return
         self._shown = now
         text = f"{self._what}: {note}"

@@ -1,7 +1,9 @@
 """``python -m slm.train.tools.prepare``: a text read, filtered, divided and tokenized once, for any number of runs."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from slm.configuration import load, to_dict
 from slm.data.config import CORPUS
 from slm.data.errors import UserError
 from slm.data.prepare import finish
-from slm.data.prepare.pool import do
+from slm.data.prepare.pool import LOOK_SECONDS, do
 from slm.data.prepare.repeated import list_repeated, remove_signatures
 from slm.data.prepare.work import Step, Work, alone, begin, remove_remains
 from slm.data.progress import Progress
@@ -52,7 +54,8 @@ def main(argv: list[str]) -> int:
     folder = config.folder
     with alone(folder):
         remove_remains(folder)
-        work = work_of(config)
+        with _shown_alive(f"deciding on the shards of {folder}"):
+            work = work_of(config)
         if (folder / CORPUS).exists():
             print(f"{folder} is complete, and the text and the options are those that it was made with")
             report = finish.report_of(folder)
@@ -69,6 +72,25 @@ def main(argv: list[str]) -> int:
     print(f"next: {cli.spelled('train', data=f'{folder}/', budget='1h')}")
     final_json({**report, "out": str(folder)})
     return 0
+
+
+@contextlib.contextmanager
+def _shown_alive(what: str) -> Iterator[None]:
+    """Show how long ``what`` has taken so far, since nobody knows how long it will: it may train a tokenizer."""
+    progress, ended, start = Progress(what), threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            progress.update(0, None, f"{duration(time.monotonic() - start)} so far")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        progress.done()
 
 
 def show_prepared(folder: str) -> int:
@@ -118,8 +140,8 @@ def _do(work: Work, step: Step, processes: int) -> None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     caption = (
-        f"{report['tokens']:,} tokens of {report['tokenizer']} ({report['vocab_size']:,} ids) in {folder}. Examples of "
-        f"what is left out: {folder / finish.PAGE}"
+        f"{report['tokens']:,} tokens of {report['tokenizer']} ({report['vocab_size']:,} ids) in {folder}. The report, "
+        f"with examples of what is left out: {folder / finish.PAGE}"
     )
     table("What was prepared", ["source", "what", "how many"], finish.rows_of(report), caption=caption)
 

@@ -6,6 +6,8 @@ import json
 import random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from slm.configuration import to_dict
@@ -125,6 +127,21 @@ def test_the_batches_are_those_of_the_text(text, tokenizer, tmp_path, options):
     assert np.array_equal(validation_blocks(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5), expected)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "txt"])
+def test_large_files_of_other_kinds_are_cut_between_records(tokenizer, tmp_path, kind):
+    rows = [f"{i} " + "the cat sat. " * (i % 12) if i % 7 else None for i in range(400)]
+    path = tmp_path / f"large.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": rows}), path, row_group_size=64)
+    else:
+        path.write_text("\n<|endoftext|>\n".join(row or "" for row in rows))
+    config = config_of(path)
+    work, report = prepare(config, tmp_path / "corpus", tokenizer)
+    assert len(work.shards) > 2
+    assert report["sources"][0]["read"] == 400
+    same_as_text(config, tmp_path / "corpus", tokenizer, 100)
+
+
 def test_what_is_kept_to_calibrate_a_head_is_left_out_only_where_a_head_is_calibrated(text, tokenizer, tmp_path):
     (text / "3.jsonl").write_text("".join(json.dumps({"text": story(1, n)}) + "\n" for n in range(300)))
     config, corpus = config_of(text), from_corpus(tmp_path / "corpus")
@@ -172,6 +189,26 @@ def test_a_position_in_a_corpus_holds_wherever_the_corpus_is(text, tokenizer, tm
     prepare(config_of(text, min_chars=20), tmp_path / "other", tokenizer)
     with pytest.raises(UserError, match="the text is not the one"):
         take(from_corpus(tmp_path / "other"), tokenizer, 1, state=state)
+
+
+@pytest.mark.parametrize("val_split", ["", "validation"])
+def test_a_data_set_of_the_hub(tokenizer, tmp_path, monkeypatch, val_split):
+    """Its processes take whole files each, where there are as many."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for shard in range(4):
+        rows = [f"Story {shard} {i} " + "word " * (i % 5) for i in range(50)]
+        pq.write_table(pa.table({"text": rows}), folder / f"train-0000{shard}-of-00004.parquet")
+    pq.write_table(pa.table({"text": ["held out"] * 30}), folder / "validation-00000-of-00001.parquet")
+    options = {"val_split": val_split, "val_fraction": 0.2, "shuffle_buffer": 8, "cache": False}
+    config = DataConfig(kind="hub", path=str(folder), **options)
+    work, report = prepare(config, tmp_path / "corpus", tokenizer)
+    assert len(work.shards) == 4 + bool(val_split)
+    same_as_text(config, tmp_path / "corpus", tokenizer, 40)
+    expected = validation_blocks(config, tokenizer, SEQ, 4, 5)
+    assert np.array_equal(validation_blocks(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 4, 5), expected)
+    assert report["sources"][0]["validation"]["documents"] == (30 if val_split else 200 - report["sources"][0]["taken"])
 
 
 def test_a_corpus_is_mixed_with_conversations(text, tokenizer, tmp_path):

@@ -2,14 +2,17 @@
 
 import json
 import re
+import time
 
 import pytest
 
 from slm.configuration import load_config
+from slm.data import progress
 from slm.data.errors import UserError
 from slm.data.prepare import work
 from slm.data.tales.story import story
 from slm.train.resolve import resolve
+from slm.train.tools import prepare
 from tests.helpers.programs import Program, run
 from tests.helpers.small_run import OPTIONS, SmallRun, differences, losses
 
@@ -102,6 +105,14 @@ def test_a_word_that_changes_the_text_is_refused_beside_it(corpus):
         lambda config: config,
     )
     assert config.tokenizer.path == f"{corpus}/tokenizer"
+
+
+def test_what_takes_long_says_so_before_there_are_shards(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    monkeypatch.setattr(prepare, "LOOK_SECONDS", 0.05)
+    with prepare._shown_alive("deciding"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err.count("deciding: 0:00 so far") > 1
 
 
 def test_a_mistake_in_a_process_is_one_line(text, tmp_path):
