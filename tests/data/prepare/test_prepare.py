@@ -143,11 +143,11 @@ def test_large_files_of_other_kinds_are_cut_between_records(tokenizer, tmp_path,
 
 
 def test_what_is_kept_to_calibrate_a_head_is_left_out_only_where_a_head_is_calibrated(text, tokenizer, tmp_path):
-    (text / "3.jsonl").write_text("".join(json.dumps({"text": story(1, n)}) + "\n" for n in range(300)))
+    (text / "3.jsonl").write_text("".join(json.dumps({"text": story(1, n)}) + "\n" for n in range(160)))
     config, corpus = config_of(text), from_corpus(tmp_path / "corpus")
     prepare(config, tmp_path / "corpus", tokenizer)
     for calibrates in (True, False):
-        same_as_text(config, tmp_path / "corpus", tokenizer, 300, calibrates=calibrates)
+        same_as_text(config, tmp_path / "corpus", tokenizer, 150, calibrates=calibrates)
     expected = calibration_blocks(config, tokenizer, SEQ, 20, 5)
     assert len(expected) > 3
     assert np.array_equal(calibration_blocks(corpus, tokenizer, SEQ, 20, 5), expected)
