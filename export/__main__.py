@@ -98,7 +98,7 @@ def show(record: dict[str, Any]) -> None:
                 f"{each['size_mb']:.2f}",
                 f"{each['bits_per_weight']:.2f}",
                 f"{report.perplexity_text(each['perplexity'])} ± {each['stderr']:.4f}",
-                f"{each['perplexity_change']:+.2%}",
+                report.change_text(each["perplexity_change"], each["perplexity_change_stderr"]),
                 f"{each['kl']:.2g}",
                 f"{each['same_top']:.1%}",
             ]
@@ -110,8 +110,10 @@ def show(record: dict[str, Any]) -> None:
         rows,
         caption=(
             f"bits: of a weight; perplexity: llama.cpp's definition, n_ctx {record['n_ctx']}, {record['tokens']} "
-            f"tokens of {record['text']}; KL: mean divergence of the file's predictions from the checkpoint's, nats; "
-            "same top: positions at which both predict the same token as likeliest"
+            f"tokens of {record['text']}; change: over all {record['predictions']} predictions of its windows, "
+            "with its standard error, or where that may be all of it two of them; KL: mean divergence of the file's "
+            "predictions from the checkpoint's, nats; same top: positions at which both predict the same token as "
+            "likeliest"
         ),
     )
     for each in record["files"]:

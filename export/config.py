@@ -43,8 +43,8 @@ class ProofConfig:
 
     text: Path | None = None
     """A UTF-8 file; None takes the run's validation.txt, else the calibration text."""
-    chunks: int = 16
-    """Most chunks for perplexity."""
+    chunks: int = 8
+    """Most chunks whose predictions are compared: the perplexity is that of their second halves."""
     n_ctx: int = 512
     """Tokens per chunk."""
     kl_tokens: int = 512

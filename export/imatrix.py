@@ -18,14 +18,14 @@ import torch
 
 from slm.data.errors import UserError
 from slm.kernels.choice import open_kernels
-from slm.kernels.column_squares import column_squares
+from slm.kernels.column_squares import ColumnSquares, column_squares
 from slm.kernels.fused import usable
 from slm.kernels.native import Kernels
 from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
 
-_WORTH_FLOPS = 2e12
-"""Of a pass from which on the kernels are used: some 10 s of PyTorch on two cores."""
+_WORTH_FLOPS = 5e11
+"""Of a pass from which on the kernels are used: some 5 s of PyTorch on two cores with AVX2."""
 
 
 @dataclass(kw_only=True)
@@ -80,6 +80,19 @@ class ImportanceMatrix:
         writer.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """Sums over some windows, from a pass that had another purpose."""
+
+    squares: ColumnSquares
+    inputs: np.ndarray
+    """Of these windows, ids [B, T]."""
+
+    def begins(self, windows_BT: np.ndarray) -> bool:
+        """Whether these windows are the first ones of ``windows_BT``."""
+        return np.array_equal(windows_BT[: len(self.inputs)], self.inputs)
+
+
 def collect(
     model: LanguageModel,
     windows: np.ndarray,
@@ -88,13 +101,17 @@ def collect(
     output: bool = False,
     progress: Callable[[int], None] | None = None,
     kernels: Kernels | None = None,
+    begun: Begun | None = None,
 ) -> ImportanceMatrix:
     """Run ``windows`` (int32 [n, T] token ids) through the model and sum squares of every matrix's input.
 
     ``output`` adds the output projection. ``progress`` is called with the number of windows done since
-    its last call. ``kernels``: in f32, to compute with instead of PyTorch. UserError where an activation is not finite.
+    its last call. ``kernels``: in f32, to compute with instead of PyTorch. ``begun``: the first windows, which
+    another pass has seen. UserError where an activation is not finite.
     """
-    found = column_squares(model, windows, output=output, progress=progress, kernels=kernels)
+    left = windows[len(begun.inputs) :] if begun else windows
+    squares = begun.squares if begun else None
+    found = column_squares(model, left, output=output, progress=progress, kernels=kernels, begun=squares)
     # With tied embeddings the head is called token_embd; llama.cpp looks the name up as it is.
     sums = {gguf_name(name): total_D for name, total_D in found.items()}
     for name, total_D in sums.items():

@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from slm import runs
@@ -16,7 +18,7 @@ from slm.export.adapter import open_adapter, write_proven
 from slm.export.auto.make import make_chosen
 from slm.export.auto.planner import Planner
 from slm.export.config import UNQUANTIZED, ExportConfig, resolve_types
-from slm.export.imatrix import ImportanceMatrix
+from slm.export.imatrix import Begun, ImportanceMatrix, quick_kernels
 from slm.export.proof import ADAPTER_TYPE, Comparison, Proof
 from slm.export.quantize import size_bound
 from slm.export.rounding.make import METADATA, round_again
@@ -27,6 +29,8 @@ from slm.export.target import is_target, parse_target
 from slm.export.texts import Text, calibration_text, validation_text
 from slm.exported import RECORD_FILE, recorded_sums, sha256
 from slm.hub import models
+from slm.kernels.column_squares import ColumnSquares
+from slm.kernels.native import VARIANTS
 from slm.llama.gguf_check import read_header
 from slm.llama.quantize import IGNORE_IMATRIX, quant_types
 from slm.machine.hardware import compute_threads
@@ -35,7 +39,7 @@ from slm.report import atomic_write_json
 from slm.vocabulary.same_ids import chat_failures
 
 IMATRIX_FILE = "imatrix.gguf"
-TEMPORARY_CHUNKS = 4  # of text, in the comparison of a file that is not published
+TEMPORARY_CHUNKS = 2  # of text, in the comparison of a file that is not published
 
 
 @dataclass(kw_only=True)
@@ -58,6 +62,8 @@ class _Making:
     finished: list[Path] = field(default_factory=list)
     """What is published if everything passes."""
     imatrix: ImportanceMatrix | None = None
+    begun: Begun | None = None
+    """The importance matrix of the proof's windows, where these are the first ones of the calibration text."""
     choices: dict[str, Any] = field(default_factory=dict)
     """By file name: what ``quant=auto`` chose."""
     roundings: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +81,12 @@ class _Making:
     def base(self) -> str:
         """The type that the quantized files are made from."""
         return self.config.base if self.quantized else self.plain[0]
+
+    @property
+    def imatrix_kinds(self) -> list[str]:
+        """The types that are quantized with an importance matrix, where one is asked for."""
+        kinds = [kind for kind in self.quantized if kind != self.source.trained_for]
+        return kinds if self.config.calibration.imatrix else []
 
     @property
     def passed(self) -> bool:
@@ -140,10 +152,16 @@ def _write_unquantized(making: _Making) -> None:
 def _prove_unquantized(making: _Making) -> Proof:
     """Compare what was written. Returns the proof, which other files of the checkpoint are compared by, too."""
     source, options = making.source, making.config.proof
-    making.log("comparing with the checkpoint: token ids, logits, perplexity")
     # Windows of the proof that are no longer than the model's would show nothing of these.
     n_ctx = max(options.n_ctx, 2 * (source.model.config.sliding_window or 0))
-    with making.steps.step("proof: the checkpoint's side"):
+    kernels = quick_kernels(source.model, options.chunks * n_ctx)
+    if kernels:
+        source.scorer.use(kernels)
+    by = f"{VARIANTS[kernels.name].title} kernels" if kernels else "PyTorch"
+    making.log(f"comparing with the checkpoint: token ids, logits, perplexity (the checkpoint's side in f32, {by})")
+    squares = _squares_to_begin(making)
+    watched = squares.watched(source.scorer.fused) if squares else nullcontext()
+    with making.steps.step("proof: the checkpoint's side"), watched:
         proof = Proof(
             source.scorer,
             source.tokenizer.encode_document,
@@ -156,6 +174,8 @@ def _prove_unquantized(making: _Making) -> Proof:
             n_threads=making.threads,
             more=partial(chat_failures, tokenizer=source.tokenizer, nfc=source.vocab.nfc, unlike=source.vocab.unmarked),
         )
+    if squares:
+        making.begun = Begun(squares=squares, inputs=np.stack([each.inputs(proof.stream) for each in proof.windows]))
     for kind, path in making.unquantized.items():
         with making.steps.step(f"proof: {kind}"):
             # The files made from a temporary one are compared at full length themselves.
@@ -163,6 +183,16 @@ def _prove_unquantized(making: _Making) -> Proof:
             making.compared[kind] = proof.compare(path, kind, chunks=chunks)
     making.finished += [making.unquantized[kind] for kind in making.plain]
     return proof
+
+
+def _squares_to_begin(making: _Making) -> ColumnSquares | None:
+    """Where the proof's text is that of the importance matrix: its sums, to which the proof's pass adds."""
+    options = making.config.calibration
+    measured = (not options.files or options.text) and not options.output
+    same = making.proof_text.content == making.calibration.content
+    if not (measured and same and making.imatrix_kinds and _uses_imatrix(making.config, making.imatrix_kinds)):
+        return None
+    return ColumnSquares(making.source.model)
 
 
 def _add_adapter(making: _Making, proof: Proof) -> None:
@@ -178,16 +208,17 @@ def _add_adapter(making: _Making, proof: Proof) -> None:
 
 def _measure_importance(making: _Making) -> None:
     """Make the importance matrix, where one is asked for and some file is quantized with it."""
-    options = making.config.calibration
-    kinds = [kind for kind in making.quantized if kind != making.source.trained_for]
-    if not options.imatrix or not kinds:
+    options, kinds = making.config.calibration, making.imatrix_kinds
+    if not kinds:
         return
     if not _uses_imatrix(making.config, kinds):
         making.log(f"importance matrix: left out, {', '.join(kinds)} does not use one")
         return
     header, path = read_header(making.unquantized[making.base]), making.staging.path(IMATRIX_FILE)
     with making.steps.step("importance matrix"):
-        making.imatrix = importance_matrix(making.source, making.calibration, options, header.tensors, making.log)
+        making.imatrix = importance_matrix(
+            making.source, making.calibration, options, header.tensors, making.log, making.begun
+        )
         making.imatrix.write(path)
     making.finished.append(path)
 
@@ -296,6 +327,7 @@ def make_record(making: _Making, proof: Proof) -> dict[str, Any]:
         "text": making.proof_text.origin,
         "n_ctx": proof.n_ctx,
         "tokens": proof.score.tokens,
+        "predictions": len(proof.nll_N),
         "checkpoint_perplexity": proof.score.perplexity,
         "checkpoint_stderr": proof.score.stderr,
         "trained_for": source.trained_for,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from slm.evaluate.perplexity import Score, Scorer, Window, chunked_plan, nll_of, reduce
+from slm.evaluate.perplexity import Score, Scorer, Window, chunked_plan, nll_of, reduce, relative_change
 from slm.evaluate.scorers import GGUFScorer, TorchScorer
 from slm.llama.adapter_file import adapter_header
 from slm.llama.model import Model
@@ -45,9 +45,11 @@ class Tolerance:
 
 TOLERANCES = {
     "f32": Tolerance(logits=1e-3, kl=1e-6, perplexity=1e-4),
-    "f16": Tolerance(logits=5e-2, kl=1e-3, perplexity=5e-3),
-    "bf16": Tolerance(logits=3e-1, kl=1e-2, perplexity=2e-2),
+    "f16": Tolerance(logits=5e-2, kl=2e-4, perplexity=5e-3),
+    "bf16": Tolerance(logits=2.5e-1, kl=4e-3, perplexity=2e-2),
 }
+"""As docs/formats.md states them. Of the shapes in tests/export/test_pipeline.py, whose random weights make them more
+sensitive than trained ones, the worst has 3.3e-2, 4.5e-5 and 3.2e-3 in f16, and 1.8e-1, 2.2e-3 and 1.2e-2 in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +64,13 @@ class Comparison:
     perplexity: float
     stderr: float
     perplexity_change: float
-    """Relative to the checkpoint's."""
+    """Relative to the checkpoint's, over all predictions of the windows."""
+    perplexity_change_stderr: float
+    """One standard error of that, from the tokens' differences."""
     tokens: int
     """Tokens the perplexity was measured on."""
+    predictions: int
+    """Tokens that its change was measured on: those of the windows' first halves, too."""
     kl: float
     """Mean Kullback-Leibler divergence from the checkpoint, nats per position."""
     max_abs: float
@@ -108,14 +114,21 @@ class Proof:
         self.ids = [encode(each) for each in self.strings]
         ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])
         n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + (checkpoint.bos is not None)) // 2, 4))
-        self.stream, self.windows = chunked_plan(checkpoint, ids, n_ctx, chunks)
+        self.stream, plan = chunked_plan(checkpoint, ids, n_ctx, chunks)
         self.n_ctx = n_ctx
+        self.windows = [replace(each, first=0, last=each.stop - each.start - 1) for each in plan]
+        """All predictions of them are compared. The perplexity is llama.cpp's, of their second halves."""
+        self._n_each, self._late = self.windows[0].last, plan[0].first
         whole = self.windows[: max(1, kl_tokens // n_ctx)]
         self.whole = [replace(window, first=0, last=window.stop - window.start) for window in whole]
         """The first windows, all of whose positions are compared."""
         self.nll_N, self.logits = self._run(checkpoint, self.windows, list)
         """f64 [N] of all windows' targets, and f32 [N, V] per window of ``whole``."""
-        self.score: Score = reduce(self.nll_N)
+        self.score = self._score(self.nll_N)
+
+    def _score(self, nll_N: np.ndarray) -> Score:
+        """llama.cpp's perplexity of some windows."""
+        return reduce(nll_N.reshape(-1, self._n_each)[:, self._late :].ravel())
 
     def _run(
         self, scorer: Scorer, windows: Sequence[Window], receive: Callable[[Iterator[np.ndarray]], T]
@@ -142,7 +155,7 @@ class Proof:
         With an adapter the record is about the adapter's file. ``chunks``: the most chunks for the perplexity.
         """
         windows = self.windows[:chunks]
-        reference = reduce(self.nll_N[: sum(window.last - window.first for window in windows)])
+        reference_N = self.nll_N[: len(windows) * self._n_each]
         with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=True, adapter=adapter) as scorer:
             doing(f"comparing {(adapter or path).name} with its checkpoint")
             failures = token_failures(scorer.llama, self.strings, self.ids) + self.more(scorer.llama)
@@ -152,8 +165,8 @@ class Proof:
                 )
             nll_N, difference = self._run(scorer, windows, lambda logits: compare_logits(self.logits[:chunks], logits))
             header = scorer.llama.header if adapter is None else adapter_header(adapter)
-        score = reduce(nll_N)
-        change = score.perplexity / reference.perplexity - 1
+        score = self._score(nll_N)
+        change, change_stderr = relative_change(nll_N, reference_N)
         if not np.isfinite(nll_N).all() or not difference.finite:
             failures.append("its logits are not finite")
         elif file_type in TOLERANCES:
@@ -166,7 +179,9 @@ class Proof:
             perplexity=score.perplexity,
             stderr=score.stderr,
             perplexity_change=change,
+            perplexity_change_stderr=change_stderr,
             tokens=score.tokens,
+            predictions=len(nll_N),
             kl=difference.kl,
             max_abs=difference.max_abs,
             same_top=difference.same_top,
@@ -193,13 +208,16 @@ class LogitDifference:
     finite: bool
 
 
-def compare_logits(reference: Iterable[np.ndarray], other: Iterable[np.ndarray], rows: int = 16) -> LogitDifference:
-    """Compare f32 [N, V] logits window by window, a few rows at a time, in f64 on torch's threads."""
+def compare_logits(
+    reference: Iterable[np.ndarray], other: Iterable[np.ndarray], values: int = 2_000_000
+) -> LogitDifference:
+    """Compare f32 [N, V] logits window by window, rows of so many ``values`` at a time, in f64 on torch's threads."""
     max_abs = square = kl = same = 0.0
     n_positions = n_values = 0
     finite = True
     for all_NV, other_all_NV in zip(reference, other, strict=True):
         assert all_NV.shape == other_all_NV.shape
+        rows = max(1, values // all_NV.shape[1])
         for start in range(0, len(all_NV), rows):
             a_NV = torch.from_numpy(all_NV[start : start + rows].astype(np.float64))
             b_NV = torch.from_numpy(other_all_NV[start : start + rows].astype(np.float64))

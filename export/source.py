@@ -21,7 +21,7 @@ from slm.evaluate.scorers import TorchScorer
 from slm.export.config import CalibrationConfig, Naming
 from slm.export.gguf.tensors import check_weights
 from slm.export.gguf.writer import Identity, identify_model, run_record, write_gguf
-from slm.export.imatrix import ImportanceMatrix, collect, quick_kernels
+from slm.export.imatrix import Begun, ImportanceMatrix, collect, quick_kernels
 from slm.export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
 from slm.export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
 from slm.export.texts import Text, read_text
@@ -145,17 +145,23 @@ def _open_quantized(checkpoint: Path, model: LanguageModel) -> QuantizedWeights 
 
 
 def importance_matrix(
-    source: Source, text: Text, options: CalibrationConfig, tensors: list[GgufTensor], log: Callable[[str], None]
+    source: Source,
+    text: Text,
+    options: CalibrationConfig,
+    tensors: list[GgufTensor],
+    log: Callable[[str], None],
+    begun: Begun | None = None,
 ) -> ImportanceMatrix:
     """The importance matrix that the options ask for: measured on the texts, read from files, or both merged.
 
-    ``tensors``: of the unquantized file. Logs its statistics. UserError for a file of another model.
+    ``tensors``: of the unquantized file. ``begun``: of ``text``. Logs its statistics. UserError for a file of another
+    model.
     """
     matrices = [read_imatrix(path) for path in options.files]
     for matrix in matrices:
         check_names(matrix, tensors)
     if not matrices or options.text:
-        matrices.append(measure_importance(source, text, options, log))
+        matrices.append(measure_importance(source, text, options, log, begun))
     for path in options.more_texts:
         more = read_text(path, "calibration.more_texts")
         matrices.append(measure_importance(source, more, options, log))
@@ -165,25 +171,33 @@ def importance_matrix(
 
 
 def measure_importance(
-    source: Source, text: Text, options: CalibrationConfig, log: Callable[[str], None]
+    source: Source, text: Text, options: CalibrationConfig, log: Callable[[str], None], begun: Begun | None = None
 ) -> ImportanceMatrix:
-    """The importance matrix over at most ``options.chunks`` windows of the text."""
+    """The importance matrix over at most ``options.chunks`` windows of the text. ``begun``: counted already, where they
+    are the first of them."""
     windows, stream = calibration_windows(source, text, options)
-    n_ctx = windows[0].stop - windows[0].start
-    kernels = quick_kernels(source.model, len(windows) * n_ctx)
+    windows_BT = np.stack([window.inputs(stream) for window in windows])
+    begun = begun if begun and begun.begins(windows_BT) else None
+    n_left = len(windows) - (len(begun.inputs) if begun else 0)
+    kernels = quick_kernels(source.model, n_left * windows_BT.shape[1])
     by = f"{VARIANTS[kernels.name].title} kernels" if kernels else "PyTorch"
-    log(f"importance matrix: {len(windows)} chunks of {n_ctx} tokens of {text.origin}, f32, {by}")
+    measured = f", {len(windows) - n_left} of them measured with the proof" if begun else ""
+    chunks = f"{len(windows)} chunks of {windows_BT.shape[1]} tokens of {text.origin}{measured}"
+    log(f"importance matrix: {chunks}, f32, {by}")
     began = perf_counter()
-    with progress_bar("importance matrix", len(windows), "chunks") as progress:
+    with progress_bar("importance matrix", n_left, "chunks") as progress:
         found = collect(
             source.model,
-            np.stack([window.inputs(stream) for window in windows]),
+            windows_BT,
             dataset=text.origin,
             output=options.output,
             progress=progress,
             kernels=kernels,
+            begun=begun,
         )
-    log(f"importance matrix: {found.n_rows:,} tokens, {found.n_rows / (perf_counter() - began):,.0f} tokens/s")
+    if n_left:
+        rate = n_left * windows_BT.shape[1] / (perf_counter() - began)
+        log(f"importance matrix: {found.n_rows:,} tokens, {rate:,.0f} tokens/s")
     return found
 
 

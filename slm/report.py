@@ -123,6 +123,17 @@ def perplexity_text(value: float) -> str:
     return f"{rounded:,.0f}" if rounded < 10_000_000 else f"{rounded:.3g}"
 
 
+def change_text(change: float, stderr: float | None = None) -> str:
+    """A relative change of perplexity: ``+1.23% ± 0.20%``.
+
+    Where it is less than two standard errors, the text may have made it, and only that bound is given:
+    ``within ±0.40%``. Older records have no error: ``+1.23%``.
+    """
+    if stderr is None or not math.isfinite(stderr):
+        return f"{change:+.2%}"
+    return f"within ±{2 * stderr:.2%}" if abs(change) <= 2 * stderr else f"{change:+.2%} ± {stderr:.2%}"
+
+
 def size(n_bytes: float) -> str:
     """Bytes as people write them: ``12 bytes``, ``3.4 MB``, ``1.2 GB`` (powers of ten)."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

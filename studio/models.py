@@ -73,7 +73,7 @@ def exported(places: Places, folder: Path) -> list[dict[str, Any]]:
         rows = {row["file"]: row for row in record["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         rows = {}
-    kept = ("type", "perplexity", "perplexity_change", "kl", "same_top", "bits_per_weight")
+    kept = ("type", "perplexity", "perplexity_change", "perplexity_change_stderr", "kl", "same_top", "bits_per_weight")
     return [
         {
             "path": places.shown(path),

@@ -49,7 +49,7 @@ def show(record: dict[str, Any]) -> None:
                 f"{each['bits_per_weight']:.2f}",
                 f"{each['bits_per_byte']:.4f}",
                 report.perplexity_text(each["perplexity"]),
-                f"{each['perplexity_change']:+.2%}" if number else "",
+                report.change_text(each["perplexity_change"], each["perplexity_change_stderr"]) if number else "",
                 f"{each['kl']:.2g}" if number else "",
                 f"{each['same_top']:.1%}" if number else "",
                 *(

@@ -14,13 +14,13 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.evaluate.config import LONGEST_DEFAULT_CONTEXT
-from slm.evaluate.perplexity import bits_per_byte, nll_of, reduce, sliding_plan
+from slm.evaluate.perplexity import bits_per_byte, nll_of, reduce, relative_change, sliding_plan
 from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import GGUFScorer
 from slm.evaluate.text import Text, shorten
 from slm.export.bench.config import SweepConfig, Variant
 from slm.export.proof import compare_logits
-from slm.report import perplexity_text
+from slm.report import change_text, perplexity_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,8 @@ class FileResult:
     stderr: float
     perplexity_change: float
     """Relative to the reference's."""
+    perplexity_change_stderr: float
+    """One standard error of that, from the tokens' differences."""
     bits_per_byte: float
     kl: float
     """Mean Kullback-Leibler divergence from the reference, nats per position."""
@@ -57,7 +59,9 @@ class FileResult:
         """The figures of quality in a few words."""
         size = f"{self.bits_per_weight:.2f} bits per weight, perplexity {perplexity_text(self.perplexity)}"
         return size + (
-            " (the reference)" if is_reference else f" ({self.perplexity_change:+.2%}), KL {self.kl:.2g} nats"
+            " (the reference)"
+            if is_reference
+            else f" ({change_text(self.perplexity_change, self.perplexity_change_stderr)}), KL {self.kl:.2g} nats"
         )
 
 
@@ -79,8 +83,8 @@ class ReferenceComparison:
         # Whole windows: as many as come nearest to kl_tokens without going over, at least one.
         self.n_compared_windows = max(1, int(np.searchsorted(sizes, config.eval.kl_tokens, side="right")))
         self.n_compared = int(sizes[self.n_compared_windows - 1])
-        self.reference: float | None = None
-        """The reference's perplexity, once it was compared (with itself)."""
+        self.reference_N: np.ndarray | None = None
+        """The reference's negative log-likelihoods, once it was compared (with itself)."""
 
     def _reference_logits(self) -> Iterator[np.ndarray]:
         return (
@@ -104,7 +108,7 @@ class ReferenceComparison:
                     yield logits_NV
 
             remaining = logits()
-            if self.reference is None:
+            if self.reference_N is None:
                 self._save_reference(islice(remaining, self.n_compared_windows))
                 kl, same_top = 0.0, 1.0
             else:
@@ -113,8 +117,10 @@ class ReferenceComparison:
             for _ in remaining:
                 pass
             header = scorer.llama.header
-        score = reduce(np.concatenate(nlls))
-        self.reference = self.reference if self.reference is not None else score.perplexity
+        nll_N = np.concatenate(nlls)
+        score = reduce(nll_N)
+        self.reference_N = self.reference_N if self.reference_N is not None else nll_N
+        change, change_stderr = relative_change(nll_N, self.reference_N)
         return FileResult(
             type=variant.kind,
             imatrix=variant.imatrix,
@@ -123,7 +129,8 @@ class ReferenceComparison:
             bits_per_weight=header.bits_per_weight,
             perplexity=score.perplexity,
             stderr=score.stderr,
-            perplexity_change=score.perplexity / self.reference - 1,
+            perplexity_change=change,
+            perplexity_change_stderr=change_stderr,
             bits_per_byte=bits_per_byte(score.nll, self.n_bytes),
             kl=kl,
             same_top=same_top,

@@ -122,6 +122,17 @@ def reduce(nll_N: np.ndarray) -> Score:
     return Score(perplexity=perplexity, stderr=stderr, nll=float(values.sum()), tokens=n)
 
 
+def relative_change(nll_N: np.ndarray, reference_N: np.ndarray) -> tuple[float, float]:
+    """How much higher a perplexity is than another one on the same tokens, as a part of that, and its standard error.
+
+    The tokens are paired: what makes a text hard for both counts as no error.
+    """
+    more_N = nll_N.astype(np.float64) - reference_N
+    ratio = math.exp(min(float(more_N.mean()), 700.0))  # NaN stays NaN
+    n = len(more_N)
+    return ratio - 1, ratio * float(more_N.std()) / math.sqrt(n - 1) if n > 1 else math.nan
+
+
 def word_perplexity(nll: float, n_words: int) -> float:
     """exp of nats per whitespace-separated word of the original text."""
     return math.exp(min(nll / n_words, 700.0)) if n_words else math.nan

@@ -17,6 +17,8 @@ from slm.machine.hardware import compute_threads
 if TYPE_CHECKING:
     import torch
 
+    from slm.kernels.fused import Fused
+    from slm.kernels.native import Kernels
     from slm.llama.context import Batch, Context
     from slm.model.transformer import LanguageModel
 
@@ -45,6 +47,14 @@ class TorchScorer:
         self.bos, self.document_start, self.document_end = bos, document_start, document_end
         self.max_context = model.config.seq_len
         self.logits_budget = logits_budget
+        self.fused: Fused | None = None
+        """The training kernels in f32, where ``logits`` and ``nll`` compute with them."""
+
+    def use(self, kernels: "Kernels") -> None:
+        """Compute ``logits`` and ``nll`` with these kernels, in f32, instead of PyTorch. They must be usable."""
+        from slm.kernels.fused import Fused
+
+        self.fused = Fused(self.model, kernels, recompute="layer", keep_packed=False)
 
     def tokenize(self, text: str) -> np.ndarray:
         return np.array(self._tokenize(text), np.int32)
@@ -101,7 +111,10 @@ class TorchScorer:
         import torch
 
         inputs_BT = np.stack([window.inputs(stream) for window in group]).astype(np.int64)
-        return self.model.hidden_states(torch.from_numpy(inputs_BT))
+        ids_BT = torch.from_numpy(inputs_BT)
+        if self.fused is None:
+            return self.model.hidden_states(ids_BT)
+        return self.fused.hidden_states(ids_BT).view(*ids_BT.shape, -1)  # the next pass writes over it
 
 
 def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScorer:

@@ -23,7 +23,7 @@ from slm.from_gguf.weights import write_weights
 from slm.machine.memory import available_bytes
 from slm.model.checkpoint import MARGIN_BYTES, WEIGHTS, also_stop_at, write_config
 from slm.model.config import ModelConfig
-from slm.report import atomic_write_json
+from slm.report import atomic_write_json, change_text
 
 _FORMAT = 1
 """Of what is written: a higher number reads files back anew."""
@@ -117,8 +117,9 @@ def cost(contents: Contents, stored: Counter[str]) -> str:
         return "not quantized"
     for row in _export_record(contents.path):
         if row.get("file") == contents.path.name and "perplexity_change" in row and "kl" in row:
+            change = change_text(row["perplexity_change"], row.get("perplexity_change_stderr"))
             return (
-                f"its export measured {row['perplexity_change']:+.1%} perplexity and a KL divergence of "
+                f"its export measured {change} perplexity and a KL divergence of "
                 f"{row['kl']:.2g} nats against the unquantized model"
             )
     original = original_of(contents)

@@ -12,7 +12,7 @@ from typing import Any
 from slm.data.errors import UserError, one_line
 from slm.exported import MODELFILE, RECORD_FILE
 from slm.hub.name import cached_name
-from slm.report import perplexity_text, size
+from slm.report import change_text, perplexity_text, size
 from slm.runs import Run, checkpoint_step, saved_config
 
 MARK = "<!-- Written by slm publish. Remove this line to keep your changes: the file is then left as it is. -->"
@@ -198,15 +198,16 @@ def _figures(facts: Facts) -> str:
             f"| checkpoint | | | {perplexity_text(facts.export['checkpoint_perplexity'])} | | | |",
             *(
                 f"| {each['file']} | {each['size_mb']:.2f} | {each['bits_per_weight']:.2f} | "
-                f"{perplexity_text(each['perplexity'])} | {each['perplexity_change']:+.2%} | {each['kl']:.2g} | "
+                f"{perplexity_text(each['perplexity'])} | "
+                f"{change_text(each['perplexity_change'], each.get('perplexity_change_stderr'))} | {each['kl']:.2g} | "
                 f"{each['same_top']:.1%} |"
                 for each in rows
             ),
             "",
             f"Perplexity: llama.cpp's definition (the second half of each window of {n_ctx} tokens is scored), "
-            f"{tokens:,} tokens of {facts.export.get('text')}. Change: against the checkpoint. KL: the mean divergence "
-            "of the file's predictions from the checkpoint's. Same top token: how often both find the same token "
-            "likeliest. MB: 1,000,000 bytes.",
+            f"{tokens:,} tokens of {facts.export.get('text')}. Change: against the checkpoint, with its standard "
+            "error. KL: the mean divergence of the file's predictions from the checkpoint's. Same top token: how often "
+            "both find the same token likeliest. MB: 1,000,000 bytes.",
         ]
     return "\n".join(lines) if len(lines) > 2 else ""
 

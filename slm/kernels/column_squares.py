@@ -30,6 +30,35 @@ _Add = Callable[[list[Tensor], Tensor], None]
 """Takes some matrices' weights and the input that they share."""
 
 
+class ColumnSquares:
+    """Sums of squares of every matrix's input columns, over all passes that are ``watched``."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model, self._names, self._reached = model, matrix_names(model), set[str]()
+        self.sums = {
+            name: torch.zeros(model.get_parameter(name).shape[1], dtype=torch.float64) for name in self._names.values()
+        }
+        """By Hugging Face's name of the matrix: f64 [D]."""
+
+    @contextmanager
+    def watched(self, fused: Fused | None) -> Iterator[None]:
+        """Inside, every pass counts: by ``fused``, or by PyTorch where that is None."""
+        with _torch_observed(self._model, self.add) if fused is None else fused.observed(self.add):
+            yield
+
+    @torch.no_grad()
+    def add(self, weights: list[Tensor], x: Tensor) -> None:
+        """Count the input ``x`` of some matrices."""
+        squares_D = _sum_of_squares(x)
+        for each in weights:
+            self._reached.add(self._names[id(each)])
+            self.sums[self._names[id(each)]].add_(squares_D)
+
+    def check(self) -> None:
+        """Every matrix was reached."""
+        assert self._reached == set(self.sums), f"never reached: {sorted(set(self.sums) - self._reached)}"
+
+
 @torch.inference_mode()
 def column_squares(
     model: LanguageModel,
@@ -38,30 +67,23 @@ def column_squares(
     output: bool = False,
     progress: Callable[[int], None] | None = None,
     kernels: Kernels | None = None,
+    begun: ColumnSquares | None = None,
 ) -> dict[str, Tensor]:
     """Run ``windows`` (int32 [n, T] token ids) through the model and sum the squares of every matrix's input columns.
 
     By Hugging Face's name of the matrix: f64 [D]. ``output`` adds the head (with tied embeddings: the embedding).
     ``progress`` is called with the number of windows done since its last call. ``kernels``: in f32, to compute with
-    instead of PyTorch.
+    instead of PyTorch. ``begun``: sums of other windows, which are added to.
     """
-    names = matrix_names(model)
-    sums = {name: torch.zeros(model.get_parameter(name).shape[1], dtype=torch.float64) for name in names.values()}
+    squares = begun or ColumnSquares(model)
     output_sum_D = torch.zeros(model.config.d_model, dtype=torch.float64)
-    reached: set[str] = set()
-
-    def add(weights: list[Tensor], x: Tensor) -> None:
-        squares_D = _sum_of_squares(x)
-        for each in weights:
-            reached.add(names[id(each)])
-            sums[names[id(each)]].add_(squares_D)
-
-    for n_done, x in _passes(model, windows, add, kernels):
+    for n_done, x in _passes(model, windows, squares.add, kernels):
         if output:
             output_sum_D += _sum_of_squares(x)
         if progress:
             progress(n_done)
-    assert reached == set(sums), f"never reached: {sorted(set(sums) - reached)}"
+    squares.check()
+    sums = dict(squares.sums)
     if output:
         sums["model.embed_tokens.weight" if model.config.tie_embeddings else "lm_head.weight"] = output_sum_D
     return sums
@@ -117,12 +139,18 @@ def matrix_names(model: LanguageModel) -> dict[int, str]:
 @contextmanager
 def _torch_pass(model: LanguageModel, add: _Add) -> Iterator[_Run]:
     """The hidden states of ids [B, T] by PyTorch; ``add`` gets the inputs of the layers' matrices."""
+    with _torch_observed(model, add):
+        yield model.hidden_states
+
+
+@contextmanager
+def _torch_observed(model: LanguageModel, add: _Add) -> Iterator[None]:
     with ExitStack() as hooks:
         for layer in model.model.layer_list():
             for group in layer.input_groups():
                 weights: list[Tensor] = [each.weight for each in group]
                 hooks.enter_context(group[0].register_forward_pre_hook(partial(_hook, add, weights)))
-        yield model.hidden_states
+        yield
 
 
 def _hook(add: _Add, weights: list[Tensor], _: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -133,7 +161,8 @@ def _hook(add: _Add, weights: list[Tensor], _: nn.Module, inputs: tuple[Any, ...
 def _kernel_pass(model: LanguageModel, kernels: Kernels, add: _Add) -> Iterator[_Run]:
     """The same by the training kernels."""
     fused = Fused(model, kernels, recompute="layer", keep_packed=False)
-    yield partial(fused.observed_hidden_states, observe=add)
+    with fused.observed(add):
+        yield fused.hidden_states
 
 
 def _sum_of_squares(x: Tensor) -> Tensor:

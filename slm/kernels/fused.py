@@ -12,7 +12,8 @@ This module holds the entries. The passes are in ``forward``, ``head`` and ``bac
 Shape suffixes: B sequences, T positions each, N = B T, D model width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -137,12 +138,13 @@ class Fused:
         """That of ``Head.softmax_gradient``, of some of the ``hidden_states``."""
         return self._head.softmax_gradient(x_ND, targets_N, scale, words_V, offsets_V)
 
-    def observed_hidden_states(self, ids_BT: Tensor, *, observe: Observer) -> Tensor:
-        """``hidden_states``, with ``observe(weights, x_NI)`` called for the input of every matrix of the layers:
+    @contextmanager
+    def observed(self, observe: Observer) -> Iterator[None]:
+        """Inside, ``hidden_states`` calls ``observe(weights, x_NI)`` for the input of every matrix of the layers:
         ``weights`` are the parameters that read ``x_NI`` [N, inputs], whose memory is soon written over."""
         self._forward.observe = observe
         try:
-            return self.hidden_states(ids_BT)
+            yield
         finally:
             self._forward.observe = None
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from slm.data.errors import UserError
-from slm.export.imatrix import collect, quick_kernels
+from slm.export.imatrix import Begun, collect, quick_kernels
 from slm.kernels.choice import open_kernels
+from slm.kernels.column_squares import ColumnSquares
 from slm.model.transformer import LanguageModel
 from tests.helpers import tiny_checkpoint as tiny
 
@@ -86,6 +87,22 @@ def test_the_training_kernels_give_the_same_sums():
         assert (ours.n_rows, ours.n_chunks, ours.chunk_size) == (theirs.n_rows, theirs.n_chunks, theirs.chunk_size)
         for name, sums in ours.sums.items():
             np.testing.assert_allclose(sums, theirs.sums[name], rtol=2e-3, err_msg=name)
+
+
+def test_sums_that_another_pass_began_are_those_of_one(model):
+    whole = collect(model, WINDOWS, dataset="x")
+    squares = ColumnSquares(model)
+    with squares.watched(None):
+        model.hidden_states(torch.from_numpy(WINDOWS[:2].astype(np.int64)))
+    model.hidden_states(torch.from_numpy(WINDOWS.astype(np.int64)))  # not watched
+    begun = Begun(squares=squares, inputs=WINDOWS[:2])
+    assert begun.begins(WINDOWS)
+    assert not begun.begins(WINDOWS[1:])
+    assert not begun.begins(WINDOWS[:1])
+    found = collect(model, WINDOWS, dataset="x", begun=begun)
+    assert (found.n_rows, found.n_chunks) == (whole.n_rows, whole.n_chunks)
+    for name, sums in whole.sums.items():
+        np.testing.assert_allclose(found.sums[name], sums, rtol=1e-5)
 
 
 def test_short_passes_do_not_load_the_kernels(model):

@@ -8,6 +8,8 @@ import torch
 import slm.export.gguf.tensors
 import slm.export.source
 from slm.export.__main__ import EXIT_NOT_PROVEN, main
+from slm.export.config import ExportConfig
+from slm.export.pipeline import export
 from slm.export.proof import TOLERANCES, LogitDifference, Proof, compare_logits, logit_failures
 from slm.vocabulary.same_ids import token_failures
 from tests.helpers import tiny_checkpoint as tiny
@@ -16,7 +18,7 @@ from tests.helpers import tiny_checkpoint as tiny
 def test_compare_logits_is_the_textbook_sum():
     rng = np.random.default_rng(3)
     a_NV, b_NV = (rng.normal(size=(5, 11)).astype(np.float32) for _ in range(2))
-    found = compare_logits([a_NV[:2], a_NV[2:]], [b_NV[:2], b_NV[2:]], rows=2)
+    found = compare_logits([a_NV[:2], a_NV[2:]], [b_NV[:2], b_NV[2:]], values=22)
     p, q = torch.from_numpy(a_NV).double().log_softmax(1), torch.from_numpy(b_NV).double().log_softmax(1)
     expected = torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean").item()
     assert found.kl == pytest.approx(expected, rel=1e-9)
@@ -53,6 +55,24 @@ def test_each_tolerance_has_its_own_words():
     assert "perplexity differs" in logit_failures(difference(), -0.01, allowed)[0]
     assert "perplexity differs" in logit_failures(difference(), float("nan"), allowed)[0]
     assert logit_failures(difference(max_abs=0.01), 0.001, TOLERANCES["f16"]) == []
+
+
+def test_a_coarser_type_is_not_taken_for_bf16_or_f16(tmp_path):
+    """Each type's own divergence passes, that of the next coarser one does not."""
+    root = tiny.run(
+        tmp_path / "run", arch="lfm2", tie_embeddings=True, d_model=64, head_dim=16, ffn_dim=128, n_layers=3
+    )
+    record = export(ExportConfig(threads=1, run=root, quant=["f16", "bf16", "q8_0"]))
+    f16, bf16, q8_0 = (each["kl"] for each in record["files"])
+    assert record["published"]
+    assert f16 < TOLERANCES["f16"].kl < bf16 < TOLERANCES["bf16"].kl < q8_0
+
+
+def test_the_tolerances_stand_in_the_documentation(repository):
+    text = (repository / "docs" / "formats.md").read_text(encoding="utf-8")
+    for kind, allowed in TOLERANCES.items():
+        row = f"| {kind} | {allowed.logits:.1%} | {allowed.kl:g} | {allowed.perplexity:.2%} |"
+        assert row.replace(".0%", "%").replace("%", " %") in text, row
 
 
 def test_token_failures_name_the_first_difference():
@@ -112,6 +132,7 @@ def test_a_temporary_file_is_compared_on_less_text_with_the_checkpoint_on_the_sa
     root = tiny.run(tmp_path / "run")
     assert main([f"run={root}", "threads=1", "quant=q8_0", "proof.n_ctx=32", "calibration.imatrix=false"]) == 0
     assert (
-        seen["q8_0"].tokens == 4 * seen["f32"].tokens == 16 * 15
-    )  # in each of 16 chunks the second half, but for its first
+        seen["q8_0"].tokens == 4 * seen["f32"].tokens == 8 * 15
+    )  # in each of 8 chunks the second half, but for its first
+    assert seen["q8_0"].predictions == 4 * seen["f32"].predictions == 8 * 31
     assert abs(seen["f32"].perplexity_change) < 1e-4

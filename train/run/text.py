@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from slm.data.errors import UserError
 from slm.data.sources.documents import sample_documents
 from slm.data.sources.plan import Split
 from slm.data.storage import atomic_write_text, fsync
@@ -75,7 +76,7 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
 
 
 def check_exportable(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """``UserError`` where export would refuse a new run's tokenizer or chat template, one from elsewhere."""
+    """``UserError`` where export would refuse a new run's shape, tokenizer or chat template, those from elsewhere."""
     elsewhere = config.init_from or config.tokenizer.kind == "file"
     if not config.train.check_export or not elsewhere:
         return
@@ -83,6 +84,10 @@ def check_exportable(config: RunConfig, tokenizer: Tokenizer) -> None:
     ids: dict[str, int | None] = {}
     if config.init_from:
         shape = checkpoint.load_config(config.init_from)
+        try:
+            shape.check_runs_in_llama_cpp()
+        except UserError as error:
+            raise UserError(f"export would refuse this model after its training: {error}. {REFUSED}") from error
         eos_id = tokenizer.eot_id if config.data.has_chat else shape.eos_id
         rows = max(rows, shape.vocab_size) if config.data.has_chat else shape.vocab_size
         ids = {"bos_token_id": shape.bos_id, "eos_token_id": eos_id}

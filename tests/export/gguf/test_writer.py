@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gguf
@@ -14,6 +11,7 @@ from slm.export.gguf.writer import identify_model
 from slm.export.pipeline import export
 from slm.llama.gguf_check import read_header
 from slm.runs import Run
+from tests.helpers import converter
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.tokenizers import save_gemma_like
 
@@ -58,43 +56,40 @@ def test_a_models_own_sampling(tmp_path, is_hf):
     assert kept('{"do_sample": false, "temperature": 0.7}') == {**none, "temp": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("arch", "tie"), [("llama", False), ("qwen3", True), ("qwen2", False), ("gemma3", True), ("lfm2", True)]
-)
-def test_llama_cpps_own_converter_writes_the_same(shared_data, monkeypatch, tmp_path, arch, tie):
-    """Needs llama.cpp's source tree: SLM_LLAMA_CPP names it (llama-cpp-python's source package holds one)."""
-    source = os.environ.get("SLM_LLAMA_CPP")
-    if not source:
-        pytest.skip("SLM_LLAMA_CPP does not name a llama.cpp source tree (with convert_hf_to_gguf.py)")
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tiktoken_cache"))
-    from slm.data.config import TokenizerConfig
-    from slm.data.tokenizers.make import make_tokenizer
+PARITY = {"llama": False, "qwen3": True, "qwen2": False, "gemma3": True, "lfm2": True}
+"""By architecture, whether the head is tied."""
 
-    root, shape = tmp_path / "run", {"arch": arch, "tie_embeddings": tie, "d_model": 64, "head_dim": 16}
-    folder = root / "checkpoints" / "step-00000010"
-    if arch == "gemma3":
-        shape |= {"vocab_size": save_gemma_like(folder, tiny.text(30_000)), "n_layers": 7, "sliding_window": 40}
-        tiny.run(root, **shape, bos_id=2, eos_id=1, own_tokenizer=True)
-    else:
-        tiny.run(root, **shape, vocab_size=50_304)
-        make_tokenizer(TokenizerConfig(kind="tiktoken", name="gpt2"), lambda: iter([])).save(folder)
-    if arch == "qwen2":  # transformers splits as Qwen does for this architecture, whatever the files say
-        words = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        splits = [pre_tokenizers.Split(Regex(QWEN2), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-        words.pre_tokenizer = pre_tokenizers.Sequence(splits)
-        words.save(str(folder / "tokenizer.json"))
-    record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
-    arguments = [str(folder), "--outtype", "f32", "--outfile", str(tmp_path / "reference.gguf")]
-    # It knows Qwen's split rule by the ids of Qwen's own vocabulary only.
-    known = "from conversion import base; base.TextModel.get_vocab_base_pre = lambda *_: 'qwen2'; "
-    program = (
-        f"import runpy, sys; sys.path.insert(0, {source!r}); {known if arch == 'qwen2' else ''}"
-        f"sys.argv = ['convert', *{arguments!r}]; "
-        f"runpy.run_path({str(Path(source) / 'convert_hf_to_gguf.py')!r}, run_name='__main__')"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=300)
-    ours = gguf.GGUFReader(root / "gguf" / record["files"][0]["file"])
-    theirs = gguf.GGUFReader(tmp_path / "reference.gguf")
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    """By architecture, the file that is exported and the one that llama.cpp's converter makes of its checkpoint."""
+    base = tmp_path_factory.mktemp("converted")
+    files, jobs, pre = {}, {}, {}
+    for arch, tie in PARITY.items():
+        root, shape = base / arch, {"arch": arch, "tie_embeddings": tie, "d_model": 64, "head_dim": 16, "ffn_dim": 96}
+        folder = root / "checkpoints" / "step-00000010"
+        if arch == "gemma3":
+            shape |= {"vocab_size": save_gemma_like(folder, tiny.text(30_000)), "n_layers": 7, "sliding_window": 40}
+            tiny.run(root, **shape, bos_id=2, eos_id=1, own_tokenizer=True)
+        else:
+            tiny.run(root, **shape)
+            pre[folder] = "gpt-2"  # the converter knows published vocabularies only
+        if arch == "qwen2":  # transformers splits as Qwen does for this architecture, whatever the files say
+            words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            splits = [pre_tokenizers.Split(Regex(QWEN2), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+            words.pre_tokenizer = pre_tokenizers.Sequence(splits)
+            words.save(str(folder / "tokenizer.json"))
+            pre[folder] = "qwen2"
+        record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
+        files[arch] = (root / "gguf" / record["files"][0]["file"], base / f"{arch}.gguf")
+        jobs[folder] = files[arch][1]
+    converter.convert(jobs, base, pre=pre)
+    return files
+
+
+@pytest.mark.parametrize("arch", PARITY)
+def test_llama_cpps_own_converter_writes_the_same(converted, arch):
+    ours, theirs = (gguf.GGUFReader(path) for path in converted[arch])
     ours_by_name, theirs_by_name = ({t.name: t for t in each.tensors} for each in (ours, theirs))
     assert set(ours_by_name) == set(theirs_by_name)
     for name, tensor in theirs_by_name.items():

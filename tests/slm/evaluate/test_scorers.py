@@ -11,11 +11,14 @@ from slm.evaluate.perplexity import (
     chunked_windows,
     nll_of,
     reduce,
+    relative_change,
     sliding_plan,
     sliding_windows,
 )
 from slm.evaluate.scorers import TorchScorer
+from slm.kernels.choice import open_kernels
 from slm.model.transformer import LanguageModel
+from slm.report import change_text
 from tests.helpers import tiny_checkpoint as tiny
 
 
@@ -79,3 +82,37 @@ def test_definitions_by_hand(scorer):
     found = scored(scorer, sliding_plan(scorer, IDS, 512))
     assert found.tokens == len(IDS)
     assert found.nll == pytest.approx(total, rel=1e-4)
+
+
+def test_a_change_is_told_from_the_errors_of_its_tokens():
+    """Tokens are paired: that some are harder than others is no error of the change."""
+    rng = np.random.default_rng(5)
+    reference_N = rng.exponential(3.0, 4_000)
+    same_N = reference_N + rng.normal(-0.001, 0.1, 4_000)
+    worse_N = reference_N + rng.normal(0.02, 0.1, 4_000)
+    change, stderr = relative_change(same_N, reference_N)
+    assert stderr == pytest.approx(0.1 / math.sqrt(4_000), rel=0.1)
+    assert abs(change) < 2 * stderr
+    assert change_text(change, stderr) == f"within ±{2 * stderr:.2%}"
+    change, stderr = relative_change(worse_N, reference_N)
+    assert change == pytest.approx(reduce(worse_N).perplexity / reduce(reference_N).perplexity - 1)
+    assert change_text(change, stderr) == f"{change:+.2%} ± {stderr:.2%}"
+    assert change_text(change) == f"{change:+.2%}"  # of a record without the error
+    assert math.isnan(relative_change(np.array([1.0, np.nan]), np.zeros(2))[0])
+
+
+def test_the_kernels_score_as_pytorch_does():
+    kernels, why = open_kernels("auto", "f32", bits=32)
+    if kernels is None:
+        pytest.skip(why)
+    model = LanguageModel(tiny.config(vocab_size=416, seq_len=64)).eval()
+    tiny.randomize(model)
+    ids = np.random.default_rng(2).integers(1, 416, 300, dtype=np.int32)
+    by_torch, by_kernels = (
+        TorchScorer(model, lambda text: [], name="model", bos=None, document_start=0) for _ in range(2)
+    )
+    by_kernels.use(kernels)
+    windows = chunked_windows(len(ids), 60)
+    np.testing.assert_allclose(by_kernels.nll(windows, ids), by_torch.nll(windows, ids), rtol=1e-3, atol=1e-4)
+    for (_, ours), (_, theirs) in zip(by_kernels.logits(windows, ids), by_torch.logits(windows, ids), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)

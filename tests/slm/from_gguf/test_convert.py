@@ -107,7 +107,7 @@ def test_a_quantized_file_has_llama_cpps_values(files, tmp_path):
         json.dumps({"files": [{"file": path.name, "perplexity_change": 0.0123, "kl": 0.004}]})
     )
     contents = open_contents(path)
-    assert "its export measured +1.2% perplexity and a KL divergence of 0.004" in cost(contents, Counter(q8_0=1))
+    assert "its export measured +1.23% perplexity and a KL divergence of 0.004" in cost(contents, Counter(q8_0=1))
 
 
 def test_a_split_file_is_one_file(files, tmp_path):

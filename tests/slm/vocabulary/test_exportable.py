@@ -12,6 +12,7 @@ from slm.vocabulary.exportable import require_exportable
 from slm.vocabulary.gguf_vocab import build_vocab
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer, with_template
+from tests.helpers.tokenizers import save_gemma_like
 
 FACTS = {"ids": {"bos_token_id": None, "eos_token_id": 0}, "name": "mine", "otherwise": "Take another."}
 RSTRIP = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -65,6 +66,23 @@ def test_a_sentencepiece_model_that_removes_spaces_is_refused(tmp_path):
         byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=True, minloglevel=3,
     )  # fmt: skip
     assert "its tokenizer gives other ids" in refusal(load_tokenizer(tmp_path / "small.model"))
+
+
+def test_a_sentencepiece_mark_that_swallows_white_space_is_named(tmp_path):
+    """As Phi's: the pieces are in tokenizer.model, the habit of the mark in tokenizer.json."""
+    rows = save_gemma_like(tmp_path, tiny.text(30_000))
+    template = RSTRIP.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    facts = FACTS | {"ids": {"bos_token_id": 2, "eos_token_id": 1}}
+    require_exportable(load_tokenizer(tmp_path), rows=rows, **facts)
+    path = tmp_path / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    for each in spec["added_tokens"]:
+        each["rstrip"] = each["content"] == "<end_of_turn>"
+    path.write_text(json.dumps(spec))
+    with pytest.raises(UserError, match="in a chat, its tokenizer gives other ids"):
+        require_exportable(load_tokenizer(tmp_path), rows=rows, **facts)
 
 
 def test_llama_cpps_death_is_one_line(monkeypatch):

@@ -1,7 +1,5 @@
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -11,6 +9,7 @@ from slm.data.tokenizers.splits import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35, SPLIT
 from slm.data.tokenizers.splits import section as written
 from slm.vocabulary.fingerprints import FINGERPRINTS
 from slm.vocabulary.pretokenizer import SPELLINGS, by_structure, identify
+from tests.helpers import converter
 
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -83,12 +82,8 @@ def test_unknown_is_a_user_error_that_shows_it():
 
 
 def test_the_converters_list_of_vocabularies_is_ours():
-    """Needs llama.cpp's source tree: SLM_LLAMA_CPP names it (llama-cpp-python's source package holds one)."""
-    source = os.environ.get("SLM_LLAMA_CPP")
-    if not source:
-        pytest.skip("SLM_LLAMA_CPP does not name a llama.cpp source tree (with convert_hf_to_gguf.py)")
-    converter = (Path(source) / "conversion" / "base.py").read_text(encoding="utf-8")
-    theirs = dict(re.findall(r'if chkhsh == "(\w{64})":(?:\s*#[^\n]*)*\s*res = "([^"]+)"', converter))
+    text = (converter.source() / "conversion" / "base.py").read_text(encoding="utf-8")
+    theirs = dict(re.findall(r'if chkhsh == "(\w{64})":(?:\s*#[^\n]*)*\s*res = "([^"]+)"', text))
     not_byte_level = {"bert-bge", "bert-bge-large", "jina-v2-en"}  # WordPiece, of models that do not generate
     assert len(theirs) > 50
     assert {each: name for each, name in theirs.items() if name not in not_byte_level} == FINGERPRINTS
