@@ -217,8 +217,9 @@ class DataConfig(SourceConfig):
     """Which documents are left out as duplicates of earlier ones: the same words (``exact``), or nearly (``near``)."""
     dedup_threshold: float = 0.8
     """``near``: the least share of common five-word sequences (Jaccard) that makes two documents duplicates."""
-    dedup_max_docs: int = 1_000_000
-    """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked."""
+    dedup_max_docs: int | None = None
+    """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked. None:
+    all."""
     cache: Literal["auto", True, False] = "auto"
     """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files,
     documents that are converted)."""
@@ -235,8 +236,8 @@ class DataConfig(SourceConfig):
             raise UserError(f"shuffle_buffer={self.shuffle_buffer} must be 0 (off) or a number of documents")
         if not 0.3 <= self.dedup_threshold <= 1:
             raise UserError(f"dedup_threshold={self.dedup_threshold} must be from 0.3 to 1, for example 0.8")
-        if self.dedup_max_docs < 1:
-            raise UserError(f"dedup_max_docs={self.dedup_max_docs} must be at least 1")
+        if self.dedup_max_docs is not None and self.dedup_max_docs < 1:
+            raise UserError(f"dedup_max_docs={self.dedup_max_docs} must be at least 1, or null: all documents")
         if self.kind == "mixture":
             if not self.sources:
                 raise UserError("data kind=mixture needs data.sources: a list of sources with weights")

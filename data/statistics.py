@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from slm.data.progress import Progress
+from slm.data.quality.repeats.in_memory import Finder
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.corpus import records
 from slm.data.sources.documents import TalesStream
-from slm.data.sources.duplicates import Finder
 from slm.data.sources.filters import make_change, make_filter
 from slm.data.sources.passages import middle
 from slm.data.sources.plan import Plan, open_whole_corpus

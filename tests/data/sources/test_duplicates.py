@@ -7,9 +7,11 @@ import random
 import pytest
 
 from slm.data.config import DataConfig, SourceConfig
+from slm.data.quality.repeats.in_memory import Finder
+from slm.data.quality.repeats.sketch import shingles
+from slm.data.quality.words import normalized
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.documents import iter_documents, make_plans
-from slm.data.sources.duplicates import Finder, normalized, shingles
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 
