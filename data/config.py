@@ -19,7 +19,7 @@ CHAT_COLUMNS = (
 """What ``columns`` can name."""
 FILTERS = (
     *("min_chars", "max_chars", "min_letters", "script", "min_script"),
-    *("rules", "filter", "decontaminate", "mask_personal"),
+    *("languages", "rules", "blocked_words", "blocked_urls", "filter", "decontaminate", "mask_personal"),
 )
 """Options that decide which documents are left out, and what is changed in the others."""
 INHERITED = ("max_epochs", "on_bad", *FILTERS)
@@ -92,9 +92,19 @@ class SourceConfig:
     case; empty: any script."""
     min_script: float = 0.5
     """With ``script``: least share of a document's letters that belong to it; others are left out."""
-    rules: Literal["none", "repetition", "gopher"] = "none"
-    """Leave out documents that break the rules of Gopher's text: those on ``repetition``, or all of them (``gopher``),
-    of which some are for English prose."""
+    languages: list[str] = field(default_factory=list)
+    """Keep only documents in these languages, by their codes (``en``, ``de``); empty: any language."""
+    rules: str = "none"
+    """Sets of rules, joined by ``+``. Documents that break one are left out: those of Gopher's text on ``repetition``,
+    or all of them (``gopher``), of which some are for English prose; those of C4 (``c4``), which also take lines out of
+    the other documents."""
+    blocked_words: str = ""
+    """A file with a word or phrase a line; documents that hold one are left out. Empty: none."""
+    blocked_urls: str = ""
+    """A file with a domain or the beginning of an address a line; records whose ``url_field`` is one of these, or
+    begins so, are left out. Empty: none."""
+    url_field: str = "url"
+    """``blocked_urls``: the column or JSON key that holds a record's address."""
     filter: str = ""
     """``module:function``, a Python function of one's own that takes a text and returns True (keep) or False. The
     module is one of this folder or an installed one, or a file (``own/filters.py:keep``)."""
@@ -145,8 +155,14 @@ class SourceConfig:
             )
 
     def _check_filters(self) -> None:
-        if self.rules not in ("none", "repetition", "gopher"):
-            raise UserError(f"rules={self.rules} must be none, repetition or gopher")
+        if self.rules != "none" and not self.rule_sets <= {"repetition", "gopher", "c4"}:
+            raise UserError(f"rules={self.rules} must be none, repetition, gopher, c4, or several joined: gopher+c4")
+        if self.is_chat and ("c4" in self.rule_sets or self.blocked_urls):
+            raise UserError("rules=c4 and blocked_urls are for documents of the web, not for conversations")
+        if self.languages:
+            from slm.data.quality import language  # needs numpy, and a second for its model
+
+            language.check(self.languages)
         if self.filter and not all(self.filter.partition(":")):
             raise UserError(
                 f"filter={self.filter} names no function: write data.filter=module:function, a Python function that "
@@ -195,6 +211,11 @@ class SourceConfig:
     def label(self) -> str:
         """The name that messages use."""
         return self.name or self.path or (self.files[0] if self.files else self.kind)
+
+    @property
+    def rule_sets(self) -> frozenset[str]:
+        """The names in ``rules``."""
+        return frozenset() if self.rules == "none" else frozenset(self.rules.split("+"))
 
     @property
     def script_key(self) -> str:

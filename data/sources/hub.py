@@ -10,6 +10,7 @@ from typing import Any
 from slm.data.bad_records import REPLACED, TALLY
 from slm.data.config import SourceConfig
 from slm.data.errors import UserError, excerpt, nearest, one_line
+from slm.data.readers.reader import addressed, url_of
 from slm.data.sources.conversations.chat_files import to_conversation
 from slm.data.sources.conversations.chat_records import Record
 from slm.data.sources.retry import retry
@@ -94,7 +95,13 @@ def open_split(source: SourceConfig, split: str) -> Any:
                 f"{source.path} has no column {source.text_field!r}; its columns are "
                 f"{', '.join(map(repr, columns))}: set data.text_field"
             )
-        return dataset.select_columns([source.text_field])
+        wanted = [source.text_field, *([source.url_field] if source.blocked_urls else [])]
+        if wanted[-1] not in columns:
+            raise UserError(
+                f"{source.path} has no column {wanted[-1]!r} for data.blocked_urls; its columns are "
+                f"{', '.join(map(repr, columns))}: set data.url_field"
+            )
+        return dataset.select_columns(wanted)
 
 
 def resolve(source: SourceConfig) -> str:
@@ -197,7 +204,7 @@ class _Rows:
             return ""
         if text and "\0" in text:
             self._count("a NUL character", text, count=text.count("\0"), kind=REPLACED)
-            return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+            return addressed(text.replace("\0", "\N{REPLACEMENT CHARACTER}"), url_of(text) or None)
         return text or ""
 
     def _count(self, reason: str, row: Any, **more: Any) -> None:
@@ -216,7 +223,12 @@ class _Rows:
                 next(iterator)
             self._iterator = iterator
         row = next(self._iterator)
-        return row if self._source.kind == "chat" else row[self._source.text_field]
+        if self._source.kind == "chat":
+            return row
+        text = row[self._source.text_field]
+        if self._source.blocked_urls and isinstance(text, str):
+            return addressed(text, row[self._source.url_field])
+        return text
 
     def _disconnect(self) -> None:
         self._iterator = self._dataset = None

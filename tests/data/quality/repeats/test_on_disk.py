@@ -93,9 +93,7 @@ def test_few_documents(tmp_path, n):
 @pytest.mark.parametrize(("bits", "n"), [(64, 900), (8, 900), (13, 300), (64, 0)])
 def test_partitions_are_sorted_and_complete(tmp_path, memory, bits, n):
     rng = np.random.default_rng(2)
-    keys = (
-        rng.integers(0, (1 << bits) - 1, n, dtype=np.uint64, endpoint=True)
-    )
+    keys = rng.integers(0, (1 << bits) - 1, n, dtype=np.uint64, endpoint=True)
     keys = np.where(rng.random(n) < 0.4, 77, keys).astype(np.uint64)  # many of one
     numbers = np.arange(n, dtype=np.uint32)
     partitions = Partitions(tmp_path / "parts", memory=memory, key_bits=bits)
